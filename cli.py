@@ -1,0 +1,3 @@
+from rnn_lower.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,53 @@
+"""Lower RNN, GRU and LSTM nodes of ONNX models to primitive operators that compute the same values.
+
+Names are imported when they are first used, so that `import rnn_lower` is quick and does not load onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rnn_lower.api import inspect, lower, lower_file
+    from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+    from rnn_lower.node import RecurrentNode
+    from rnn_lower.passes import LowerRecurrentPass, Record
+    from rnn_lower.rules import rewrite_rules
+
+# At once, because the function has the name of its module: a later import of the module would hide it.
+from rnn_lower.check import CheckReport, check
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "api": ("inspect", "lower", "lower_file"),
+    "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
+    "node": ("RecurrentNode",),
+    "passes": ("LowerRecurrentPass", "Record"),
+    "rules": ("rewrite_rules",),
+}
+
+__all__ = [
+    "CheckReport",
+    "InvalidNodeError",
+    "LowerRecurrentPass",
+    "Record",
+    "RecurrentNode",
+    "RnnLowerError",
+    "UnsupportedError",
+    "check",
+    "inspect",
+    "lower",
+    "lower_file",
+    "rewrite_rules",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _ROOMS.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"rnn_lower.{room}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'rnn_lower' has no attribute '{name}'")

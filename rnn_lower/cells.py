@@ -1,0 +1,137 @@
+"""One step: (projected input, state) -> new state. No time, no direction, no layout, no opset.
+
+Each cell is written as the equations of the ONNX text; `X_i` stands for the hoisted part `Xt*(W_i^T) + Wb_i + Rb_i`,
+which the lowering computes for all steps at once. A state of None is the zero state before the first step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from rnn_lower.activations import Activation
+from rnn_lower.emitter import Operand
+from rnn_lower.primitives import Emitter
+
+State = tuple[Operand, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The weights of one direction as the cells use them, outside of the loop (H = hidden_size).
+
+    recurrent: [H, columns] per recurrent product.  recurrent_bias: GRU's Rbh, in a row [3H] whose z and r parts are 0.
+    peepholes: P_i, P_o, P_f [H] or None.
+    """
+
+    recurrent: Sequence[Operand]
+    recurrent_bias: Operand = None
+    peepholes: Sequence[Operand] = (None, None, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One direction's step with its weights bound.
+
+    Projected inputs and states are [batch_size, columns], columns a multiple of hidden_size.
+    """
+
+    hidden_size: int
+    activations: tuple[Activation, ...]
+    clip: float | None
+    weights: Weights
+    linear_before_reset: bool = False
+    input_forget: bool = False
+
+    def clipped(self, e: Emitter, x: Operand) -> Operand:
+        return x if self.clip is None else e.clip(x, -self.clip, self.clip)
+
+    def gates(self, e: Emitter, activation: Activation, x: Operand, names: Sequence[str]) -> list[Operand]:
+        """Gates that lie side by side and share an activation take one call."""
+        active = activation.emit(e, self.clipped(e, x), "".join(names))
+        return e.split(active, 1, [self.hidden_size] * len(names), names)
+
+
+def rnn_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> State:
+    (h,), (x,), (f,) = state, projected, cell.activations
+    # Ht = f(Xt*(Wi^T) + Ht-1*(Ri^T) + Wbi + Rbi)
+    return (f.emit(e, cell.clipped(e, e.add(x, e.matmul(h, cell.weights.recurrent[0]))), "H"),)
+
+
+def gru_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> State:
+    (h,), (x_zr, x_h), (f, g) = state, projected, cell.activations
+    H, recurrent = cell.hidden_size, cell.weights.recurrent
+    if cell.linear_before_reset:
+        h_all = e.add(e.matmul(h, recurrent[0]), cell.weights.recurrent_bias, "recurrent")
+        if h is None:  # the bias alone: one row, which broadcasts
+            h_zr, h_h = None, e.slice(cell.weights.recurrent_bias, 0, 2 * H, 3 * H)
+        else:
+            h_zr, h_h = e.split(h_all, 1, [2 * H, H], ["recurrent_zr", "recurrent_h"])
+        # zt = f(Xt*(Wz^T) + Ht-1*(Rz^T) + Rbz + Wbz)
+        # rt = f(Xt*(Wr^T) + Ht-1*(Rr^T) + Rbr + Wbr)
+        z, r = cell.gates(e, f, e.add(x_zr, h_zr), ["z", "r"])
+        # ht = g(Xt*(Wh^T) + (rt (.) (Ht-1*(Rh^T) + Rbh)) + Wbh)
+        candidate = e.add(x_h, e.mul(r, h_h, "reset"))
+    else:
+        z, r = cell.gates(e, f, e.add(x_zr, e.matmul(h, recurrent[0])), ["z", "r"])
+        # ht = g(Xt*(Wh^T) + (rt (.) Ht-1)*(Rh^T) + Rbh + Wbh)
+        candidate = e.add(x_h, e.matmul(e.mul(r, h, "reset"), recurrent[1]))
+    n = g.emit(e, cell.clipped(e, candidate), "h")
+    # Ht = (1 - zt) (.) ht + zt (.) Ht-1
+    if h is not None and g.bounded:  # one node less; inf - inf cannot arise
+        return (e.add(n, e.mul(z, e.sub(h, n)), "H"),)
+    return (e.add(e.mul(e.sub(e.scalar(1.0), z, "keep_new"), n), e.mul(z, h), "H"),)
+
+
+def lstm_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> State:
+    (h, c), (x,), (f, g, activation_h) = state, projected, cell.activations
+    H, peepholes = cell.hidden_size, cell.weights.peepholes
+    x = e.add(x, e.matmul(h, cell.weights.recurrent[0]), "gates")
+    if peepholes[0] is None:
+        # it = f(Xt*(Wi^T) + Ht-1*(Ri^T) + Wbi + Rbi), ot and ft alike; ct = g(Xt*(Wc^T) + Ht-1*(Rc^T) + Wbc + Rbc)
+        if f == g:
+            i, o, forget, candidate = cell.gates(e, f, x, ["i", "o", "f", "c"])
+        else:
+            x_iof, x_c = e.split(cell.clipped(e, x), 1, [3 * H, H], ["iof_sum", "c_sum"])
+            i, o, forget = e.split(f.emit(e, x_iof, "iof"), 1, [H] * 3, ["i", "o", "f"])
+            candidate = g.emit(e, x_c, "c")
+    else:
+        p_i, p_o, p_f = peepholes
+        x_i, x_o, x_f, x_c = e.split(x, 1, [H] * 4, ["i_sum", "o_sum", "f_sum", "c_sum"])
+        # it = f(... + Pi (.) Ct-1),  ft = f(... + Pf (.) Ct-1); the gate o waits for the new C
+        i = f.emit(e, cell.clipped(e, e.add(x_i, e.mul(c, p_i))), "i")
+        forget = None if cell.input_forget else f.emit(e, cell.clipped(e, e.add(x_f, e.mul(c, p_f))), "f")
+        candidate = g.emit(e, cell.clipped(e, x_c), "c")
+    if cell.input_forget:  # the gates are coupled; f's own weights do not matter
+        forget = e.sub(e.scalar(1.0), i, "f")
+    # Ct = ft (.) Ct-1 + it (.) ct
+    new_c = e.add(e.mul(forget, c, "kept"), e.mul(i, candidate, "entered"), "C")
+    if peepholes[0] is not None:
+        # ot = f(Xt*(Wo^T) + Ht-1*(Ro^T) + Po (.) Ct + Wbo + Rbo)
+        o = f.emit(e, cell.clipped(e, e.add(x_o, e.mul(new_c, p_o))), "o")
+    # Ht = ot (.) h(Ct)
+    return e.mul(o, activation_h.emit(e, new_c, "H_active"), "H"), new_c
+
+
+Step = Callable[[Cell, Emitter, Sequence[Operand], State], State]
+
+
+@dataclasses.dataclass(frozen=True)
+class CellKind:
+    """What the lowering must know of an operator.
+
+    gates: number of gates in W and R.  states: names of the carried states.
+    projected: the parts of the hoisted projection, as (first gate, end gate).
+    """
+
+    step: Step
+    gates: int
+    states: tuple[str, ...]
+    projected: tuple[tuple[int, int], ...]
+
+
+CELLS: dict[str, CellKind] = {
+    "RNN": CellKind(rnn_step, 1, ("h",), ((0, 1),)),
+    "GRU": CellKind(gru_step, 3, ("h",), ((0, 2), (2, 3))),
+    "LSTM": CellKind(lstm_step, 4, ("h", "c"), ((0, 4),)),
+}

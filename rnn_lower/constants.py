@@ -1,0 +1,169 @@
+"""Values known at lowering time: folded lazily, shared by content, evaluated when the model is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.names import Names
+
+EAGER_BYTES = 1024
+"""Constants up to this size are evaluated at once; larger ones stay lazy, so that weights are not held in memory."""
+
+
+CAST_TAKES_ENUM = 6
+"""Before, the type that Cast goes to is a text."""
+
+
+def cast_to(dtype: ir.DataType, opset: int) -> int | str:
+    """The attribute `to` of Cast."""
+    return int(dtype) if opset >= CAST_TAKES_ENUM else dtype.name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor known now.
+
+    key: how it was made; equal keys mean equal values, which is how one weight serves several nodes.
+    load: computes the array anew at each call and keeps nothing.
+    name: what it holds, for the value that it may become.
+    """
+
+    key: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    load: Callable[[], np.ndarray]
+    name: str = "constant"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def constant(value: Any, dtype: ir.DataType) -> Constant:
+    """A small literal: a number or a list of numbers."""
+    array = np.asarray(value).astype(dtype.numpy())
+    return Constant(("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array)
+
+
+def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a Constant node, left as it is; None for what is known at run time only.
+
+    An initializer that is also a graph input may be given by the caller, so it counts as unknown.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    if value.const_value is not None:
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain != "":
+        return None
+    (attribute,) = node.attributes.values()
+    if attribute.is_ref() or attribute.name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        return None
+    if attribute.name == "value":
+        return attribute.as_tensor()
+    dtype = np.float32 if attribute.name.startswith("value_float") else np.int64
+    return ir.tensor(np.asarray(attribute.value, dtype))
+
+
+def from_tensor(tensor: ir.TensorProtocol) -> Constant:
+    """The constant behind an initializer or a Constant node; its data stays where it is (memory, file)."""
+    return Constant(("tensor", id(tensor)), tuple(tensor.shape.numpy()), tensor.dtype, tensor.numpy)
+
+
+def filled(value: float, shape: tuple[int, ...], dtype: ir.DataType) -> Constant:
+    """A constant with one value everywhere."""
+    return Constant(
+        ("filled", value, shape, dtype), shape, dtype, lambda: np.full(shape, value, dtype.numpy()), "filled"
+    )
+
+
+def fold(
+    what: tuple[Any, ...], compute: Callable[..., np.ndarray], *operands: Constant, name: str,
+    dtype: ir.DataType | None = None,
+) -> Constant:  # fmt: skip
+    """Apply a numpy function to constants, later. `what` names the function and its parameters for sharing."""
+    # Views of a single element stand for the operands: the shape comes out without touching any data.
+    outlines = (np.broadcast_to(np.zeros((), bool), operand.shape) for operand in operands)
+    return Constant(
+        (what, *(operand.key for operand in operands)),
+        compute(*outlines).shape,
+        dtype or operands[0].dtype,
+        lambda: compute(*(operand.load() for operand in operands)),
+        name,
+    )
+
+
+class ConstantPool:
+    """Turns constants into values of one graph, each content once.
+
+    They become initializers of the main graph, visible in all subgraphs. Where that is impossible they become Constant
+    nodes beside the recurrent node: functions have no initializers, and before IR version 4 every initializer must
+    also be a graph input, but the inputs of the model are not ours to change.
+    """
+
+    def __init__(self, names: Names, graph: ir.Graph | None, opset: int) -> None:
+        self._names, self._graph, self._opset = names, graph, opset
+        # The constant is kept with its value: keys hold the identity of tensors, which must not be used again.
+        self._values: dict[tuple[Any, ...], tuple[ir.Value, Constant]] = {}
+
+    def value(self, constant: Constant, name: str, add_node: Callable[[ir.Node], None]) -> ir.Value:
+        """The value that holds `constant`; `name` and `add_node` are used when it is not there yet."""
+        if constant.key not in self._values:
+            name = self._names.unique(name)
+            tensor = _tensor(constant, name)
+            if self._graph is None:
+                value = self._as_node(tensor, name, add_node)
+            else:
+                value = ir.Value(
+                    name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(constant.shape)
+                )
+            self._values[constant.key] = value, constant
+        return self._values[constant.key][0]
+
+    def register(self) -> None:
+        """Add the initializers to the graph, once all nodes could be emitted."""
+        if self._graph is not None:
+            for value in self.initializers:
+                self._graph.register_initializer(value)
+
+    @property
+    def initializers(self) -> list[ir.Value]:
+        """The values that are to become initializers."""
+        return [value for value, _ in self._values.values() if value.producer() is None]
+
+    def _as_node(self, tensor: ir.TensorProtocol, name: str, add_node: Callable[[ir.Node], None]) -> ir.Value:
+        floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+        if self._opset >= 9 or tensor.dtype in floats:
+            value = ir.Value(name=name)
+            add_node(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
+            return value
+        # Constant holds only floats before opset 9; the integers that are used here are exact in double.
+        wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
+        double = self._as_node(wide, self._names.unique(f"{name}/double"), add_node)
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(()) if not wide.shape else ir.Shape(wide.numpy().shape),
+        )
+        to = cast_to(tensor.dtype, self._opset)
+        attribute = ir.AttrInt64("to", to) if isinstance(to, int) else ir.AttrString("to", to)
+        add_node(ir.Node("", "Cast", (double,), (attribute,), outputs=(value,), name=name))
+        return value
+
+
+def _tensor(constant: Constant, name: str) -> ir.TensorProtocol:
+    if constant.size * constant.dtype.itemsize <= EAGER_BYTES:
+        return ir.tensor(np.ascontiguousarray(constant.load()).reshape(constant.shape), dtype=constant.dtype, name=name)
+    return ir.LazyTensor(
+        lambda: ir.Tensor(np.ascontiguousarray(constant.load()), dtype=constant.dtype, name=name),
+        dtype=constant.dtype,
+        shape=ir.Shape(constant.shape),
+        name=name,
+    )

@@ -1,0 +1,106 @@
+"""Writing nodes: names, scopes, bodies and where constants go. Knows no operator and no opset rule."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+from typing_extensions import Self
+
+from rnn_lower.constants import Constant, ConstantPool
+from rnn_lower.names import Names
+
+Operand: TypeAlias = "ir.Value | Constant | None"
+"""Known at run time only; known now and materialized when a node uses it; known to be zero."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Habits:
+    """What a target runtime wants emitted differently; the defaults suit onnxruntime (rows live in targets.py).
+
+    avoid: operators to express by others.
+    flip_outside_scan: reverse sequences before and after a Scan instead of by its scan directions.
+    guard_empty_scan: put a Scan of unknown length into an If that leaves it out when there are no steps.
+    """
+
+    avoid: frozenset[str] = frozenset()
+    flip_outside_scan: bool = False
+    guard_empty_scan: bool = False
+
+
+class NodeWriter:
+    """Appends nodes to `nodes`, each valid at `opset`, named after the recurrent node they replace."""
+
+    def __init__(
+        self, opset: int, dtype: ir.DataType, names: Names, pool: ConstantPool, scope: str,
+        origin: Mapping[str, str], habits: Habits = Habits(), max_nodes: int | None = None,
+    ) -> None:  # fmt: skip
+        self.opset, self.dtype, self.habits, self.max_nodes = opset, dtype, habits, max_nodes
+        self.nodes: list[ir.Node] = []
+        self._names, self._pool, self._scope, self._origin = names, pool, scope, origin
+        self._outermost = self
+
+    # -- nodes, names and constants --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names emitted inside start with `name` too."""
+        outer, self._scope = self._scope, f"{self._scope}/{name}"
+        yield
+        self._scope = outer
+
+    def body(self) -> Self:
+        """A writer for a body: same names and constants, its own nodes."""
+        inner = type(self)(self.opset, self.dtype, self._names, self._pool, self._scope, self._origin, self.habits)
+        inner._outermost = self._outermost
+        return inner
+
+    def new_value(
+        self, name: str, dtype: ir.DataType | None = None, shape: Sequence[int | None] | None = None
+    ) -> ir.Value:
+        """A value with a name of its own; type and shape are given only where a body's input needs them."""
+        return ir.Value(
+            name=self._names.unique(f"{self._scope}/{name}"),
+            type=None if dtype is None else ir.TensorType(dtype),
+            shape=None if shape is None else ir.Shape(shape),
+        )
+
+    def value(self, operand: Operand | ir.Value) -> ir.Value | None:
+        """The graph value of an operand; a constant is materialized."""
+        if isinstance(operand, Constant):
+            return self._pool.value(operand, f"{self._scope}/{operand.name}", self._outermost.add_node)
+        return operand
+
+    def add_node(self, node: ir.Node) -> None:
+        node.metadata_props.update(self._origin)
+        self.nodes.append(node)
+
+    def write(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any], names: Sequence[str]
+    ) -> list[ir.Value]:
+        """Append one node with an output for each of `names`; it is named after the first."""
+        outputs = [self.new_value(name) for name in names]
+        attrs = [_attribute(name, content) for name, content in attributes.items()]
+        self.add_node(ir.Node("", op_type, inputs, attrs, outputs=outputs, name=outputs[0].name))
+        return outputs
+
+    def graph(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], body: NodeWriter, name: str) -> ir.Graph:
+        """A subgraph out of what `body` emitted."""
+        return ir.Graph(inputs, outputs, nodes=body.nodes, name=self._names.unique(f"{self._scope}/{name}"))
+
+
+def _attribute(name: str, content: Any) -> ir.Attr:
+    if isinstance(content, str):
+        return ir.AttrString(name, content)
+    if isinstance(content, ir.Graph):
+        return ir.AttrGraph(name, content)
+    if isinstance(content, list):
+        return ir.AttrInt64s(name, content)
+    if isinstance(content, float):
+        return ir.AttrFloat32(name, content)
+    if isinstance(content, int):
+        return ir.AttrInt64(name, content)
+    return ir.AttrTensor(name, content)

@@ -1,0 +1,88 @@
+"""What is known of a value: its own annotation first, shape inference on a copy only when that is not enough."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+Dim = int | str | None
+
+
+def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The bodies of a node with the names of their attributes."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.name, attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for index, graph in enumerate(attribute.as_graphs()):
+                yield f"{attribute.name}[{index}]", graph
+
+
+class Facts:
+    """Shapes and element types of the values of a model, which is left as it is."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self.infer = False
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
+        own: tuple[Dim, ...] | None = None
+        if value.shape is not None:
+            own = tuple(_dim(dim) for dim in value.shape)
+        elif value.const_value is not None:
+            own = tuple(value.const_value.shape.numpy())
+        if not self.infer or (own is not None and all(isinstance(dim, int) for dim in own)):
+            return own
+        inferred = self._inferred.get(value)
+        if inferred is None or inferred.shape is None:
+            return own
+        found = tuple(dim if isinstance(dim, int) else None for dim in inferred.shape)  # its symbols are made up
+        if own is None or len(own) != len(found):
+            return own or found
+        return tuple(new if isinstance(new, int) or old is None else old for old, new in zip(own, found, strict=True))
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Element type, or None when unknown."""
+        if value.dtype is None and value.const_value is not None:
+            return value.const_value.dtype
+        if value.dtype is None and value.is_graph_input():
+            return self._argument_dtype(value)
+        if value.dtype is None and self.infer and value in self._inferred:
+            return self._inferred[value].dtype
+        return value.dtype
+
+    def _argument_dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Functions declare no types: look at what their first caller passes."""
+        for argument in self._arguments.get(value, ()):
+            return self.dtype(argument)
+        return None
+
+    @functools.cached_property
+    def _arguments(self) -> dict[ir.Value, list[ir.Value]]:
+        found: dict[ir.Value, list[ir.Value]] = {}
+        scopes: list[ir.Graph | ir.Function] = [self._model.graph, *self._model.functions.values()]
+        for scope in scopes:
+            for node in scope.all_nodes():
+                function = self._model.functions.get(node.op_identifier())
+                for parameter, argument in zip(function.inputs if function else (), node.inputs, strict=False):
+                    if argument is not None:
+                        found.setdefault(parameter, []).append(argument)
+        return found
+
+    @functools.cached_property
+    def _inferred(self) -> dict[ir.Value, ir.Value]:
+        """Values of the main graph and its subgraphs -> the same values after shape inference on a copy."""
+        copy = self._model.clone()
+        ShapeInferencePass(check_type=False, strict_mode=False)(copy)
+        pairs = zip(self._model.graph.all_nodes(), copy.graph.all_nodes(), strict=True)
+        return {ours: theirs for a, b in pairs for ours, theirs in zip(a.outputs, b.outputs, strict=True)}
+
+
+def _dim(dim: int | ir.SymbolicDim) -> Dim:
+    return dim if isinstance(dim, int) else dim.value

@@ -1,0 +1,272 @@
+"""One recurrent node -> its subgraph: layout, directions, hoisted projection, masks, optional outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.cells import CELLS, Cell, CellKind, Weights
+from rnn_lower.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
+from rnn_lower.emitter import Habits, Operand
+from rnn_lower.forms import FORMS, Result, Size, Span, State, Stream, Track
+from rnn_lower.names import Names
+from rnn_lower.node import RecurrentNode
+from rnn_lower.primitives import Emitter
+
+ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
+    # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
+    ir.DataType.FLOAT16: ir.DataType.FLOAT,
+    ir.DataType.BFLOAT16: ir.DataType.FLOAT,
+}
+
+
+@dataclasses.dataclass
+class Lowered:
+    """The nodes that replace a recurrent node; by name (Y, Y_h, Y_c) the values that replace its outputs."""
+
+    nodes: list[ir.Node]
+    outputs: dict[str, ir.Value]
+
+
+def lower_node(
+    node: RecurrentNode,
+    form: str,
+    opset: int,
+    names: Names,
+    pool: ConstantPool,
+    habits: Habits = Habits(),
+    max_nodes: int | None = None,
+) -> Lowered:
+    """Emit the subgraph of one node in a form ("scan", "loop", "unroll") at an opset; the model is not touched.
+
+    Raises UnsupportedError when the form needs an operator that the opset lacks, or more than max_nodes nodes.
+    """
+    if not node.outputs:
+        return Lowered([], {})
+    e = Emitter(opset, ARITHMETIC.get(node.dtype, node.dtype), names, pool, node.name, node.origin, habits, max_nodes)
+    if node.batch_size == 0 and (
+        node.static_length is not None or "Y" not in node.outputs
+    ):  # nothing to compute, and some runtimes stumble over it
+        return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
+    sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
+    tracks = [_track(e, node, sequence, direction) for direction in range(node.num_directions)]
+    results = FORMS[form](e, tracks, sequence.span)
+    outputs = _outputs(e, node, sequence, results)
+    return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sequence:
+    """X in layout 0 and its lengths, shared by the directions of one node.
+
+    x: [seq_length, batch_size, input_size].  single: one step in a straight line, x and mask have no time axis.
+    mask: where t < sequence_lens.  nonempty: where 0 < sequence_lens [batch_size, 1]; both None when all is valid.
+    """
+
+    x: Operand
+    span: Span
+    single: bool
+    mask: Stream | None
+    nonempty: Operand
+
+
+def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
+    x = given(node.inputs["X"])
+    if node.layout:
+        x = e.transpose(x, [1, 0, 2], "X_time_major")
+    x = e.cast(x, node.dtype, e.dtype, "X_cast")
+    span = Span(
+        _once(node.static_length, functools.partial(e.dim, x, 0, "seq_length")),
+        _once(node.static_batch, functools.partial(e.dim, x, 1, "batch_size")),
+        node.static_batch,
+        node.hidden_size,
+    )
+    mask: Stream | None = None
+    nonempty: Operand = None
+    lengths = node.inputs.get("sequence_lens")
+    if lengths is not None and not _all_full(given(lengths), node.seq_length):
+        mask, nonempty = _masks(e, given(lengths), span, single)
+    return _Sequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
+
+
+def _all_full(lengths: Operand, seq_length: object) -> bool:
+    """Whether sequence_lens is known to say what the shape of X says anyway."""
+    if not isinstance(lengths, Constant) or not isinstance(seq_length, int) or seq_length == 0:
+        return False
+    return bool(np.all(lengths.load() == seq_length))
+
+
+def _masks(e: Emitter, lengths: Operand, span: Span, single: bool) -> tuple[Stream, Operand]:
+    H = span.hidden_size
+    dtype, width = e.mask_type(H)
+    with e.scope("sequence_lens"):
+        first = e.less_outer(constant([0], ir.DataType.INT64), lengths, "has_steps")
+        nonempty = e.mask(e.squeeze(first, [0], "nonempty"), 1, H, "nonempty_mask")
+        if single:
+            return Stream(nonempty, dtype, (span.static_batch, width), single), nonempty
+        within = e.less_outer(e.iota(span.seq_length()), lengths)
+        return Stream(e.mask(within, 2, H), dtype, (span.static_batch, width)), nonempty
+
+
+def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]:
+    return functools.cache(lambda: emit() if known is None else known)
+
+
+# -- one direction ---------------------------------------------------------------------------------------------------
+
+
+def _track(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int) -> Track:
+    kind, reverse = CELLS[node.op_type], node.directions[direction]
+    name = "reverse" if reverse else "forward"
+    with e.scope(name):
+        streams = _project(e, node, kind, sequence, direction)
+        initial = tuple(
+            _initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in kind.states
+        )
+        cell = Cell(
+            node.hidden_size, node.activations[direction], node.clip, _weights(e, node, direction),
+            node.linear_before_reset, node.input_forget,
+        )  # fmt: skip
+    step: Callable[[Emitter, Sequence[Operand], State], State] = functools.partial(kind.step, cell)
+    if sequence.mask is not None:
+        streams.append(sequence.mask)
+        step = _masked(step)
+    return Track(name, step, streams, initial, kind.states, reverse, "Y" in node.outputs and not sequence.single)
+
+
+def _masked(
+    step: Callable[[Emitter, Sequence[Operand], State], State],
+) -> Callable[[Emitter, Sequence[Operand], State], State]:
+    """Keep the state where the sequence has not begun (reverse) or is over (forward)."""
+
+    def masked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
+        *projected, mask = inputs
+        new_state = step(e, projected, state)
+        return tuple(e.select(mask, new, old) for new, old in zip(new_state, state, strict=True))
+
+    return masked_step
+
+
+def _project(e: Emitter, node: RecurrentNode, kind: CellKind, sequence: _Sequence, direction: int) -> list[Stream]:
+    """Xt*(W^T) + Wb + Rb of all steps, in the parts that the cell takes."""
+    H = node.hidden_size
+    weight = _direction(e, node, "W", direction)  # [gates * H, input_size]
+    bias_w, bias_r = _biases(e, node, kind, direction)  # [gates * H]
+    streams = []
+    for first, end in kind.projected:
+        rows = weight if end - first == kind.gates else e.slice(weight, 0, first * H, end * H, "W_part")
+        product = e.matmul(sequence.x, _matrix(e, node, rows, "W"), "X_W")
+        bias = e.slice(bias_w, 0, first * H, end * H, "Wb")
+        if not (node.linear_before_reset and first == 2):  # there r scales Rbh too
+            bias = e.add(bias, e.slice(bias_r, 0, first * H, end * H, "Rb"), "bias")
+        shape = (sequence.span.static_batch, (end - first) * H)
+        streams.append(Stream(e.add(product, bias, "projected"), e.dtype, shape, sequence.single))
+    return streams
+
+
+def _weights(e: Emitter, node: RecurrentNode, direction: int) -> Weights:
+    H = node.hidden_size
+    recurrence = _direction(e, node, "R", direction)  # [gates * H, H]
+    parts = [recurrence]
+    recurrent_bias: Operand = None
+    if node.linear_before_reset:
+        _, bias_r = _biases(e, node, CELLS[node.op_type], direction)
+        if bias_r is not None:
+            zeros = filled(0.0, (2 * H,), e.dtype)
+            recurrent_bias = e.concat([zeros, e.slice(bias_r, 0, 2 * H, 3 * H, "Rbh")], 0, "recurrent_bias")
+    elif node.op_type == "GRU":
+        parts = [e.slice(recurrence, 0, 0, 2 * H, "R_zr"), e.slice(recurrence, 0, 2 * H, 3 * H, "R_h")]
+    peepholes: list[Operand] = [None, None, None]
+    if "P" in node.inputs:
+        peepholes = e.split(_vector(e, node, "P", direction), 0, [H] * 3, ["P_i", "P_o", "P_f"])
+    return Weights([_matrix(e, node, part, "R") for part in parts], recurrent_bias, peepholes)
+
+
+def _biases(e: Emitter, node: RecurrentNode, kind: CellKind, direction: int) -> tuple[Operand, Operand]:
+    if "B" not in node.inputs:
+        return None, None
+    width = kind.gates * node.hidden_size
+    bias = _vector(e, node, "B", direction)
+    return e.slice(bias, 0, 0, width, "Wb"), e.slice(bias, 0, width, 2 * width, "Rb")
+
+
+def _direction(e: Emitter, node: RecurrentNode, name: str, direction: int) -> Operand:
+    """One direction of W, R, B or P."""
+    return e.pick(given(node.inputs[name]), direction, 0, node.num_directions, name)
+
+
+def _matrix(e: Emitter, node: RecurrentNode, rows: Operand, name: str) -> Operand:
+    """[columns, features] as stored -> [features, columns] to multiply with; in the file it keeps the model's type."""
+    return e.cast(e.value(e.transpose(rows, [1, 0], f"{name}_transposed")), node.dtype, e.dtype, f"{name}_cast")
+
+
+def _vector(e: Emitter, node: RecurrentNode, name: str, direction: int) -> Operand:
+    """One direction of B or P in the type of the arithmetic."""
+    return e.cast(_direction(e, node, name, direction), node.dtype, e.dtype, f"{name}_cast")
+
+
+def _initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Operand) -> Operand:
+    if name not in node.inputs:
+        return None
+    state = e.pick(given(node.inputs[name]), direction, node.layout, node.num_directions, name)
+    state = e.cast(state, node.dtype, e.dtype, f"{name}_cast")
+    # A sequence of length 0 ends in zeros: its initial state is dropped.
+    return state if nonempty is None else e.select(nonempty, state, None, f"{name}_valid")
+
+
+# -- the outputs -----------------------------------------------------------------------------------------------------
+
+
+def _outputs(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequence[Result]) -> dict[str, Operand]:
+    outputs: dict[str, Operand] = {}
+    states = CELLS[node.op_type].states
+    for name in node.outputs:
+        if name == "Y":
+            value = _stacked(e, sequence, results)
+        else:
+            value = _joined(e, [finals[states.index(name[2:])] for finals, _ in results], 0, name)
+        value = e.cast(value, e.dtype, node.dtype, f"{name}_cast")
+        if node.layout:
+            value = e.transpose(value, [2, 0, 1, 3] if name == "Y" else [1, 0, 2], f"{name}_batch_major")
+        outputs[name] = value
+    return outputs
+
+
+def _empty(node: RecurrentNode, name: str) -> Constant:
+    """An output of no rows; its other sizes are known or, without rows, do not matter."""
+    D, H = node.num_directions, node.hidden_size
+    time = (node.static_length or 0,) if name == "Y" else ()
+    shape = (0, *time, D, H) if node.layout else (*time, D, 0, H)
+    return filled(0.0, shape, node.dtype)
+
+
+def _stacked(e: Emitter, sequence: _Sequence, results: Sequence[Result]) -> Operand:
+    """Y [seq_length, num_directions, batch_size, hidden_size], 0 where a sequence is over."""
+    if sequence.single:  # the one step's state is the final state
+        return e.unsqueeze(_joined(e, [finals[0] for finals, _ in results], 0, "Y_step"), [0], "Y")
+    parts = [y for _, y in results]
+    if sequence.mask is not None:
+        parts = [e.select(sequence.mask.values, y, None, "Y_valid") for y in parts]
+    return _joined(e, parts, 1, "Y")
+
+
+def _joined(e: Emitter, parts: Sequence[Operand], axis: int, name: str) -> Operand:
+    """One value per direction -> one value with a direction axis."""
+    return e.concat([e.unsqueeze(part, [axis], f"{name}_direction") for part in parts], axis, name)
+
+
+def _own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:
+    """A value made by an emitted node; an input or a constant that came through as it is gets a node."""
+    if isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(e.nodes)):
+        return operand
+    return e.op("Identity", operand, name=name)
+
+
+def given(value: ir.Value) -> Operand:
+    """The operand behind an input of the node: a constant when its content is known now."""
+    tensor = known_tensor(value)
+    return value if tensor is None else from_tensor(tensor)

@@ -1,0 +1,395 @@
+"""Which operator version: one method per primitive, valid at the graph's own opset.
+
+This is the only room that looks at the opset. `TABLE` holds every version difference that matters to the emitted
+nodes; `Emitter.op` reads it. The few primitives that did not exist yet at old opsets (Where, Expand, Range ...) are
+expressed by older ones in the method of that name.
+
+Three kinds of operand meet here:
+
+* `ir.Value`: known at run time only;
+* `Constant`: known now, evaluated lazily when the model is written; primitives fold it (`slice`, `transpose` ... of a
+  Constant is a Constant) and it becomes an initializer at the moment an emitted node uses it;
+* `None`: a known zero, e.g. the state before the first step. `add(None, x)` is x, `mul(None, x)` is None.
+
+Source of the versions: the ONNX operator changelog, opsets 1 to 28.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.constants import CAST_TAKES_ENUM, Constant, cast_to, constant, filled, fold
+from rnn_lower.emitter import NodeWriter, Operand
+from rnn_lower.errors import UnsupportedError
+
+BROADCASTS_BY_RULE = 7
+"""From this opset on binary operators broadcast like numpy; before, only with broadcast=1 and B a suffix of A."""
+
+CLIP_IN_DOUBLE = 12
+"""Before, onnxruntime's Clip takes float32 only."""
+
+LESS_TAKES_INTEGERS = 9
+"""Before, Less compares floating-point numbers only."""
+
+NEWEST_REVIEWED_OPSET = 28
+
+
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    """The version history of one emitted operator, as far as emitting it goes.
+
+    since: first opset that has it.  reviewed: its newest version that this table was checked against.
+    inputs: parameters that became inputs, and the opset when; before they were attributes.
+    """
+
+    since: int
+    reviewed: int
+    inputs: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+TABLE: dict[str, Versions] = {
+    "Abs": Versions(1, 13),
+    "Add": Versions(1, 14),
+    "And": Versions(1, 7),
+    "Cast": Versions(1, 28),
+    "Clip": Versions(1, 13, {"min": 11, "max": 11}),
+    "Concat": Versions(1, 13),
+    "Constant": Versions(1, 25),
+    "ConstantOfShape": Versions(9, 25),
+    "Div": Versions(1, 14),
+    "Elu": Versions(1, 22),
+    "Exp": Versions(1, 13),
+    "Expand": Versions(8, 13),
+    "Gather": Versions(1, 13),
+    "HardSigmoid": Versions(1, 22),
+    "Identity": Versions(1, 25),
+    "If": Versions(1, 25),
+    "LeakyRelu": Versions(1, 16),
+    "Less": Versions(1, 13),
+    "Log": Versions(1, 13),
+    "Loop": Versions(1, 25),
+    "MatMul": Versions(1, 13),
+    "Max": Versions(1, 13),
+    "Min": Versions(1, 13),
+    "Mul": Versions(1, 14),
+    "NonZero": Versions(9, 13),
+    "Not": Versions(1, 1),
+    "Range": Versions(11, 27),
+    "Relu": Versions(1, 14),
+    "Reshape": Versions(1, 25, {"shape": 5}),
+    "Scan": Versions(9, 25),  # Scan-8 has a batch dimension of its own and is not emitted
+    "Shape": Versions(1, 25),
+    "Sigmoid": Versions(1, 13),
+    "Slice": Versions(1, 13, {"starts": 10, "ends": 10, "axes": 10}),
+    "Softplus": Versions(1, 22),
+    "Softsign": Versions(1, 22),
+    "Split": Versions(1, 18, {"split": 13}),
+    "Squeeze": Versions(1, 25, {"axes": 13}),
+    "Sub": Versions(1, 14),
+    "Tanh": Versions(1, 13),
+    "ThresholdedRelu": Versions(10, 22),
+    "Tile": Versions(6, 13),
+    "Transpose": Versions(1, 25),
+    "Unsqueeze": Versions(1, 25, {"axes": 13}),
+    "Where": Versions(9, 16),
+}
+
+
+class Emitter(NodeWriter):
+    """One method per primitive, each valid at `opset`."""
+
+    def has(self, op_type: str) -> bool:
+        """Whether `op_type` exists at this opset and the target takes it."""
+        return TABLE[op_type].since <= self.opset and op_type not in self.habits.avoid
+
+    def op(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
+        """Emit one node with one output. Parameters become attributes or inputs, as TABLE says for this opset."""
+        return self.op_multi(op_type, inputs, [name], **parameters)[0]
+
+    def op_multi(
+        self, op_type: str, inputs: Sequence[Operand], names: Sequence[str], **parameters: Any
+    ) -> list[ir.Value]:
+        """As `op`, with one output for each of `names`."""
+        row = TABLE[op_type]
+        if row.since > self.opset:
+            raise UnsupportedError(f"{op_type} exists from opset {row.since} on, the model is at opset {self.opset}")
+        values = [self.value(operand) for operand in inputs]
+        attributes = {}
+        for parameter, content in parameters.items():
+            if self.opset >= row.inputs.get(parameter, self.opset + 1):
+                # Parameters that became inputs are integers (axes, sizes) or, for Clip, of the type of the data.
+                dtype = self.dtype if op_type == "Clip" else ir.DataType.INT64
+                values.append(self.value(constant(content, dtype)))
+            else:
+                attributes[parameter] = content
+        return self.write(op_type, values, attributes, names)
+
+    def scalar(self, number: float) -> Constant:
+        """A rank-0 constant of the arithmetic's type."""
+        return constant(number, self.dtype)
+
+    # -- arithmetic ------------------------------------------------------------------------------------------------
+
+    def _binary(self, op_type: str, a: Operand, b: Operand, name: str) -> ir.Value:
+        # Before opset 7 broadcasting is asked for, and b must be the smaller; callers order their operands so.
+        broadcast = {"broadcast": 1} if self.opset < BROADCASTS_BY_RULE else {}
+        return self.op(op_type, a, b, name=name, **broadcast)
+
+    def add(self, a: Operand, b: Operand, name: str = "sum") -> Operand:
+        if a is None or b is None:
+            return b if a is None else a
+        if isinstance(a, Constant) and isinstance(b, Constant):
+            return fold(("add",), np.add, a, b, name=name)
+        return self._binary("Add", a, b, name)
+
+    def mul(self, a: Operand, b: Operand, name: str = "product") -> Operand:
+        return None if a is None or b is None else self._binary("Mul", a, b, name)
+
+    def sub(self, a: Operand, b: Operand, name: str = "difference") -> Operand:
+        if b is None:
+            return a
+        if a is None or (isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE):
+            return self.add(self.mul(b, self.scalar(-1.0), f"minus_{name}"), a, name)
+        return self._binary("Sub", a, b, name)
+
+    def div(self, a: Operand, b: Operand, name: str = "quotient") -> Operand:
+        return None if a is None else self._binary("Div", a, b, name)
+
+    def matmul(self, a: Operand, b: Operand, name: str = "product") -> Operand:
+        return None if a is None or b is None else self.op("MatMul", a, b, name=name)
+
+    def unary(self, op_type: str, x: Operand, name: str | None = None, **attributes: Any) -> ir.Value:
+        return self.op(op_type, x, name=name or op_type.lower(), **attributes)
+
+    def clip(self, x: Operand, low: float, high: float, name: str = "clipped") -> Operand:
+        """low <= x <= high; both bounds are always given, which every runtime understands."""
+        if self.dtype != ir.DataType.FLOAT and self.opset < CLIP_IN_DOUBLE:  # max and min by Relu, at every opset
+            above = self.unary("Relu", self.sub(x, self.scalar(low)))
+            below = self.unary("Relu", self.sub(self.scalar(high - low), above))
+            return self.sub(self.scalar(high), below, name)
+        if self.has("Clip"):
+            return self.op("Clip", x, name=name, min=low, max=high)
+        above = self.op("Max", x, self.scalar(low), name=f"{name}_below")
+        return self.op("Min", above, self.scalar(high), name=name)
+
+    def less(self, a: Operand, b: Operand, name: str = "less") -> ir.Value:
+        if isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE:  # -b < -a: the constant must come second
+            minus = self.scalar(-1.0)
+            return self._binary(
+                "Less",
+                self.mul(b, minus, f"minus_{name}"),
+                fold(("negate",), np.negative, a, name="minus_constant"),
+                name,
+            )
+        return self._binary("Less", a, b, name)
+
+    # -- shape and position ----------------------------------------------------------------------------------------
+
+    def cast(self, x: Operand, source: ir.DataType, target: ir.DataType, name: str = "cast") -> Operand:
+        if x is None or source == target:
+            return x
+        if isinstance(x, Constant):
+            return fold(("cast", target), lambda array: array.astype(target.numpy()), x, name=name, dtype=target)
+        result = self.op("Cast", x, name=name, to=cast_to(target, self.opset))
+        if self.opset < CAST_TAKES_ENUM:  # shape inference cannot read the type from a text
+            result.type = ir.TensorType(target)
+        return result
+
+    def transpose(self, x: Operand, perm: Sequence[int], name: str = "transposed") -> Operand:
+        if x is None:
+            return None
+        if isinstance(x, Constant):
+            return fold(("transpose", *perm), lambda array: np.transpose(array, perm), x, name=name)
+        return self.op("Transpose", x, name=name, perm=list(perm))
+
+    def squeeze(self, x: Operand, axes: Sequence[int], name: str = "squeezed") -> Operand:
+        if x is None:
+            return None
+        if isinstance(x, Constant):
+            return fold(("squeeze", *axes), lambda array: np.squeeze(array, tuple(axes)), x, name=name)
+        return self.op("Squeeze", x, name=name, axes=list(axes))
+
+    def unsqueeze(self, x: Operand, axes: Sequence[int], name: str = "unsqueezed") -> Operand:
+        if isinstance(x, Constant):
+            return fold(("unsqueeze", *axes), lambda array: np.expand_dims(array, tuple(axes)), x, name=name)
+        return self.op("Unsqueeze", x, name=name, axes=list(axes))
+
+    def slice(self, x: Operand, axis: int, start: int, end: int, name: str = "slice") -> Operand:
+        if x is None:
+            return None
+        if isinstance(x, Constant):
+            index = (slice(None),) * axis + (slice(start, end),)
+            return fold(("slice", axis, start, end), lambda array: array[index], x, name=name)
+        return self.op("Slice", x, name=name, starts=[start], ends=[end], axes=[axis])
+
+    def pick(self, x: Operand, index: int, axis: int, size: int, name: str = "slice") -> Operand:
+        """x at one index of an axis of known size; the axis goes away."""
+        if size > 1:
+            x = self.slice(x, axis, index, index + 1, name)
+        return self.squeeze(x, [axis], name)
+
+    def split(self, x: Operand, axis: int, sizes: Sequence[int], names: Sequence[str]) -> list[Operand]:
+        """Consecutive parts of x; sizes are always given, runtimes disagree about the default."""
+        if len(sizes) == 1:
+            return [x]
+        if isinstance(x, ir.Value) and self.has("Split"):
+            return list(self.op_multi("Split", [x], names, axis=axis, split=list(sizes)))
+        ends = np.cumsum(sizes).tolist()
+        return [self.slice(x, axis, end - size, end, name) for end, size, name in zip(ends, sizes, names, strict=True)]
+
+    def concat(self, parts: Sequence[Operand], axis: int, name: str = "joined") -> Operand:
+        if len(parts) == 1:
+            return parts[0]
+        if all(isinstance(part, Constant) for part in parts):
+            constants = [part for part in parts if isinstance(part, Constant)]
+            return fold(("concat", axis), lambda *arrays: np.concatenate(arrays, axis), *constants, name=name)
+        return self.op("Concat", *parts, name=name, axis=axis)
+
+    def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
+        return self.op("Reshape", x, name=name, shape=list(shape))
+
+    def reshape_to(self, x: Operand, dims: Sequence[int | ir.Value], name: str = "reshaped") -> Operand:
+        """Reshape to sizes of which some are run-time scalars; 0 keeps the size at that place."""
+        if all(isinstance(dim, int) for dim in dims):
+            return self.reshape(x, [dim for dim in dims if isinstance(dim, int)], name)
+        return self.op("Reshape", x, self._shape_vector(dims), name=name)
+
+    def gather(self, x: Operand, index: Operand, name: str = "gathered") -> ir.Value:
+        """x[index] on axis 0."""
+        return self.op("Gather", x, index, name=name, axis=0)
+
+    def dim(self, x: Operand, axis: int, name: str = "dim") -> ir.Value:
+        """The run-time size of an axis, an int64 scalar."""
+        shape = self.op("Shape", x, name=f"{name}_shape")
+        return self.gather(shape, constant(axis, ir.DataType.INT64), name)
+
+    def _shape_vector(self, dims: Sequence[int | ir.Value], name: str = "shape") -> Operand:
+        parts: list[Operand] = [
+            constant([dim], ir.DataType.INT64) if isinstance(dim, int) else self.unsqueeze(dim, [0], name)
+            for dim in dims
+        ]
+        return self.concat(parts, 0, name)
+
+    # -- what old opsets lack --------------------------------------------------------------------------------------
+
+    @property
+    def takes_runtime_shapes(self) -> bool:
+        """Whether Reshape takes sizes that are computed at run time."""
+        return self.opset >= TABLE["Reshape"].inputs["shape"]
+
+    def zeros(self, rows: int | ir.Value, columns: int, name: str = "zeros") -> Operand:
+        """A [rows, columns] block of zeros; before ConstantOfShape a row of zeros is tiled."""
+        if isinstance(rows, int):
+            return filled(0.0, (rows, columns), self.dtype)
+        if self.has("ConstantOfShape"):
+            zero = ir.tensor(np.zeros(1, self.dtype.numpy()))
+            return self.op("ConstantOfShape", self._shape_vector([rows, columns]), name=name, value=zero)
+        row = filled(0.0, (1, columns), self.dtype)
+        if self.has("Tile"):
+            return self.op("Tile", row, self._shape_vector([rows, 1]), name=name)
+        # Before Tile counts from an input: a column of ones (0 * position + 1) times the row of zeros.
+        positions = self.cast(self.iota(rows), ir.DataType.INT64, self.dtype, "rows")
+        return self.matmul(self._ones_like(self.unsqueeze(positions, [1], "column")), row, name)
+
+    def _ones_like(self, x: Operand) -> Operand:
+        """1 wherever x is finite"""
+        return self.add(self.mul(x, self.scalar(0.0), "none"), self.scalar(1.0), "ones")
+
+    def iota(self, length: int | ir.Value, name: str = "positions") -> Operand:
+        """0, 1 ... length - 1 as int64 [length]."""
+        if isinstance(length, int):
+            return constant(np.arange(length), ir.DataType.INT64)
+        if self.has("Range"):
+            zero, one = (constant(number, ir.DataType.INT64) for number in (0, 1))
+            return self.op("Range", zero, length, one, name=name)
+        if self.has("NonZero"):
+            one_tensor = ir.tensor(np.ones(1, np.int64))
+            ones = self.op("ConstantOfShape", self._shape_vector([length]), name=f"{name}_ones", value=one_tensor)
+            return self.squeeze(self.op("NonZero", ones, name=f"{name}_row"), [0], name)
+        return self._counting_loop(length, name)
+
+    def _counting_loop(self, length: ir.Value, name: str) -> ir.Value:
+        body = self.body()
+        with body.scope(name):
+            # Loop must carry something at these opsets, so it carries the condition once more.
+            inputs = [body.new_value("trip", ir.DataType.INT64, [])]
+            inputs += [body.new_value(what, ir.DataType.BOOL, []) for what in ("going_on", "carried")]
+            outputs = [body.op("Identity", inputs[place], name="passed_on") for place in (1, 2, 0)]
+            for output, dtype in zip(outputs, (ir.DataType.BOOL, ir.DataType.BOOL, ir.DataType.INT64), strict=True):
+                output.type, output.shape = ir.TensorType(dtype), ir.Shape([])
+        graph = self.graph(inputs, outputs, body, f"{name}_body")
+        true = constant(True, ir.DataType.BOOL)
+        return self.op_multi("Loop", [length, true, true], [f"{name}_carried", name], body=graph)[1]
+
+    def when(
+        self, condition: ir.Value, chosen: Callable[[Emitter], Sequence[Operand]],
+        otherwise: Callable[[Emitter], Sequence[Operand]], names: Sequence[str],
+    ) -> list[ir.Value]:  # fmt: skip
+        """If: only the nodes of one of the two branches run."""
+        branches = {}
+        for attribute, emit in (("then_branch", chosen), ("else_branch", otherwise)):
+            body = self.body()
+            with body.scope(attribute):
+                outputs = [
+                    body.op("Identity", operand, name=name) for operand, name in zip(emit(body), names, strict=True)
+                ]
+            for output in outputs:
+                output.type = ir.TensorType(self.dtype)
+            branches[attribute] = self.graph((), outputs, body, attribute)
+        return self.op_multi("If", [condition], names, **branches)
+
+    def backward_iota(self, length: int | ir.Value) -> Operand:
+        """length - 1 ... 1, 0 as int64 [length]."""
+        if isinstance(length, int):
+            return constant(np.arange(length)[::-1], ir.DataType.INT64)
+        positions = self.iota(length)
+        if self.opset >= BROADCASTS_BY_RULE:
+            last_position = self.op("Sub", length, constant(1, ir.DataType.INT64), name="last")
+            return self.op("Sub", last_position, positions, name="backward_positions")
+        # Sub knows no integers yet, and its second operand must be the smaller.
+        last = self.sub(self.cast(length, ir.DataType.INT64, self.dtype), self.scalar(1.0), "last")
+        minus = self.mul(self.cast(positions, ir.DataType.INT64, self.dtype), self.scalar(-1.0), "minus_positions")
+        return self.cast(self.add(minus, last, "backward"), self.dtype, ir.DataType.INT64, "backward_positions")
+
+    def flip(self, x: Operand, length: int | ir.Value, name: str = "flipped") -> Operand:
+        """x with axis 0, of the given length, reversed; Gather does it at every opset and on every runtime."""
+        return self.gather(x, self.backward_iota(length), name)
+
+    def less_outer(self, positions: Operand, limits: Operand, name: str = "within") -> ir.Value:
+        """positions[t] < limits[n] as boolean [T, N]; positions int64 [T], limits int32 [N]."""
+        if self.opset >= LESS_TAKES_INTEGERS:
+            column = self.unsqueeze(self.cast(positions, ir.DataType.INT64, ir.DataType.INT32), [1], "column")
+            return self._binary("Less", column, limits, name)
+        numbers = self.cast(limits, ir.DataType.INT32, self.dtype, "limits")
+        column = self.unsqueeze(self.cast(positions, ir.DataType.INT64, self.dtype), [1], "column")
+        # Both sides in full size, by a product with ones: only a suffix could be broadcast.
+        block = self.op("MatMul", column, self._ones_like(self.unsqueeze(numbers, [0], "row")), name="block")
+        return self._binary("Less", block, numbers, name)
+
+    def mask_type(self, columns: int) -> tuple[ir.DataType, int]:
+        """Element type and last axis of what `mask` makes."""
+        return (ir.DataType.BOOL, 1) if self.has("Where") else (self.dtype, columns)
+
+    def mask(self, condition: Operand, rank: int, columns: int, name: str = "mask") -> ir.Value:
+        """A boolean [..., N] made ready for `select` between [..., N, columns] values.
+
+        With Where a trailing axis is enough. Before, the mask is a block of ones and zeros of the full size, which no
+        operator needs to broadcast.
+        """
+        if self.has("Where"):
+            return self.op("Unsqueeze", condition, name=name, axes=[rank])
+        numbers = self.cast(condition, ir.DataType.BOOL, self.dtype, f"{name}_numbers")
+        return self.op("MatMul", self.unsqueeze(numbers, [rank]), filled(1.0, (1, columns), self.dtype), name=name)
+
+    def select(self, mask: Operand, a: Operand, b: Operand, name: str = "selected") -> Operand:
+        """a where the mask holds, else b. Before Where: m * a + (1 - m) * b, so NaN and inf of the unselected leak."""
+        if self.has("Where"):
+            zero = self.scalar(0.0)
+            return self.op("Where", mask, zero if a is None else a, zero if b is None else b, name=name)
+        rest = None if b is None else self.mul(self.sub(self.scalar(1.0), mask, f"{name}_rest"), b)
+        return self.add(self.mul(mask, a), rest, name)

@@ -1,0 +1,130 @@
+"""One row per runtime: the forms it runs, operators to avoid, its limits; each measured on the real runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+from rnn_lower.emitter import Habits
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.primitives import TABLE
+
+if TYPE_CHECKING:
+    from rnn_lower.node import RecurrentNode
+
+logger = logging.getLogger("rnn_lower")
+
+ALL_FORMS = ("scan", "loop", "unroll")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """How to lower for one runtime.
+
+    forms: those it runs right, the one for long or unknown sequences first.
+    unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
+    static_batch: whether it needs a known batch size.  opsets: first and last opset it takes.
+    slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
+    """
+
+    name: str
+    summary: str
+    forms: tuple[str, ...] = ALL_FORMS
+    habits: Habits = Habits()
+    unroll_up_to: int = 1
+    static_batch: bool = False
+    opsets: tuple[int, int] = (1, 99)
+    slow: tuple[int, float] | None = None
+
+    def choose(self, node: RecurrentNode, opset: int) -> str:
+        """The form for a node that nobody asked a form for."""
+        length = node.static_length
+        if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
+            return "unroll"
+        return next((form for form in self.forms if form != "scan" or opset >= TABLE["Scan"].since), "loop")
+
+    def check(self, node: RecurrentNode, form: str, opset: int) -> None:
+        """Raise UnsupportedError, with what to fix, for what the runtime cannot take."""
+        told = f"{node.describe()}: target {self.name}"
+        first, last = self.opsets
+        if not first <= opset <= last:
+            raise UnsupportedError(
+                f"{told} takes opsets {first} to {last}, not {opset}: convert the model (--opset 17)"
+            )
+        if form not in self.forms:
+            raise UnsupportedError(f"{told} does not run form {form}; use form {' or '.join(self.forms)}")
+        if self.static_batch and node.static_batch is None:
+            symbol = node.batch_size or "N"
+            raise UnsupportedError(f"{told} needs a known batch size: give it a fixed value (--dim {symbol}=1)")
+        length = node.static_length
+        if form == "unroll" and self.slow and length is not None and length > self.slow[0]:
+            logger.warning(
+                "%s: %d unrolled steps load slowly on %s (%g s for an LSTM of 400 steps)",
+                node.describe(), length, self.name, self.slow[1],
+            )  # fmt: skip
+
+
+_ALWAYS = 10**9
+"""unroll_up_to of runtimes that know nothing else."""
+
+_PORTABLE = Habits(
+    avoid=frozenset(
+        ("Split", "Clip", "Softsign", "Softplus", "HardSigmoid", "Elu", "ThresholdedRelu", "LeakyRelu", "If", "Expand")
+    )
+)
+
+_ROWS = (
+    Target(
+        "onnxruntime", "Scan, or a straight line for one step; every opset from 7 on",
+        habits=Habits(guard_empty_scan=True),
+    ),
+    Target(
+        "openvino", "Scan, also with unknown lengths and batches; short sequences unrolled", unroll_up_to=16,
+    ),
+    Target(
+        "tract", "Scan, also with an unknown batch; short sequences unrolled", ("scan", "unroll"), unroll_up_to=16,
+        opsets=(9, 99), slow=(100, 31),
+    ),
+    Target(
+        "opencv", "unrolled; needs a known length and batch", ("unroll",), unroll_up_to=_ALWAYS, static_batch=True,
+        slow=(400, 1.7),
+    ),
+    Target(
+        "mnn", "Loop; short sequences unrolled", ("loop", "unroll"), unroll_up_to=16, slow=(100, 4),
+    ),
+    Target(
+        "onnx2torch", "unrolled, Slice for Split, opset 9 to 17", ("unroll",),
+        Habits(avoid=_PORTABLE.avoid - {"Clip", "LeakyRelu", "Elu"} | {"Expand"}), _ALWAYS, True, (9, 17),
+    ),
+    Target(
+        "tinygrad", "unrolled; needs a known length and batch", ("unroll",), unroll_up_to=_ALWAYS, static_batch=True,
+        slow=(20, 85),
+    ),
+    Target(
+        "tvm", "unrolled; needs a known length and batch", ("unroll",), unroll_up_to=_ALWAYS, static_batch=True,
+        slow=(100, 30),
+    ),
+    Target(
+        "iree", "unrolled, opset 13 and up; needs a known length and batch", ("unroll",),
+        Habits(avoid=frozenset({"Softsign"})), _ALWAYS, True, (13, 99), (100, 20),
+    ),
+    Target(
+        "onnx-reference", "Scan with sequences flipped outside, Loop, or unrolled",
+        habits=Habits(flip_outside_scan=True),
+    ),
+    Target(
+        "portable", "unrolled, the smallest operator set, opset 13 to 17: runs on all of these", ("unroll",),
+        _PORTABLE, _ALWAYS, True, (13, 17), (100, 85),
+    ),
+)  # fmt: skip
+
+TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}
+
+
+def find_target(name: str | None) -> Target:
+    """The row of a runtime; None is onnxruntime. Raises RnnLowerError for a name that is not there."""
+    target = TARGETS.get("onnxruntime" if name is None else name)
+    if target is None:
+        raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(TARGETS)}")
+    return target

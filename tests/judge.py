@@ -1,0 +1,80 @@
+"""Run models for the tests: the fused operator on onnxruntime where it can be trusted with it, else the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onenode import Case, build
+
+import rnn_lower
+from rnn_lower import judging
+
+FUSED = ("RNN", "GRU", "LSTM")
+
+
+def run_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return judging.open_onnxruntime(ir.from_proto(model), None)(feeds)
+
+
+def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return judging.open_reference(ir.from_proto(model), None)(feeds)
+
+
+def refused(model: onnx.ModelProto) -> str | None:
+    """Why onnxruntime must not be given the fused model."""
+    reasons = (judging.refused_by_onnxruntime(node) for node in rnn_lower.inspect(model))
+    return next((reason for reason in reasons if reason), None)
+
+
+def expected(case: Case) -> list[np.ndarray]:
+    model, feeds = build(case)
+    if 0 in (case.T, case.N, case.I) or refused(model):
+        return run_reference(model, feeds)
+    return run_onnxruntime(model, feeds)
+
+
+def lowered(case: Case, form: str = "auto", **options: object) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The lowered model, checked to be valid and free of fused operators, and the feeds."""
+    model, feeds = build(case)
+    before = model.SerializeToString(deterministic=True)
+    result = rnn_lower.lower(model, form=form, **options)
+    assert model.SerializeToString(deterministic=True) == before, "the argument was changed"
+    assert not remaining(result), "a fused operator is left"
+    if "opset" not in options:
+        assert {o.domain: o.version for o in result.opset_import} == {o.domain: o.version for o in model.opset_import}
+    onnx.checker.check_model(result, full_check=True)
+    return result, feeds
+
+
+def remaining(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in every_node(model) if node.op_type in FUSED and node.domain == ""]
+
+
+def every_node(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    def walk(nodes: object) -> list[onnx.NodeProto]:
+        found = []
+        for node in nodes:
+            found.append(node)
+            for attribute in node.attribute:
+                for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+                    found += walk(graph.node)
+        return found
+
+    return walk(model.graph.node) + [node for function in model.functions for node in walk(function.node)]
+
+
+def close(actual: list[np.ndarray], wanted: list[np.ndarray], rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    assert len(actual) == len(wanted)
+    for a, b in zip(actual, wanted, strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        if a.dtype.itemsize == 2:  # one unit in the last place of the 16-bit type, both round once
+            rtol = max(rtol, 2**-7 if a.dtype != np.float16 else 2**-10)
+        np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=rtol, atol=atol)
+
+
+def agrees(case: Case, form: str = "auto") -> None:
+    """Lower, run on onnxruntime, compare with the judge."""
+    model, feeds = lowered(case, form)
+    close(run_onnxruntime(model, feeds), expected(case))

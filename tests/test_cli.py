@@ -1,0 +1,405 @@
+"""The command line as a user meets it, and what happens to files when something is wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import ROOT, own_models
+from judge import remaining
+from onenode import OPTIONAL, Case, build
+
+import rnn_lower
+from rnn_lower import cli, files
+
+
+@pytest.fixture
+def lstm(tmp_path) -> Path:
+    path = tmp_path / "lstm.onnx"
+    onnx.save(build(Case("LSTM", 14, "bidirectional", optional=OPTIONAL["LSTM"]))[0], path)
+    return path
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_lower_with_check(lstm, tmp_path, capsys):
+    out = tmp_path / "out.onnx"
+    code, text, _ = run(capsys, "lower", lstm, "-o", out, "--check")
+    assert code == 0
+    for word in ("LSTM-14", "main graph", "scan", "Y_c", "same: rtol", str(out)):
+        assert word in text
+    assert not remaining(onnx.load(out))
+
+
+@pytest.mark.parametrize("form", ["auto", "scan", "loop"])
+def test_models_of_the_project(form, tmp_path, capsys):
+    for path in own_models():
+        assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", form, "--check")[0] == 0
+
+
+def test_json(lstm, tmp_path, capsys):
+    code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--check", "--json")
+    data = json.loads(text)
+    assert code == 0
+    assert data["nodes"][0]["form"] == "scan"
+    assert data["check"]["ok"] is True
+    code, text, _ = run(capsys, "inspect", lstm, "--json")
+    assert json.loads(text)[0]["op"] == "LSTM-14"
+    code, text, _ = run(capsys, "check", lstm, tmp_path / "o.onnx", "--json")
+    assert (code, json.loads(text)["ok"]) == (0, True)
+
+
+def test_inspect(lstm, capsys, tmp_path):
+    code, text, _ = run(capsys, "inspect", lstm)
+    assert code == 0
+    for word in ("bidirectional", "T=5 N=2 I=3 H=4", "sequence_lens", "Sigmoid-Tanh-Tanh", "float"):
+        assert word in text
+    assert run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx")[0] == 0
+    assert "no RNN, GRU or LSTM" in run(capsys, "inspect", tmp_path / "o.onnx")[1]
+
+
+def test_check_finds_a_difference(lstm, tmp_path, capsys):
+    out = tmp_path / "o.onnx"
+    rnn_lower.lower_file(lstm, out)
+    model = onnx.load(out)
+    tensor = next(t for t in model.graph.initializer if "W" in t.name)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name))
+    onnx.save(model, out)
+    code, text, _ = run(capsys, "check", lstm, out)
+    assert code == 1
+    assert "DIFFERENT" in text
+    assert "values differ" in text
+
+
+def test_failed_check_writes_nothing(lstm, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rnn_lower.CheckReport, "ok", False)
+    code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--check")
+    assert code == 1
+    assert "nothing written" in text
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_only_and_skip(lstm, tmp_path, capsys):
+    out = tmp_path / "o.onnx"
+    for arguments, left in (
+        (["--only", "other*"], 1),
+        (["--skip", "no*"], 1),
+        (["--op", "gru"], 1),
+        (["--only", "n*"], 0),
+    ):
+        assert run(capsys, "lower", lstm, "-o", out, *arguments)[0] == 0
+        assert len(remaining(onnx.load(out))) == left
+
+
+def test_model_without_recurrent_nodes(tmp_path, capsys, lstm):
+    out = tmp_path / "o.onnx"
+    run(capsys, "lower", lstm, "-o", out)
+    code, text, _ = run(capsys, "lower", out, "-o", tmp_path / "again.onnx")
+    assert code == 0
+    assert "no RNN, GRU or LSTM node" in text
+    assert (tmp_path / "again.onnx").read_bytes() == out.read_bytes()
+
+
+def test_same_file_in_and_out(lstm, capsys):
+    assert run(capsys, "lower", lstm, "-o", lstm, "--check")[0] == 0
+    assert not remaining(onnx.load(lstm))
+    assert os.listdir(lstm.parent) == ["lstm.onnx"]
+
+
+def test_inputs_file(lstm, tmp_path, capsys):
+    feeds = build(Case("LSTM", 14, "bidirectional", optional=OPTIONAL["LSTM"]))[1]
+    np.savez(tmp_path / "x.npz", **feeds)
+    assert run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--check", "--inputs", tmp_path / "x.npz")[0] == 0
+    feeds.pop("X")
+    np.savez(tmp_path / "x.npz", **feeds)
+    code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "p.onnx", "--check", "--inputs", tmp_path / "x.npz")
+    assert code == 2
+    assert "inputs lack X" in err
+
+
+# -- bad input: one line, exit 2, nothing written ---------------------------------------------------------------------
+
+
+def bad_models() -> dict[str, tuple[Case, dict, str]]:
+    """name -> case, attribute changes (None removes), words of the message"""
+    make = onnx.helper.make_attribute
+    return {
+        "clip as an int": (Case("LSTM"), {"clip": make("clip", 3)}, "attribute 'clip' is of type INT, it must be FLOAT"),
+        "unknown activation": (Case("GRU"), {"activations": make("activations", ["Sigmoid", "Gelu"])}, "unknown activation 'Gelu'"),
+        "count of activations": (Case("LSTM"), {"activations": make("activations", ["Tanh"])}, "1 activations; LSTM takes 3 per direction"),
+        "hidden_size": (Case("RNN"), {"hidden_size": make("hidden_size", 7)}, "hidden_size, which is 7 by the attribute"),
+        "hidden_size zero": (Case("RNN"), {"hidden_size": make("hidden_size", 0)}, "hidden_size is 0"),
+        "direction": (Case("GRU"), {"direction": make("direction", "sideways")}, "unknown direction 'sideways'"),
+        "unknown attribute": (Case("GRU"), {"foo": make("foo", 1)}, "no attribute 'foo'"),
+        "layout too early": (Case("GRU", 13), {"layout": make("layout", 1)}, "GRU version 7 has no attribute 'layout'"),
+        "layout 2": (Case("GRU"), {"layout": make("layout", 2)}, "layout is 2"),
+        "negative clip": (Case("LSTM"), {"clip": make("clip", -1.0)}, "clip is -1"),
+        "nan clip": (Case("RNN"), {"clip": make("clip", float("nan"))}, "clip is NaN"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", bad_models())
+def test_bad_attributes(what, tmp_path, capsys):
+    case, changes, words = bad_models()[what]
+    model, _ = build(case)
+    node = model.graph.node[0]
+    for name, attribute in changes.items():
+        for old in [a for a in node.attribute if a.name == name]:
+            node.attribute.remove(old)
+        node.attribute.append(attribute)
+    path, out = tmp_path / "bad.onnx", tmp_path / "out.onnx"
+    onnx.save(model, path)
+    code, text, err = run(capsys, "lower", path, "-o", out)
+    assert (code, text) == (2, "")
+    assert err.count("\n") == 1
+    assert str(path) in err
+    assert "'node'" in err
+    assert words in err
+    assert not out.exists()
+    with pytest.raises(rnn_lower.InvalidNodeError):
+        rnn_lower.lower(model)
+    with pytest.raises(rnn_lower.InvalidNodeError):
+        rnn_lower.inspect(model)
+
+
+def contradicting() -> dict[str, tuple[str, tuple[int, ...], str]]:
+    return {
+        "R": ("R", (1, 16, 5), "hidden_size, which is 4"),
+        "W": ("W", (1, 20, 3), "W has shape [1, 20, 3]; 20 should be 4 * hidden_size, which is 4"),
+        "B": ("B", (1, 30), "B has shape [1, 30]"),
+        "P": ("P", (2, 12), "num_directions, which is 1"),
+        "rank": ("B", (32,), "it must be of rank 2"),
+        "input_size": ("W", (1, 16, 9), "input_size"),
+    }
+
+
+@pytest.mark.parametrize("what", contradicting())
+def test_contradicting_shapes(what, tmp_path, capsys):
+    name, shape, words = contradicting()[what]
+    model, _ = build(Case("LSTM", optional=("B", "P")))
+    tensor = next(t for t in model.graph.initializer if t.name == name)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    path = tmp_path / "bad.onnx"
+    onnx.save(model, path)
+    code, _, err = run(capsys, "lower", path, "-o", tmp_path / "out.onnx")
+    assert code == 2
+    assert words in err
+    assert os.listdir(tmp_path) == ["bad.onnx"]
+
+
+def test_missing_required_input_and_too_many():
+    model, _ = build(Case("RNN"))
+    model.graph.node[0].input[2] = ""
+    with pytest.raises(rnn_lower.InvalidNodeError, match="input R is missing"):
+        rnn_lower.lower(model)
+    model, _ = build(Case("RNN", optional=("B", "sequence_lens", "initial_h")))
+    model.graph.node[0].input.append("X")
+    with pytest.raises(rnn_lower.InvalidNodeError, match="7 inputs, the operator has 6"):
+        rnn_lower.lower(model)
+
+
+def test_wrong_element_types():
+    model, _ = build(Case("RNN", optional=("sequence_lens",)))
+    next(v for v in model.graph.input if v.name == "sequence_lens").type.tensor_type.elem_type = 7
+    with pytest.raises(rnn_lower.InvalidNodeError, match="sequence_lens is of type INT64; it must be INT32"):
+        rnn_lower.lower(model)
+    model, _ = build(Case("RNN"))
+    model.graph.input[0].type.tensor_type.elem_type = 11
+    with pytest.raises(rnn_lower.InvalidNodeError, match="element types differ"):
+        rnn_lower.lower(model)
+
+
+def test_unknown_version(monkeypatch):
+    monkeypatch.setitem(__import__("rnn_lower.node").node.VERSIONS, "RNN", (1, 7, 14))
+    with pytest.raises(rnn_lower.UnsupportedError, match="version 22 of RNN is unknown; known are 1, 7, 14"):
+        rnn_lower.lower(build(Case("RNN", 22))[0])
+
+
+def test_attribute_of_a_function(tmp_path):
+    model, _ = build(Case("GRU", 18, place="function"))
+    attribute = next(a for a in model.functions[0].node[0].attribute if a.name == "hidden_size")
+    attribute.ClearField("i")
+    attribute.ref_attr_name = "size"
+    model.functions[0].attribute.append("size")
+    with pytest.raises(rnn_lower.UnsupportedError, match="inline the function first"):
+        rnn_lower.lower(model)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a model at all", "truncated", "folder"])
+def test_unreadable_files(content, lstm, tmp_path, capsys):
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    if content == "truncated":
+        path.write_bytes(lstm.read_bytes()[:200])
+    elif content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    for arguments in (("lower", path, "-o", out), ("inspect", path), ("check", path, lstm), ("check", lstm, path)):
+        code, _, err = run(capsys, *arguments)
+        assert code == 2
+        assert err.count("\n") == 1
+        assert str(path) in err
+    assert not out.exists()
+
+
+def test_unwritable_output_keeps_the_input(lstm, tmp_path, capsys):
+    before = lstm.read_bytes()
+    code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "no" / "such" / "folder.onnx")
+    assert code == 2
+    assert "cannot be written" in err
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "x").touch()
+    assert run(capsys, "lower", lstm, "-o", folder)[0] == 2
+    assert lstm.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["folder", "lstm.onnx"]
+
+
+def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
+    before = lstm.read_bytes()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("onnx_ir.save", fail)
+    code, _, err = run(capsys, "lower", lstm, "-o", lstm)
+    assert code == 2
+    assert "No space left" in err
+    assert lstm.read_bytes() == before
+    assert os.listdir(lstm.parent) == ["lstm.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--form", "spiral"], "invalid choice"),
+        (["--target", "abacus"], "unknown target 'abacus'; known are onnxruntime"),
+        (["--op", "SRU"], "unknown operator 'SRU'"),
+        (["--dim", "T"], "write NAME=SIZE"),
+        (["--dim", "Q=3"], "no input has a symbolic size 'Q'"),
+        (["--inputs", "x.npz"], "--inputs needs --check"),
+        (["--check", "--inputs", "absent.npz"], "absent.npz"),
+        (["--opset", "3000"], "opset 3000 is unknown"),
+    ],
+)
+def test_bad_usage(arguments, words, lstm, tmp_path, capsys):
+    code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", *arguments)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_impossible_forms(tmp_path, capsys):
+    path = tmp_path / "m.onnx"
+    onnx.save(build(Case("LSTM", 8))[0], path)
+    code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "scan")
+    assert code == 2
+    assert "LSTM 'node'" in err
+    assert "needs opset 9, the model is at opset 8; use form loop" in err
+    onnx.save(build(Case("LSTM", 14, dynamic=True))[0], path)
+    code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll")
+    assert code == 2
+    assert "known sequence length, here it is 'T'; use form scan or loop" in err
+    assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--dim", "T=5")[0] == 0
+
+
+def test_unrolling_too_much(tmp_path, capsys):
+    path = tmp_path / "m.onnx"
+    onnx.save(build(Case("LSTM", 14, T=2000))[0], path)
+    code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--max-nodes", "5000")
+    assert code == 2
+    assert "unrolling 2000 steps takes" in err
+    assert "use form scan or loop" in err
+    model = rnn_lower.lower(build(Case("LSTM", 14, T=40))[0], form="unroll")
+    steps = sum("/t" in node.name or node.name.startswith("node/X_") for node in model.graph.node)
+    assert abs(steps - int(_count_message(40, 10).split("takes ")[1].split()[0])) <= 2
+
+
+def _count_message(length: int, limit: int) -> str:
+    with pytest.raises(rnn_lower.UnsupportedError) as caught:
+        rnn_lower.lower(build(Case("LSTM", 14, T=length))[0], form="unroll", max_nodes=limit)
+    return str(caught.value)
+
+
+def test_external_data(tmp_path, capsys):
+    """Weights beside the model stay beside it, the touched ones transposed."""
+    model, feeds = build(Case("LSTM", 14, H=64, I=64, optional=("B",)))
+    extra = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(128, 128)).astype(np.float32), "extra")
+    model.graph.initializer.append(extra)
+    model.graph.node.append(onnx.helper.make_node("Identity", ["extra"], ["copy"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("copy", 1, [128, 128]))
+    path = tmp_path / "in.onnx"
+    whole = copy.deepcopy(model)  # saving with external data takes the data out of the model
+    onnx.save(whole, path, save_as_external_data=True, location="in.weights", size_threshold=0)
+    for out in (tmp_path / "out.onnx", path):
+        code, _, err = run(capsys, "lower", path, "-o", out, "--check")
+        assert (code, err) == (0, "")
+        result = onnx.load(out)
+        assert (tmp_path / f"{out.name}.data").stat().st_size > 2 * 64 * 256 * 4
+        assert np.array_equal(
+            onnx.numpy_helper.to_array(next(t for t in result.graph.initializer if t.name == "extra")),
+            onnx.numpy_helper.to_array(extra),
+        )
+        assert rnn_lower.check(model, result, inputs=feeds).ok
+        path = out if out != path else path
+
+
+def test_external_data_in_place_twice(tmp_path):
+    model, _ = build(Case("GRU", 14, H=64, I=64))
+    path = tmp_path / "m.onnx"
+    onnx.save(copy.deepcopy(model), path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    rnn_lower.lower_file(path, path)
+    first = onnx.load(path)
+    rnn_lower.lower_file(path, path)
+    assert onnx.load(path) == first
+    assert rnn_lower.check(model, first).ok
+
+
+def test_progress_is_reported(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(build(Case("GRU", 14, H=64, I=64))[0], path, save_as_external_data=True, size_threshold=0)
+    seen = []
+    rnn_lower.lower_file(path, tmp_path / "o.onnx", progress=lambda name, index, total: seen.append((name, index)))
+    assert len(seen) >= 3
+    assert not files.has_external_data(files.load(path)) or seen
+
+
+def test_from_the_checkout_and_as_a_module_without_runtimes(lstm, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "cli.py"), "lower", str(lstm), "-o", str(tmp_path / "o.onnx")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    code = (
+        "import sys, rnn_lower, onnx; m = onnx.load(sys.argv[1]); rnn_lower.lower(m); rnn_lower.inspect(m);"
+        "bad = [n for n in ('onnxruntime', 'onnxscript', 'rich', 'torch') if n in sys.modules]; sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(lstm)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "lower" in out
+    assert run(capsys)[0] == 2
+
+
+def test_targets_are_listed(lstm, tmp_path, capsys):
+    code, out, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--target", "list")
+    assert code == 0
+    assert "portable" in out
