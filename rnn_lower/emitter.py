@@ -23,11 +23,13 @@ class Habits:
 
     avoid: operators to express by others.
     flip_outside_scan: reverse sequences before and after a Scan instead of by its scan directions.
+    scan_per_direction: give each direction a Scan of its own.
     guard_empty_scan: put a Scan of unknown length into an If that leaves it out when there are no steps.
     """
 
     avoid: frozenset[str] = frozenset()
     flip_outside_scan: bool = False
+    scan_per_direction: bool = False
     guard_empty_scan: bool = False
 
 

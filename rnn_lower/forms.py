@@ -81,6 +81,8 @@ def scan(e: Emitter, tracks: Sequence[Track], span: Span) -> list[Result]:
 
     onnxruntime's Scan refuses a sequence without steps, so where that can happen it is not reached.
     """
+    if e.habits.scan_per_direction and len(tracks) > 1:
+        return [result for track in tracks for result in scan(e, [track], span)]
     length = span.seq_length()
     if length == 0:
         return unroll(e, tracks, span)

@@ -75,10 +75,10 @@ class _Sequence:
 
 
 def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
-    x = given(node.inputs["X"])
+    # Casts stand outside of transpositions: onnxruntime 1.31 crashes on some float16 graphs that do it inside.
+    x = e.cast(given(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
     if node.layout:
         x = e.transpose(x, [1, 0, 2], "X_time_major")
-    x = e.cast(x, node.dtype, e.dtype, "X_cast")
     span = Span(
         _once(node.static_length, functools.partial(e.dim, x, 0, "seq_length")),
         _once(node.static_batch, functools.partial(e.dim, x, 1, "batch_size")),
@@ -201,7 +201,10 @@ def _direction(e: Emitter, node: RecurrentNode, name: str, direction: int) -> Op
 
 def _matrix(e: Emitter, node: RecurrentNode, rows: Operand, name: str) -> Operand:
     """[columns, features] as stored -> [features, columns] to multiply with; in the file it keeps the model's type."""
-    return e.cast(e.value(e.transpose(rows, [1, 0], f"{name}_transposed")), node.dtype, e.dtype, f"{name}_cast")
+    if isinstance(rows, Constant):
+        stored = e.value(e.transpose(rows, [1, 0], f"{name}_transposed"))
+        return e.cast(stored, node.dtype, e.dtype, f"{name}_cast")
+    return e.transpose(e.cast(rows, node.dtype, e.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
 
 
 def _vector(e: Emitter, node: RecurrentNode, name: str, direction: int) -> Operand:
@@ -229,10 +232,9 @@ def _outputs(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequ
             value = _stacked(e, sequence, results)
         else:
             value = _joined(e, [finals[states.index(name[2:])] for finals, _ in results], 0, name)
-        value = e.cast(value, e.dtype, node.dtype, f"{name}_cast")
         if node.layout:
             value = e.transpose(value, [2, 0, 1, 3] if name == "Y" else [1, 0, 2], f"{name}_batch_major")
-        outputs[name] = value
+        outputs[name] = e.cast(value, e.dtype, node.dtype, f"{name}_cast")
     return outputs
 
 

@@ -83,8 +83,8 @@ _ROWS = (
         "openvino", "Scan, also with unknown lengths and batches; short sequences unrolled", unroll_up_to=16,
     ),
     Target(
-        "tract", "Scan, also with an unknown batch; short sequences unrolled", ("scan", "unroll"), unroll_up_to=16,
-        opsets=(9, 99), slow=(100, 31),
+        "tract", "Scan, also with an unknown batch; short sequences unrolled", ("scan", "unroll"),
+        Habits(scan_per_direction=True), 16, opsets=(9, 99), slow=(100, 31),
     ),
     Target(
         "opencv", "unrolled; needs a known length and batch", ("unroll",), unroll_up_to=_ALWAYS, static_batch=True,

@@ -1,0 +1,197 @@
+"""Time and memory of lowering itself over the size of the model; growth has to be linear.
+
+    python benchmarks/scale.py [--plot docs/scale.png] [--gigabytes 2.4]
+
+Each measurement runs in a process of its own and reports its peak memory (resident, without mapped files).
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+def graph_of(nodes: int, recurrent: int, T: int = 8, H: int = 8) -> onnx.ModelProto:
+    """A chain of `nodes` Relu with `recurrent` LSTM among them, each with weights of its own."""
+    rng = np.random.default_rng(0)
+    made, tensors, last = [], [], "X"
+    every = max(1, nodes // max(1, recurrent))
+    for k in range(nodes):
+        if recurrent and k % every == 0 and k // every < recurrent:
+            for name, shape in (("W", (1, 4 * H, H)), ("R", (1, 4 * H, H)), ("B", (1, 8 * H))):
+                tensors.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), f"{name}{k}"))
+            made.append(
+                helper.make_node("LSTM", [last, f"W{k}", f"R{k}", f"B{k}"], [f"y{k}"], name=f"lstm{k}", hidden_size=H)
+            )
+            made.append(helper.make_node("Squeeze", [f"y{k}", "axis"], [f"v{k}"]))
+        else:
+            made.append(helper.make_node("Relu", [last], [f"v{k}"], name=f"relu{k}"))
+        last = f"v{k}"
+    tensors.append(numpy_helper.from_array(np.array([1]), "axis"))
+    infos = [helper.make_tensor_value_info(f"v{k}", TensorProto.FLOAT, [T, 1, H]) for k in range(nodes - 1)]
+    graph = helper.make_graph(
+        made, "g", [helper.make_tensor_value_info("X", TensorProto.FLOAT, [T, 1, H])],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, [T, 1, H])], tensors, value_info=infos,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def big_model(path: Path, gigabytes: float) -> None:
+    """4 LSTM among 300 MatMul, the weights in an external file that is written piece by piece."""
+    H, lstm = 512, 4
+    size = int((gigabytes * 1e9 / 4 / 300) ** 0.5)
+    offset, tensors, made, last = 0, [], [], "x"
+    data = path.with_name(path.name + ".data")
+    with open(data, "wb") as file:
+
+        def tensor(name: str, shape: tuple[int, ...]) -> None:
+            nonlocal offset
+            values = np.full(shape, 1e-3, np.float32)
+            file.write(values.tobytes())
+            proto = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
+            for key, value in (("location", data.name), ("offset", str(offset)), ("length", str(values.nbytes))):
+                proto.external_data.add(key=key, value=value)
+            tensors.append(proto)
+            offset += values.nbytes
+
+        for k in range(300):
+            tensor(f"M{k}", (size, size))
+            made.append(helper.make_node("MatMul", [last, f"M{k}"], [f"m{k}"], name=f"matmul{k}"))
+            last = f"m{k}"
+        for k in range(lstm):
+            tensor(f"W{k}", (1, 4 * H, size if k == 0 else H))
+            tensor(f"R{k}", (1, 4 * H, H))
+            made.append(helper.make_node("LSTM", [last, f"W{k}", f"R{k}"], [f"y{k}"], name=f"lstm{k}", hidden_size=H))
+            made.append(helper.make_node("Squeeze", [f"y{k}", "axis"], [f"s{k}"]))
+            last = f"s{k}"
+    tensors.append(numpy_helper.from_array(np.array([1]), "axis"))
+    graph = helper.make_graph(
+        made, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 1, size])],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, [8, 1, H])], tensors,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+
+
+def peak_of(stop: threading.Event, found: list[int]) -> None:
+    """Anonymous memory: pages of mapped weight files are the page cache's, not ours."""
+    while not stop.is_set():
+        with open("/proc/self/status") as status:
+            found[0] = max(found[0], *(int(line.split()[1]) for line in status if line.startswith("RssAnon")))
+        stop.wait(0.005)
+
+
+def work(kind: str, source: str, destination: str, form: str) -> None:
+    import rnn_lower
+
+    rnn_lower.lower  # noqa: B018  imported before the clock starts
+    found, stop = [0], threading.Event()
+    watcher = threading.Thread(target=peak_of, args=(stop, found))
+    watcher.start()
+    start = time.perf_counter()
+    if kind == "lower":
+        rnn_lower.lower_file(source, destination, form=form)
+    elif kind == "load+save":
+        model = ir.load(source)
+        ir.save(model, destination)
+    else:
+        shutil.copyfile(source + ".data", destination + ".data")
+        os.sync()
+    seconds = time.perf_counter() - start
+    stop.set()
+    watcher.join()
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": seconds, "anonymous_mb": found[0] / 1024, "resident_mb": resident}))
+
+
+def measure(kind: str, source: Path, form: str = "auto") -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=source.parent) as folder:
+        command = [sys.executable, __file__, "--work", kind, str(source), str(Path(folder) / "out.onnx"), form]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "scale.png")
+    parser.add_argument("--gigabytes", type=float, default=2.4)
+    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(*arguments.work)
+        return
+    console = Console(width=120)
+    table = Table("what", "size", "lower s", "load + save s", "ratio", "peak MB")
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+
+        def row(what: str, size: int, other: str | None = "load+save", form: str = "auto") -> None:
+            mine = measure("lower", path, form)
+            base = measure(other, path)["seconds"] if other else float("nan")
+            curves.setdefault(what, []).append((size, mine["seconds"]))
+            table.add_row(
+                what,
+                str(size),
+                f"{mine['seconds']:.2f}",
+                f"{base:.2f}",
+                f"{mine['seconds'] / base:.2f}",
+                f"{mine['resident_mb']:.0f}",
+            )
+
+        for nodes in (1_000, 10_000, 100_000):
+            onnx.save(graph_of(nodes, 10), path)
+            row("nodes, 10 of them LSTM", nodes)
+        for recurrent in (10, 100, 1_000):
+            onnx.save(graph_of(2 * recurrent, recurrent), path)
+            row("LSTM", recurrent)
+        for T in (10, 100, 1_000, 2_000):
+            onnx.save(graph_of(1, 1, T=T), path)
+            row("unrolled steps", T, None, "unroll")
+        for gigabytes in (arguments.gigabytes / 8, arguments.gigabytes):
+            big_model(path, gigabytes)
+            mine, copy = measure("lower", path), measure("copy", path)
+            curves.setdefault("external MB", []).append((1000 * gigabytes, mine["seconds"]))
+            table.add_row(
+                "external data, GB", f"{gigabytes:.2f}", f"{mine['seconds']:.2f}", f"copy {copy['seconds']:.2f}",
+                f"{mine['seconds'] / copy['seconds']:.2f}", f"{mine['anonymous_mb']:.0f} (+ mapped: {mine['resident_mb']:.0f})",
+            )  # fmt: skip
+    console.print(table)
+    plot(curves, arguments.plot)
+
+
+def plot(curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, points in curves.items():
+        axes.loglog(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(xlabel="size", ylabel="seconds to lower")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

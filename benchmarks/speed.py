@@ -1,0 +1,259 @@
+"""Speed of the lowered graph beside the fused operator on onnxruntime's CPU: one process, interleaved, median of pairs.
+
+    python benchmarks/speed.py [--quick] [--threads 1] [--plot docs/speed.png]
+
+Prints one line per configuration and the geometric means that the project aims at. Nothing is asserted.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from onenode import Case, build  # noqa: E402
+
+import rnn_lower  # noqa: E402
+
+Session = onnxruntime.InferenceSession
+AIM = ((1, 64, 128), (1, 256, 256), (1, 512, 512), (8, 64, 128), (8, 256, 256), (32, 256, 256), (32, 512, 512))
+OPERATORS = {"LSTM": Case("LSTM"), "GRU": Case("GRU", lbr=0), "GRU lbr": Case("GRU", lbr=1), "RNN": Case("RNN")}
+GOALS = {"LSTM": 1.35, "GRU": 1.25, "GRU lbr": 1.32, "RNN": 0.50}
+
+
+def session(model: onnx.ModelProto, threads: int) -> Session:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4
+    return Session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def ratios(sessions: dict[str, Session], feeds: dict, seconds: float) -> dict[str, tuple[float, float]]:
+    """Per name: median time in microseconds, median of its ratio to the first session in the same round."""
+    for one in sessions.values():
+        one.run(None, feeds)
+    rounds: list[dict[str, float]] = []
+    end = time.perf_counter() + seconds
+    while len(rounds) < 5 or time.perf_counter() < end:
+        row = {}
+        for name, one in sessions.items():
+            start = time.perf_counter()
+            one.run(None, feeds)
+            row[name] = time.perf_counter() - start
+        rounds.append(row)
+    first = next(iter(sessions))
+    return {
+        name: (1e6 * statistics.median(r[name] for r in rounds), statistics.median(r[name] / r[first] for r in rounds))
+        for name in sessions
+    }
+
+
+def naive(case: Case) -> onnx.ModelProto:
+    """What one writes by hand: a Scan with one MatMul per gate and input, nothing hoisted (LSTM forward only)."""
+    model, _ = build(case)
+    weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    H, nodes, tensors = case.H, [], []
+    for k, gate in enumerate("iofc"):
+        rows = slice(k * H, (k + 1) * H)
+        bias = weights["B"][0, rows] + weights["B"][0, 4 * H + k * H : 4 * H + (k + 1) * H]
+        for name, value in (("W", weights["W"][0, rows].T), ("R", weights["R"][0, rows].T), ("B", bias)):
+            tensors.append(numpy_helper.from_array(np.ascontiguousarray(value), name + gate))
+        nodes += [
+            helper.make_node("MatMul", ["x", f"W{gate}"], [f"x{gate}"]),
+            helper.make_node("MatMul", ["h", f"R{gate}"], [f"h{gate}"]),
+            helper.make_node("Add", [f"x{gate}", f"h{gate}"], [f"s{gate}"]),
+            helper.make_node("Add", [f"s{gate}", f"B{gate}"], [f"b{gate}"]),
+            helper.make_node("Tanh" if gate == "c" else "Sigmoid", [f"b{gate}"], [gate]),
+        ]
+    nodes += [
+        helper.make_node("Mul", ["f", "C"], ["fC"]), helper.make_node("Mul", ["i", "c"], ["ic"]),
+        helper.make_node("Add", ["fC", "ic"], ["newC"]), helper.make_node("Tanh", ["newC"], ["tC"]),
+        helper.make_node("Mul", ["o", "tC"], ["newh"]), helper.make_node("Identity", ["newh"], ["y"]),
+    ]  # fmt: skip
+    info = lambda name, size: helper.make_tensor_value_info(name, TensorProto.FLOAT, [case.N, size])  # noqa: E731
+    body = helper.make_graph(
+        nodes, "body", [info("h", H), info("C", H), info("x", case.I)], [info("newh", H), info("newC", H), info("y", H)]
+    )
+    zeros = numpy_helper.from_array(np.zeros((case.N, H), np.float32), "zeros")
+    graph = helper.make_graph(
+        [helper.make_node("Scan", ["zeros", "zeros", "X"], ["Yh", "Yc", "Ys"], body=body, num_scan_inputs=1)], "g",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [case.T, case.N, case.I])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("Ys", "Yh", "Yc")], [zeros, *tensors],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def forms_of(T: int) -> list[str]:
+    return ["auto", "scan", "loop", *(["unroll"] if T <= 64 else [])]
+
+
+def one(case: Case, threads: int, seconds: float) -> dict[str, tuple[float, float]]:
+    model, feeds = build(case)
+    sessions = {"fused": session(model, threads)}
+    for form in forms_of(case.T):
+        sessions[form] = session(rnn_lower.lower(model, form=form), threads)
+    if case.op == "LSTM" and case.direction is None:
+        sessions["naive"] = session(naive(case), threads)
+    return ratios(sessions, feeds, seconds)
+
+
+def mean(values: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def aims(console: Console, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """The configurations that the project's goals are stated for: one thread, T = 64 (32 for the largest)."""
+    table = Table(
+        "operator", "direction", "scan / fused", "goal", "loop / scan", "unroll / scan", "auto / fused, T = 1, H >= 64"
+    )
+    series: dict[str, dict[str, list[float]]] = {}
+    for (name, base), direction in itertools.product(OPERATORS.items(), (None, "bidirectional")):
+        found: dict[str, list[float]] = {}
+        single = []
+        for N, I, H in AIM:
+            case = base.replace(
+                opset=17,
+                T=32 if (N, H) == (32, 512) else 64,
+                N=N,
+                I=I,
+                H=H,
+                direction=direction,
+                optional=("B",),
+                outputs=None,
+            )
+            result = one(case, 1, seconds)
+            for form in ("scan", "loop", "unroll"):
+                found.setdefault(form, []).append(result[form][1])
+            single.append(one(case.replace(T=1), 1, seconds / 4)["auto"][1])
+        series[f"{name} {direction or 'forward'}"] = found
+        scan = found["scan"]
+        table.add_row(
+            name, direction or "forward", f"{mean(scan):.2f}", f"{GOALS[name]:.2f}",
+            f"{mean([a / b for a, b in zip(found['loop'], scan, strict=True)]):.2f}",
+            f"{mean([a / b for a, b in zip(found['unroll'], scan, strict=True)]):.2f}",
+            f"{mean(single):.2f} (worst {max(single):.2f})",
+        )  # fmt: skip
+    console.print(table)
+    return series
+
+
+def sweep(console: Console, threads: list[int], seconds: float) -> dict[tuple[str, str], dict[int, float]]:
+    """Every size; answers the ratio over hidden_size for the plot (T = 64, N = 1, one thread)."""
+    table = Table(
+        "operator", "direction", "threads", "T", "N", "H", "fused us", "auto", "scan", "loop", "unroll", "naive"
+    )
+    curves: dict[tuple[str, str], dict[int, float]] = {}
+    for count, (name, base), direction, T, N, H in itertools.product(
+        threads, OPERATORS.items(), (None, "bidirectional"), (1, 16, 64, 512), (1, 8, 32), (32, 128, 256, 512)
+    ):
+        if N * H * H * T > 32 * 512 * 512 * 64:
+            continue
+        case = base.replace(opset=17, T=T, N=N, I=H, H=H, direction=direction, optional=("B",))
+        result = one(case, count, seconds)
+        cells = [
+            f"{result[form][1]:.2f}" if form in result else "" for form in ("auto", "scan", "loop", "unroll", "naive")
+        ]
+        table.add_row(
+            name, direction or "forward", str(count), str(T), str(N), str(H), f"{result['fused'][0]:.0f}", *cells
+        )
+        if (T, N, count, direction) == (64, 1, 1, None):
+            for form in ("scan", "loop", "unroll"):
+                curves.setdefault((name, form), {})[H] = result[form][1]
+    console.print(table)
+    return curves
+
+
+def others(console: Console) -> None:
+    """What a user would pick otherwise."""
+    from onnx.reference import ReferenceEvaluator
+
+    case = Case("LSTM", opset=17, T=64, N=1, I=128, H=128, optional=("B",))
+    model, feeds = build(case)
+    fused, scan = session(model, 1), session(rnn_lower.lower(model), 1)
+    reference = ReferenceEvaluator(model)
+    table = Table("LSTM, T = 64, N = 1, H = 128", "ms")
+    table.add_row("fused on onnxruntime", f"{timed(lambda: fused.run(None, feeds)):.2f}")
+    table.add_row("lowered to Scan", f"{timed(lambda: scan.run(None, feeds)):.2f}")
+    hand = session(naive(case), 1)
+    table.add_row("naive Scan, a MatMul per gate", f"{timed(lambda: hand.run(None, feeds)):.2f}")
+    table.add_row("fused on onnx's ReferenceEvaluator", f"{timed(lambda: reference.run(None, feeds), 3):.2f}")
+    try:
+        table.add_row("torch's dynamo export of nn.RNN (T = 64)", f"{dynamo_rnn():.2f}")
+        rnn = Case("RNN", opset=17, T=64, N=1, I=128, H=128, optional=("B",))
+        model, feeds = build(rnn)
+        ours = session(rnn_lower.lower(model), 1)
+        table.add_row("nn.RNN of that size, lowered to Scan", f"{timed(lambda: ours.run(None, feeds)):.2f}")
+    except ImportError as error:
+        table.add_row("torch's dynamo export of nn.RNN", f"not measured: {error}")
+    console.print(table)
+
+
+def dynamo_rnn() -> float:
+    import torch
+
+    module = torch.nn.RNN(128, 128).eval()
+    x = torch.randn(64, 1, 128)
+    program = torch.onnx.export(module, (x,), dynamo=True, verbose=False)
+    exported = session(program.model_proto, 1)
+    name = exported.get_inputs()[0].name
+    return timed(lambda: exported.run(None, {name: x.numpy()}))
+
+
+def timed(run: object, count: int = 50) -> float:
+    run()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+def plot(curves: dict[tuple[str, str], dict[int, float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(OPERATORS), figsize=(13, 3.4), sharey=True, layout="constrained")
+    for panel, name in zip(panels, OPERATORS, strict=True):
+        for form in ("scan", "loop", "unroll"):
+            points = curves.get((name, form), {})
+            panel.plot(list(points), list(points.values()), marker="o", label=form)
+        panel.axhline(1.0, color="grey", linewidth=0.8)
+        panel.set(title=name, xlabel="hidden size", xscale="log", yscale="log")
+        panel.set_xticks([32, 128, 256, 512], ["32", "128", "256", "512"])
+    panels[0].set_ylabel("lowered / fused (T = 64, N = 1, 1 thread)")
+    panels[0].legend()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the configurations of the goals")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=0.5, help="per configuration")
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "speed.png")
+    arguments = parser.parse_args()
+    console = Console(width=140)
+    aims(console, arguments.seconds)
+    if not arguments.quick:
+        others(console)
+        plot(sweep(console, arguments.threads, arguments.seconds / 5), arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Run every feature, fused and lowered, on every installed runtime and write docs/runtimes.md with a picture of it.
+
+    python tests/runtimes/matrix.py [RUNTIME ...] [--docs FOLDER]
+
+Each runtime works in a process of its own, which may crash: the model it was at then counts as an error.
+Results are kept in docs/runtimes.json, so that runtimes can be measured one by one.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+
+from features import FEATURES  # noqa: E402
+from judge import expected  # noqa: E402
+from onenode import build  # noqa: E402
+from runners import RUNNERS, missing, version  # noqa: E402
+
+import rnn_lower  # noqa: E402
+
+LIMIT = 1e-4
+SHARED_MODELS = ("dtln_model_1", "silero_vad")
+
+NOTES = """
+Tried and not in the table:
+
+- onnxruntime-web: not measured for this page; see the closing remarks of the project. The primitives that are emitted for
+  target onnxruntime are those of onnxruntime itself.
+- MNN takes Loop and unrolled graphs (target `mnn`), but its converter installs packages and reports home when it is
+  imported. It is tried by hand in a throw-away environment only, never by this script.
+- jaxonnxruntime, ncnn and onnx2tf read a part of the primitives only; target `portable` is the form they are closest to.
+
+How to read it: "right" is a largest absolute difference to onnxruntime of at most 1e-4 in float32 with equal shapes; a
+number is that difference where it is larger, which is a silent wrong result; "error" is an exception or a crash.
+"""
+
+
+def measure(name: str, kind: str, feature: str) -> tuple[str, str]:
+    """("right", ""), ("wrong", by how much) or ("error", why)"""
+    case = FEATURES[feature]
+    model, feeds = build(case)
+    if kind == "lowered":
+        model = rnn_lower.lower(model, target=name)
+    wanted = expected(case)
+    try:
+        got = RUNNERS[name][1](model, feeds)
+        if [np.shape(a) for a in got] != [b.shape for b in wanted]:
+            return "wrong", "shape"
+        error = max(
+            float(np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0)) for a, b in zip(got, wanted, strict=True)
+        )
+    except Exception as failure:  # whatever a runtime raises
+        return "error", f"{type(failure).__name__}: {' '.join(str(failure).split())[:120]}"
+    return ("right", "") if error <= LIMIT else ("wrong", f"{error:.2g}")
+
+
+def work(name: str, kind: str, start: int) -> None:
+    """Print one JSON line before and one after each feature."""
+    warnings.simplefilter("ignore")
+    for index, feature in list(enumerate(FEATURES))[start:]:
+        print(json.dumps({"index": index}), flush=True)
+        print(json.dumps({"index": index, "feature": feature, "result": measure(name, kind, feature)}), flush=True)
+
+
+def collect(name: str, kind: str) -> dict[str, list[str]]:
+    results: dict[str, list[str]] = {}
+    start, features = 0, list(FEATURES)
+    while start < len(features):
+        done = subprocess.run(
+            [sys.executable, __file__, name, "--work", kind, "--start", str(start)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        at = start
+        for line in done.stdout.splitlines():
+            if line.startswith('{"index"'):
+                row = json.loads(line)
+                at = row["index"]
+                if "feature" in row:
+                    results[row["feature"]] = row["result"]
+                    at += 1
+        if at < len(features):
+            results[features[at]] = ["error", f"the process ended with {done.returncode}"]
+        start = at + 1
+    return results
+
+
+def summary(results: dict[str, list[str]]) -> str:
+    states = [state for state, _ in results.values()]
+    return f"{states.count('right')} right, {states.count('wrong')} silently wrong, {states.count('error')} error"
+
+
+def write_page(data: dict, folder: Path) -> None:
+    lines = [
+        "# Runtimes, measured", "",
+        f"Written by `tests/runtimes/matrix.py`: {len(FEATURES)} one-node models (opset 17, T = 5, N = 2, I = 3, H = 4),",
+        "the fused operator beside the graph lowered with that target.", "",
+        "![lowered and fused](runtimes.png)", "", "| runtime | version | fused | lowered |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for name, row in data.items():
+        lines.append(f"| {name} | {row['version']} | {summary(row['fused'])} | {summary(row['lowered'])} |")
+    lines += [
+        NOTES,
+        "## By feature: fused / lowered",
+        "",
+        "| feature | " + " | ".join(data) + " |",
+        "|---" * (len(data) + 1) + "|",
+    ]
+    for feature in FEATURES:
+        cells = []
+        for row in data.values():
+            pair = [row[kind].get(feature, ["error", "not measured"]) for kind in ("fused", "lowered")]
+            cells.append(" / ".join(detail if state == "wrong" else state for state, detail in pair))
+        lines.append(f"| {feature} | " + " | ".join(cells) + " |")
+    (folder / "runtimes.md").write_text("\n".join(lines) + "\n")
+
+
+def draw(data: dict, folder: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+
+    levels = {"right": 0, "error": 1, "wrong": 2}
+    grid = [
+        [levels[row[kind].get(feature, ["error"])[0]] for row in data.values() for kind in ("fused", "lowered")]
+        for feature in FEATURES
+    ]
+    figure, axes = plt.subplots(figsize=(1.5 + 0.75 * len(data), 2 + 0.19 * len(FEATURES)), layout="constrained")
+    axes.imshow(grid, cmap=ListedColormap(["#5aa469", "#d9d9d9", "#d35d6e"]), vmin=0, vmax=2, aspect="auto")
+    axes.set_yticks(range(len(FEATURES)), list(FEATURES), fontsize=7)
+    axes.set_xticks(range(2 * len(data)), ["fused", "lowered"] * len(data), rotation=90, fontsize=7)
+    for column, name in enumerate(data):
+        axes.text(2 * column + 0.5, -0.8, name, ha="left", va="bottom", rotation=45, fontsize=8)
+        axes.axvline(2 * column + 1.5, color="white", linewidth=3)
+    axes.set_title("green: right   grey: error   red: silently wrong", fontsize=9, pad=64)
+    figure.savefig(folder / "runtimes.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runtimes", nargs="*")
+    parser.add_argument("--docs", type=Path, default=HERE.parent.parent / "docs")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments.runtimes[0], arguments.work, arguments.start)
+        return
+    kept = arguments.docs / "runtimes.json"
+    data = json.loads(kept.read_text()) if kept.exists() else {}
+    for name in arguments.runtimes or [name for name in RUNNERS if not missing(name)]:
+        data[name] = {"version": version(name), **{kind: collect(name, kind) for kind in ("fused", "lowered")}}
+        print(
+            f"{name} {version(name)}: fused {summary(data[name]['fused'])}; lowered {summary(data[name]['lowered'])}",
+            flush=True,
+        )
+        kept.write_text(json.dumps(data, indent=0))
+    write_page(data, arguments.docs)
+    draw(data, arguments.docs)
+
+
+if __name__ == "__main__":
+    main()

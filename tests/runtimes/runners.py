@@ -1,0 +1,165 @@
+"""Run a model on other runtimes. Each runner takes a static ModelProto and feeds and answers the outputs in order."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import onnx
+from judge import run_onnxruntime
+
+Feeds = dict[str, np.ndarray]
+Run = Callable[[onnx.ModelProto, Feeds], list[np.ndarray]]
+
+
+@contextlib.contextmanager
+def file_of(model: onnx.ModelProto):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        yield str(path)
+
+
+def openvino(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    import openvino as ov
+
+    core = ov.Core()
+    with file_of(model) as path:
+        compiled = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        results = compiled(dict(feeds))
+        return [np.array(results[k]) for k in range(len(model.graph.output))]
+
+
+def tract(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    import tract as library
+
+    with file_of(model) as path:
+        names = [value.name for value in model.graph.input]
+        runnable = library.onnx().load(path).into_model().into_runnable()
+        return [value.to_numpy() for value in runnable.run([feeds[name] for name in names])]
+
+
+def opencv(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    import cv2
+
+    with file_of(model) as path:
+        net = cv2.dnn.readNetFromONNX(path)
+    for name, value in feeds.items():
+        net.setInput(value, name)
+    names = [value.name for value in model.graph.output]
+    results = net.forward(names)
+    return [np.array(value) for value in results]
+
+
+def onnx2torch(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    import torch
+
+    # onnx2torch wants torchvision for two operators of object detection; its wheels do not load beside a CPU torch
+    for name in ("torchvision", "torchvision.ops"):
+        sys.modules.setdefault(name, mock.MagicMock())
+    from onnx2torch import convert
+
+    module = convert(model).eval()
+    with torch.no_grad():
+        results = module(*[torch.from_numpy(feeds[value.name].copy()) for value in model.graph.input])
+    results = results if isinstance(results, (list, tuple)) else [results]
+    return [value.numpy() for value in results]
+
+
+def tinygrad(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    os.environ.setdefault("DEV", "CPU")
+    from tinygrad import Tensor
+    from tinygrad.nn.onnx import OnnxRunner
+
+    with file_of(model) as path:
+        runner = OnnxRunner(path)
+        results = runner({name: Tensor(value) for name, value in feeds.items()})
+        return [results[value.name].numpy() for value in model.graph.output]
+
+
+def tvm(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    import tvm as library
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    module = from_onnx(model, keep_params_in_input=False)
+    module = relax.transform.LegalizeOps()(module)
+    with library.transform.PassContext(opt_level=1):
+        built = relax.build(module, target="llvm")
+    machine = relax.VirtualMachine(built, library.cpu())
+    arguments = [library.runtime.tensor(feeds[value.name]) for value in model.graph.input]
+    results = machine["main"](*arguments)
+    results = [results] if hasattr(results, "numpy") else list(results)
+    return [value.numpy() for value in results]
+
+
+def iree(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    import iree.compiler.tools as tools
+    import iree.runtime as runtime
+
+    with file_of(model) as path:
+        text = path.replace(".onnx", ".mlir")
+        subprocess.run(
+            [sys.executable, "-m", "iree.compiler.tools.import_onnx", path, "-o", text], check=True, capture_output=True
+        )
+        binary = tools.compile_file(
+            text, target_backends=["llvm-cpu"], extra_args=["--iree-llvmcpu-target-cpu=host"], input_type="onnx"
+        )
+    config = runtime.Config("local-task")
+    module = runtime.load_vm_module(runtime.VmModule.copy_buffer(config.vm_instance, binary), config)
+    function = module[
+        next(
+            name
+            for name in module.vm_module.function_names
+            if not name.startswith("__") and not name.endswith("$async")
+        )
+    ]
+    results = function(*[feeds[value.name] for value in model.graph.input])
+    results = [results] if hasattr(results, "to_host") else list(results)
+    return [np.array(value.to_host()) for value in results]
+
+
+def onnx_reference(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+    """onnx's own operators, not the project's oracle."""
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(model).run(None, feeds)
+
+
+RUNNERS: dict[str, tuple[str, Run]] = {
+    "onnxruntime": ("onnxruntime", run_onnxruntime),
+    "onnx-reference": ("onnx", onnx_reference),
+    "openvino": ("openvino", openvino),
+    "tract": ("tract", tract),
+    "opencv": ("opencv-python-headless", opencv),
+    "onnx2torch": ("onnx2torch", onnx2torch),
+    "tinygrad": ("tinygrad", tinygrad),
+    "tvm": ("apache-tvm", tvm),
+    "iree": ("iree-base-compiler", iree),
+}
+"""target -> distribution, runner"""
+
+
+def missing(name: str) -> str | None:
+    """Why a runtime cannot be run here, or None."""
+    distribution = RUNNERS[name][0]
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{distribution} is not installed"
+    if name == "tinygrad" and shutil.which("clang") is None:
+        return "clang, which tinygrad's CPU device needs, is not installed"
+    return None
+
+
+def version(name: str) -> str:
+    return importlib.metadata.version(RUNNERS[name][0])

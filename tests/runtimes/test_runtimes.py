@@ -1,0 +1,129 @@
+"""Every feature on every target, on the real runtime; the judge is onnxruntime's fused operator or the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from features import FEATURES
+from judge import expected, remaining, run_onnxruntime
+from onenode import OPTIONAL, Case, build
+from runners import RUNNERS, missing
+
+import rnn_lower
+from rnn_lower.targets import TARGETS
+
+SLOW = {"tinygrad", "tvm", "iree"}
+"""Compile every graph: seconds a model, so that the default run takes a few features; the matrix takes all."""
+
+FEW = ("LSTM everything", "GRU everything", "RNN sequence_lens", "LSTM activations", "GRU one step", "RNN Elu")
+
+
+def close(got: list, wanted: list[np.ndarray]) -> None:
+    assert [np.shape(a) for a in got] == [b.shape for b in wanted]
+    for a, b in zip(got, wanted, strict=True):
+        assert np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) <= 1e-4
+
+
+def needs(name: str) -> None:
+    reason = missing(name)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("name", RUNNERS)
+def test_feature(name, feature):
+    if name in SLOW and feature not in FEW:
+        pytest.skip(f"{name} takes seconds a model; tests/runtimes/matrix.py runs all of them")
+    needs(name)
+    case = FEATURES[feature]
+    model, feeds = build(case)
+    close(RUNNERS[name][1](rnn_lower.lower(model, target=name), feeds), expected(case))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("name", ["onnxruntime", "onnx-reference", "openvino", "tract", "opencv", "onnx2torch"])
+def test_portable_runs_everywhere(name, feature):
+    needs(name)
+    case = FEATURES[feature]
+    model, feeds = build(case)
+    close(RUNNERS[name][1](rnn_lower.lower(model, target="portable"), feeds), expected(case))
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_tract_with_a_symbolic_batch(op):
+    """Scan over a known length that is too long to unroll."""
+    needs("tract")
+    case = Case(op, 17, "bidirectional", T=40, optional=("B",))
+    model, feeds = build(case)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "N"
+    lowered = rnn_lower.lower(model, target="tract")
+    assert "Scan" in [node.op_type for node in lowered.graph.node]
+    close(RUNNERS["tract"][1](lowered, feeds), expected(case))
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime", "onnx-reference"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_symbolic_length_and_batch(op, name):
+    needs(name)
+    for optional in (("B",), OPTIONAL[op]):
+        case = Case(op, 17, "bidirectional", optional=optional, dynamic=True)
+        lowered = rnn_lower.lower(build(case)[0], target=name)
+        for T, N in ((5, 2), (9, 3)):
+            other = case.replace(T=T, N=N)
+            close(RUNNERS[name][1](lowered, build(other)[1]), expected(other))
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_dtln(name, shared):
+    """A real model of two LSTM, whole, on each runtime."""
+    needs(name)
+    if name == "iree":
+        pytest.skip("iree: tried by the matrix only; compiling the whole model takes minutes")
+    model = onnx.load(shared / "models" / "dtln_model_1.onnx")
+    with np.load(shared / "models" / "dtln_model_1.inputs.npz") as archive:
+        feeds = dict(archive)
+    opset = 17 if TARGETS[name].opsets[0] > 11 else None
+    lowered = rnn_lower.lower(model, target=name, opset=opset)
+    assert not remaining(lowered)
+    close(RUNNERS[name][1](lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def test_targets_say_what_to_fix():
+    symbolic = build(Case("LSTM", 14, dynamic=True))[0]
+    for name in ("opencv", "tinygrad", "tvm", "iree", "onnx2torch", "portable"):
+        with pytest.raises(rnn_lower.UnsupportedError, match="--dim T=100"):
+            rnn_lower.lower(symbolic, target=name)
+        with pytest.raises(rnn_lower.UnsupportedError, match="--dim N=1"):
+            rnn_lower.lower(symbolic, target=name, dims={"T": 3})
+        assert not remaining(rnn_lower.lower(symbolic, target=name, dims={"T": 3, "N": 2}))
+    for opset in (11, 18):
+        with pytest.raises(rnn_lower.UnsupportedError, match="--opset 17"):
+            rnn_lower.lower(build(Case("GRU", opset))[0], target="portable")
+    assert not remaining(rnn_lower.lower(build(Case("GRU", 22))[0], target="portable", opset=17))
+    with pytest.raises(rnn_lower.UnsupportedError, match="does not run form loop; use form scan or unroll"):
+        rnn_lower.lower(build(Case("GRU", 17))[0], target="tract", form="loop")
+
+
+def test_long_unrolls_are_warned_about(caplog):
+    with caplog.at_level("WARNING", "rnn_lower"):
+        rnn_lower.lower(build(Case("RNN", 17, T=120))[0], target="tvm")
+    assert "120 unrolled steps load slowly on tvm (30 s" in caplog.text
+
+
+def test_portable_emits_the_smallest_set_of_operators():
+    used = set()
+    for case in FEATURES.values():
+        used |= {node.op_type for node in rnn_lower.lower(build(case)[0], target="portable").graph.node}
+    assert used <= {
+        "MatMul", "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Relu", "Exp", "Log", "Abs", "Min", "Max", "Less", "Where",
+        "Slice", "Gather", "Squeeze", "Unsqueeze", "Concat", "Reshape", "Transpose", "Identity",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "onnxruntime"])
+def test_every_target_is_right_on_onnxruntime_too(target):
+    for case in FEATURES.values():
+        model, feeds = build(case)
+        close(run_onnxruntime(rnn_lower.lower(model, target=target), feeds), expected(case))
