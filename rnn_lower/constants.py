@@ -31,7 +31,7 @@ class Constant:
 
     key: how it was made; equal keys mean equal values, which is how one weight serves several nodes.
     load: computes the array anew at each call and keeps nothing.
-    name: what it holds, for the value that it may become.
+    name: what it holds, for the value that it may become.  sources: identities of the tensors that it is made of.
     """
 
     key: tuple[Any, ...]
@@ -39,6 +39,7 @@ class Constant:
     dtype: ir.DataType
     load: Callable[[], np.ndarray]
     name: str = "constant"
+    sources: frozenset[int] = frozenset()
 
     @property
     def size(self) -> int:
@@ -74,7 +75,8 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 def from_tensor(tensor: ir.TensorProtocol) -> Constant:
     """The constant behind an initializer or a Constant node; its data stays where it is (memory, file)."""
-    return Constant(("tensor", id(tensor)), tuple(tensor.shape.numpy()), tensor.dtype, tensor.numpy)
+    key, shape = ("tensor", id(tensor)), tuple(tensor.shape.numpy())
+    return Constant(key, shape, tensor.dtype, tensor.numpy, sources=frozenset((id(tensor),)))
 
 
 def filled(value: float, shape: tuple[int, ...], dtype: ir.DataType) -> Constant:
@@ -97,45 +99,50 @@ def fold(
         dtype or operands[0].dtype,
         lambda: compute(*(operand.load() for operand in operands)),
         name,
+        frozenset().union(*(operand.sources for operand in operands)),
     )
 
 
 class ConstantPool:
     """Turns constants into values of one graph, each content once.
 
-    They become initializers of the main graph, visible in all subgraphs. Where that is impossible they become Constant
+    They become initializers, of the main graph or of a body. Where that is impossible (as_nodes) they become Constant
     nodes beside the recurrent node: functions have no initializers, and before IR version 4 every initializer must
     also be a graph input, but the inputs of the model are not ours to change.
+
+    shared: tensors that several nodes use. What is made of them stays in the outermost pool, to be stored once.
     """
 
-    def __init__(self, names: Names, graph: ir.Graph | None, opset: int) -> None:
-        self._names, self._graph, self._opset = names, graph, opset
+    def __init__(
+        self, names: Names, opset: int, as_nodes: bool, shared: frozenset[int] = frozenset(),
+        outer: ConstantPool | None = None,
+    ) -> None:  # fmt: skip
+        self._names, self._opset, self._as_nodes, self._shared, self._outer = names, opset, as_nodes, shared, outer
         # The constant is kept with its value: keys hold the identity of tensors, which must not be used again.
         self._values: dict[tuple[Any, ...], tuple[ir.Value, Constant]] = {}
 
+    def inner(self) -> ConstantPool:
+        """A pool for a body; Constant nodes stay outside of bodies, where they run once."""
+        return self if self._as_nodes else ConstantPool(self._names, self._opset, False, self._shared, self)
+
     def value(self, constant: Constant, name: str, add_node: Callable[[ir.Node], None]) -> ir.Value:
         """The value that holds `constant`; `name` and `add_node` are used when it is not there yet."""
+        if self._outer is not None and constant.sources & self._shared:
+            return self._outer.value(constant, name, add_node)
         if constant.key not in self._values:
             name = self._names.unique(name)
             tensor = _tensor(constant, name)
-            if self._graph is None:
+            if self._as_nodes:
                 value = self._as_node(tensor, name, add_node)
             else:
-                value = ir.Value(
-                    name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(constant.shape)
-                )
+                shape = ir.Shape(constant.shape)
+                value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
             self._values[constant.key] = value, constant
         return self._values[constant.key][0]
 
-    def register(self) -> None:
-        """Add the initializers to the graph, once all nodes could be emitted."""
-        if self._graph is not None:
-            for value in self.initializers:
-                self._graph.register_initializer(value)
-
     @property
     def initializers(self) -> list[ir.Value]:
-        """The values that are to become initializers."""
+        """The values that are to become initializers of the graph."""
         return [value for value, _ in self._values.values() if value.producer() is None]
 
     def _as_node(self, tensor: ir.TensorProtocol, name: str, add_node: Callable[[ir.Node], None]) -> ir.Value:

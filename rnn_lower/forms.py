@@ -1,7 +1,8 @@
 """Many steps: carry a step over time as Scan, Loop or a straight line. No gates, no weights.
 
-A form takes `Track`s, one per direction, and gives back for each its final states and, when wanted, the first state
-of every step stacked over time.
+A form takes a `Track`, one direction of a node, and gives back its final states and, when wanted, the first state of
+every step stacked over time. Directions do not share a Scan or Loop: with both in one body their weights drive each
+other out of the cache, which measured 7 % slower (LSTM; see benchmarks/speed.py).
 """
 
 from __future__ import annotations
@@ -73,102 +74,85 @@ class Span:
 Result = tuple[State, Operand]
 """Final states [batch_size, hidden_size], stacked first states [seq_length, batch_size, hidden_size] or None."""
 
-Form = Callable[[Emitter, Sequence[Track], Span], list[Result]]
+Form = Callable[[Emitter, Track, Span], Result]
 
 
-def scan(e: Emitter, tracks: Sequence[Track], span: Span) -> list[Result]:
-    """All tracks in one Scan (opset 9 and up); reverse tracks by the scan directions.
+def scan(e: Emitter, track: Track, span: Span) -> Result:
+    """A Scan (opset 9 and up); a reverse track by the scan directions.
 
     onnxruntime's Scan refuses a sequence without steps, so where that can happen it is not reached.
     """
-    if e.habits.scan_per_direction and len(tracks) > 1:
-        return [result for track in tracks for result in scan(e, [track], span)]
     length = span.seq_length()
     if length == 0:
-        return unroll(e, tracks, span)
+        return _no_steps(e, track, span)
     if isinstance(length, int) or not e.habits.guard_empty_scan:
-        return _scan(e, tracks, span)
-    names = _result_names(tracks)
+        return _scan(e, track, span)
     some = e.op("Less", constant(0, ir.DataType.INT64), length, name="has_steps")
     span.batch_size()  # asked for outside of the branches
-    values = e.when(
-        some,
-        lambda inside: _in_order(_scan(inside, tracks, span)),
-        lambda inside: _in_order([_no_steps(inside, track, span) for track in tracks]),
-        names,
+    return _result(
+        track,
+        e.when(
+            some,
+            lambda inside: _flat(_scan(inside, track, span)),
+            lambda inside: _flat(_no_steps(inside, track, span)),
+            _result_names(track),
+        ),
     )
-    return _results(tracks, values)
 
 
-def _scan(e: Emitter, tracks: Sequence[Track], span: Span) -> list[Result]:
-    backwards = [track.reverse and not e.habits.flip_outside_scan for track in tracks]
-    inside = e.body()
-    states, steps = _inputs(inside, tracks, span)
-    new_states, stacked = _run(inside, tracks, steps, states)
-    initial = [state for track in tracks for state in span.states(e, track)]
-    streams = [
-        _flipped(e, stream.values, track, span, track.reverse and not backward)
-        for track, backward in zip(tracks, backwards, strict=True)
-        for stream in track.streams
-    ]
-    directions = {
-        "scan_input_directions": [int(b) for b, track in zip(backwards, tracks, strict=True) for _ in track.streams],
-        "scan_output_directions": [int(b) for b, track in zip(backwards, tracks, strict=True) if track.stacked],
-    }
-    body = _graph(
-        e, [*_flat(states), *_flat(steps)], [*_flat(new_states), *(y for y in stacked if y is not None)], inside, span
-    )
+def _scan(e: Emitter, track: Track, span: Span) -> Result:
+    flip = track.reverse and e.habits.flip_outside_scan
+    inside = e.body(own_constants=e.habits.constants_in_body)
+    states = _state_inputs(inside, track, span)
+    steps = [inside.new_value("step", stream.dtype, stream.shape) for stream in track.streams]
+    outputs = _run(inside, track, steps, states, span)
+    streams = [e.flip(stream.values, span.seq_length()) if flip else stream.values for stream in track.streams]
+    directions = {}
+    if track.reverse and not flip:
+        directions["scan_input_directions"] = [1] * len(streams)
+        if track.stacked:
+            directions["scan_output_directions"] = [1]
     results = e.op_multi(
-        "Scan", [*initial, *streams], _result_names(tracks), body=body, num_scan_inputs=len(streams),
-        **{name: value for name, value in directions.items() if any(value)},
+        "Scan", [*span.states(e, track), *streams], _result_names(track),
+        body=e.graph([*states, *steps], outputs, inside, "body"), num_scan_inputs=len(streams), **directions,
     )  # fmt: skip
-    return [
-        (finals, _flipped(e, y, track, span, track.reverse and not backward))
-        for (finals, y), track, backward in zip(_results(tracks, results), tracks, backwards, strict=True)
-    ]
+    finals, y = _result(track, results)
+    return finals, e.flip(y, span.seq_length()) if flip and y is not None else y
 
 
-def loop(e: Emitter, tracks: Sequence[Track], span: Span) -> list[Result]:
-    """All tracks in one Loop (every opset); reverse tracks read flipped sequences."""
-    sources = [[_flipped(e, stream.values, track, span, track.reverse) for stream in track.streams] for track in tracks]
-    inside = e.body()
+def loop(e: Emitter, track: Track, span: Span) -> Result:
+    """A Loop (every opset); a reverse track reads its sequences flipped."""
+    length = span.seq_length()
+    sources = [e.flip(stream.values, length) if track.reverse else stream.values for stream in track.streams]
+    inside = e.body(own_constants=e.habits.constants_in_body)
     trip = inside.new_value("trip", ir.DataType.INT64, [])
     going_on = inside.new_value("going_on", ir.DataType.BOOL, [])
-    states = [_state_inputs(inside, track, span) for track in tracks]
-    steps = []
-    for track, values in zip(tracks, sources, strict=True):
-        with inside.scope(track.name):
-            steps.append([inside.gather(value, trip, "step") for value in values])
-    new_states, stacked = _run(inside, tracks, steps, states)
-    still_going_on = inside.op("Identity", going_on, name="still_going_on")
-    body = _graph(
-        e, [trip, going_on, *_flat(states)], [*_flat(new_states), *(y for y in stacked if y is not None)],
-        inside, span, first_output=still_going_on,
-    )  # fmt: skip
-    length = span.seq_length()
-    count = constant(length, ir.DataType.INT64) if isinstance(length, int) else length
-    initial = [state for track in tracks for state in span.states(e, track)]
+    states = _state_inputs(inside, track, span)
+    steps = [inside.gather(values, trip, "step") for values in sources]
+    outputs = _run(inside, track, steps, states, span)
+    still_going_on = going_on
+    if not e.habits.pass_condition:
+        still_going_on = inside.op("Identity", going_on, name="still_going_on")
+        still_going_on.type, still_going_on.shape = going_on.type, going_on.shape
     results = e.op_multi(
-        "Loop", [count, constant(True, ir.DataType.BOOL), *initial], _result_names(tracks), body=body
-    )  # fmt: skip
-    return [
-        (finals, _flipped(e, _shaped(e, y, span), track, span, track.reverse))
-        for (finals, y), track in zip(_results(tracks, results), tracks, strict=True)
-    ]
+        "Loop",
+        [
+            constant(length, ir.DataType.INT64) if isinstance(length, int) else length,
+            constant(True, ir.DataType.BOOL),
+            *span.states(e, track),
+        ],
+        _result_names(track),
+        body=e.graph([trip, going_on, *states], [still_going_on, *outputs], inside, "body"),
+    )
+    finals, y = _result(track, results)
+    y = _shaped(e, y, span)
+    return finals, e.flip(y, length) if track.reverse and y is not None else y
 
 
-def unroll(e: Emitter, tracks: Sequence[Track], span: Span) -> list[Result]:
+def unroll(e: Emitter, track: Track, span: Span) -> Result:
     """A straight line of seq_length steps; the first step of a zero state needs no recurrent product."""
     seq_length = span.seq_length()
     assert isinstance(seq_length, int)
-    results: list[Result] = []
-    for track in tracks:
-        with e.scope(track.name):
-            results.append(_unroll_track(e, track, span, seq_length))
-    return results
-
-
-def _unroll_track(e: Emitter, track: Track, span: Span, seq_length: int) -> Result:
     if seq_length == 0:
         return _no_steps(e, track, span)
     state = track.initial
@@ -211,73 +195,40 @@ def _check_count(e: Emitter, counts: Sequence[int], seq_length: int) -> None:
 FORMS: dict[str, Form] = {"scan": scan, "loop": loop, "unroll": unroll}
 
 
-def _inputs(inside: Emitter, tracks: Sequence[Track], span: Span) -> tuple[list[list[ir.Value]], list[list[ir.Value]]]:
-    """Body inputs of a Scan: states of all tracks, what one step reads of all tracks."""
-    steps = []
-    for track in tracks:
-        with inside.scope(track.name):
-            steps.append([inside.new_value("step", stream.dtype, stream.shape) for stream in track.streams])
-    return [_state_inputs(inside, track, span) for track in tracks], steps
-
-
 def _state_inputs(inside: Emitter, track: Track, span: Span) -> list[ir.Value]:
-    with inside.scope(track.name):
-        return [inside.new_value(f"previous_{name}", inside.dtype, span.state_shape) for name in track.state_names]
+    return [inside.new_value(f"previous_{name}", inside.dtype, span.state_shape) for name in track.state_names]
 
 
 def _run(
-    inside: Emitter, tracks: Sequence[Track], steps: Sequence[Sequence[Operand]], states: Sequence[Sequence[Operand]]
-) -> tuple[list[State], list[Operand]]:
-    """The steps of all tracks inside a body. A value must not be two outputs of one graph, hence Identity for Y."""
-    new_states: list[State] = []
-    stacked: list[Operand] = []
-    for track, step, state in zip(tracks, steps, states, strict=True):
-        with inside.scope(track.name):
-            new_states.append(track.step(inside, step, tuple(state)))
-            stacked.append(inside.op("Identity", new_states[-1][0], name="Y") if track.stacked else None)
-    return new_states, stacked
+    inside: Emitter, track: Track, steps: Sequence[Operand], states: Sequence[Operand], span: Span
+) -> list[ir.Value]:
+    """The step inside a body: its new states and, when wanted, the first of them once more to be stacked.
+
+    A value must not be two outputs of one graph, hence the Identity.
+    """
+    new_states = track.step(inside, steps, tuple(states))
+    outputs = [state for state in new_states if isinstance(state, ir.Value)]
+    if track.stacked:
+        outputs.append(inside.op("Identity", new_states[0], name="Y"))
+    for value in outputs:
+        value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape)
+    return outputs
 
 
-def _graph(
-    e: Emitter, inputs: Sequence[ir.Value], outputs: Sequence[Operand], inside: Emitter, span: Span,
-    first_output: ir.Value | None = None,
-) -> ir.Graph:  # fmt: skip
-    values = [value for value in outputs if isinstance(value, ir.Value)]
-    for value in values:
-        value.type, value.shape = ir.TensorType(e.dtype), ir.Shape(span.state_shape)
-    if first_output is not None:
-        first_output.type, first_output.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
-        values.insert(0, first_output)
-    return e.graph(inputs, values, inside, "body")
+def _result_names(track: Track) -> list[str]:
+    return [f"final_{name}" for name in track.state_names] + (["Y"] if track.stacked else [])
 
 
-def _flat(lists: Sequence[Sequence[Operand]]) -> list[ir.Value]:
-    return [value for values in lists for value in values if isinstance(value, ir.Value)]
+def _flat(result: Result) -> list[Operand]:
+    """Final states, then what is stacked: the order of the outputs of a Scan or Loop."""
+    finals, y = result
+    return [*finals, *([] if y is None else [y])]
 
 
-def _result_names(tracks: Sequence[Track]) -> list[str]:
-    finals = [f"{track.name}/final_{name}" for track in tracks for name in track.state_names]
-    return finals + [f"{track.name}/Y" for track in tracks if track.stacked]
-
-
-def _in_order(results: Sequence[Result]) -> list[Operand]:
-    """The outputs of a Scan or Loop: states of all tracks, then stacked values; the inverse of `_results`."""
-    finals = [state for states, _ in results for state in states]
-    return finals + [y for _, y in results if y is not None]
-
-
-def _results(tracks: Sequence[Track], values: Sequence[ir.Value]) -> list[Result]:
-    """Sort such outputs by track."""
-    rest = iter(values)
-    finals = [tuple(next(rest) for _ in track.state_names) for track in tracks]
-    return [(final, next(rest) if track.stacked else None) for final, track in zip(finals, tracks, strict=True)]
-
-
-def _flipped(e: Emitter, values: Operand, track: Track, span: Span, flip: bool) -> Operand:
-    if not flip or values is None:
-        return values
-    with e.scope(track.name):
-        return e.flip(values, span.seq_length())
+def _result(track: Track, values: Sequence[ir.Value]) -> Result:
+    """The inverse of `_flat`."""
+    count = len(track.state_names)
+    return tuple(values[:count]), values[count] if track.stacked else None
 
 
 def _shaped(e: Emitter, y: Operand, span: Span) -> Operand:

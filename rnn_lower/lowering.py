@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rnn_lower.cells import CELLS, Cell, CellKind, Weights
 from rnn_lower.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
 from rnn_lower.emitter import Habits, Operand
-from rnn_lower.forms import FORMS, Result, Size, Span, State, Stream, Track
+from rnn_lower.forms import FORMS, Form, Result, Size, Span, State, Stream, Track
 from rnn_lower.names import Names
 from rnn_lower.node import RecurrentNode
 from rnn_lower.primitives import Emitter
@@ -54,7 +54,7 @@ def lower_node(
         return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
     sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     tracks = [_track(e, node, sequence, direction) for direction in range(node.num_directions)]
-    results = FORMS[form](e, tracks, sequence.span)
+    results = [_in_scope(e, track, FORMS[form], sequence.span) for track in tracks]
     outputs = _outputs(e, node, sequence, results)
     return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
 
@@ -138,6 +138,11 @@ def _track(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int)
     return Track(name, step, streams, initial, kind.states, reverse, "Y" in node.outputs and not sequence.single)
 
 
+def _in_scope(e: Emitter, track: Track, form: Form, span: Span) -> Result:
+    with e.scope(track.name):
+        return form(e, track, span)
+
+
 def _masked(
     step: Callable[[Emitter, Sequence[Operand], State], State],
 ) -> Callable[[Emitter, Sequence[Operand], State], State]:
@@ -202,8 +207,8 @@ def _direction(e: Emitter, node: RecurrentNode, name: str, direction: int) -> Op
 def _matrix(e: Emitter, node: RecurrentNode, rows: Operand, name: str) -> Operand:
     """[columns, features] as stored -> [features, columns] to multiply with; in the file it keeps the model's type."""
     if isinstance(rows, Constant):
-        stored = e.value(e.transpose(rows, [1, 0], f"{name}_transposed"))
-        return e.cast(stored, node.dtype, e.dtype, f"{name}_cast")
+        stored = e.transpose(rows, [1, 0], f"{name}_transposed")
+        return stored if node.dtype == e.dtype else e.cast(e.value(stored), node.dtype, e.dtype, f"{name}_cast")
     return e.transpose(e.cast(rows, node.dtype, e.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
 
 

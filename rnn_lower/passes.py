@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from rnn_lower.constants import ConstantPool
+from rnn_lower.constants import ConstantPool, known_tensor
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.facts import Facts, subgraphs
 from rnn_lower.lowering import Lowered, lower_node
@@ -199,10 +200,11 @@ def _emit(
     names = Names(model) if places else None
     pools: dict[int, ConstantPool] = {}
     budget = max_nodes
+    shared = _shared_tensors(places)
     result = []
     for place, form in zip(places, forms, strict=True):
         assert names is not None
-        pool = _pool(model, place, names, pools)
+        pool = _pool(model, place, names, pools, shared)
         try:
             lowered = lower_node(place.node, form, place.opset, names, pool, target.habits, budget)
         except UnsupportedError as error:
@@ -210,17 +212,27 @@ def _emit(
         budget -= count_nodes(lowered.nodes)
         result.append(lowered)
     for pool in pools.values():
-        pool.register()
+        for value in pool.initializers:
+            model.graph.register_initializer(value)
     return result
 
 
-def _pool(model: ir.Model, place: Place, names: Names, pools: dict[int, ConstantPool]) -> ConstantPool:
+def _shared_tensors(places: Sequence[Place]) -> frozenset[int]:
+    """Identities of the tensors that more than one of the nodes uses."""
+    used = (known_tensor(value) for place in places for value in place.node.inputs.values())
+    counts = collections.Counter(id(tensor) for tensor in used if tensor is not None)
+    return frozenset(identity for identity, count in counts.items() if count > 1)
+
+
+def _pool(
+    model: ir.Model, place: Place, names: Names, pools: dict[int, ConstantPool], shared: frozenset[int]
+) -> ConstantPool:
     """Initializers of the main graph serve all; else Constant nodes, shared within the graph they are in."""
     in_function = place.node.path.startswith("function ")
-    shared = model.graph if model.ir_version >= 4 and not in_function else None
-    key = id(shared or place.scope)
+    as_nodes = model.ir_version < 4 or in_function
+    key = id(place.scope if as_nodes else model.graph)
     if key not in pools:
-        pools[key] = ConstantPool(names, shared, place.opset)
+        pools[key] = ConstantPool(names, place.opset, as_nodes, shared)
     return pools[key]
 
 

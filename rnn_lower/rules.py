@@ -46,8 +46,7 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
         if model not in self._names:
             self._names[model] = Names(model)
         names = self._names[model]
-        graph = None if in_function or model.ir_version < 4 else model.graph
-        pool = ConstantPool(names, graph, opset)
+        pool = ConstantPool(names, opset, as_nodes=in_function or model.ir_version < 4)
         lowered = lower_node(read, form, opset, names, pool, target.habits, self.options.max_nodes)
         match = MatchResult()
         match.add_node(node)

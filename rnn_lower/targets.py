@@ -77,14 +77,14 @@ _PORTABLE = Habits(
 _ROWS = (
     Target(
         "onnxruntime", "Scan, or a straight line for one step; every opset from 7 on",
-        habits=Habits(guard_empty_scan=True),
+        habits=Habits(guard_empty_scan=True, constants_in_body=True, pass_condition=True),
     ),
     Target(
         "openvino", "Scan, also with unknown lengths and batches; short sequences unrolled", unroll_up_to=16,
     ),
     Target(
         "tract", "Scan, also with an unknown batch; short sequences unrolled", ("scan", "unroll"),
-        Habits(scan_per_direction=True), 16, opsets=(9, 99), slow=(100, 31),
+        unroll_up_to=16, opsets=(9, 99), slow=(100, 31),
     ),
     Target(
         "opencv", "unrolled; needs a known length and batch", ("unroll",), unroll_up_to=_ALWAYS, static_batch=True,

@@ -296,9 +296,9 @@ def test_one_projection_for_all_steps():
     assert products == 5  # the projection, and no recurrent product in the first of five steps
 
 
-def test_bidirectional_is_one_scan():
+def test_each_direction_has_a_scan_of_its_own():
     model, _ = lowered(Case("GRU", 14, "bidirectional"), "scan")
-    assert [node.op_type for node in model.graph.node].count("Scan") == 1
+    assert [node.op_type for node in model.graph.node].count("Scan") == 2
 
 
 def test_a_weight_shared_by_two_nodes_is_stored_once():
