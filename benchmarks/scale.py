@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -119,7 +118,8 @@ def work(kind: str, source: str, destination: str, form: str) -> None:
     seconds = time.perf_counter() - start
     stop.set()
     watcher.join()
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with open("/proc/self/status") as status:
+        resident = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
     print(json.dumps({"seconds": seconds, "anonymous_mb": found[0] / 1024, "resident_mb": resident}))
 
 
