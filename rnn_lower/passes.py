@@ -93,8 +93,9 @@ def lower_model(model: ir.Model, options: Options) -> list[Record]:
     facts = Facts(model)
     places = find_places(model, options, facts)
     forms = [choose_form(place, options.form, target) for place in places]
-    if places:
-        _check_opset(model, places)
+    if not places:
+        return []
+    _check_opset(places)
     lowered = _emit(model, places, forms, target, options.max_nodes)
     for place, new in zip(places, lowered, strict=True):
         for note in place.node.notes:
@@ -174,7 +175,7 @@ def choose_form(place: Place, form: str, target: Target) -> str:
     return form
 
 
-def _check_opset(model: ir.Model, places: Sequence[Place]) -> None:
+def _check_opset(places: Sequence[Place]) -> None:
     """A newer opset than this program was written for is taken as long as no emitted operator has changed in it."""
     opset = max(place.opset for place in places)
     newest = onnx.defs.onnx_opset_version()
@@ -197,13 +198,12 @@ def _check_opset(model: ir.Model, places: Sequence[Place]) -> None:
 def _emit(
     model: ir.Model, places: Sequence[Place], forms: Sequence[str], target: Target, max_nodes: int
 ) -> list[Lowered]:
-    names = Names(model) if places else None
+    names = Names(model)
     pools: dict[int, ConstantPool] = {}
     budget = max_nodes
     shared = _shared_tensors(places)
     result = []
     for place, form in zip(places, forms, strict=True):
-        assert names is not None
         pool = _pool(model, place, names, pools, shared)
         try:
             lowered = lower_node(place.node, form, place.opset, names, pool, target.habits, budget)

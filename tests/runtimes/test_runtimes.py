@@ -79,8 +79,6 @@ def test_symbolic_length_and_batch(op, name):
 def test_dtln(name, shared):
     """A real model of two LSTM, whole, on each runtime."""
     needs(name)
-    if name == "iree":
-        pytest.skip("iree: tried by the matrix only; compiling the whole model takes minutes")
     model = onnx.load(shared / "models" / "dtln_model_1.onnx")
     with np.load(shared / "models" / "dtln_model_1.inputs.npz") as archive:
         feeds = dict(archive)
