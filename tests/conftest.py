@@ -1,4 +1,4 @@
-"""Shared paths. `shared` is a folder beside the checkout with models and cases of others; tests skip without it."""
+"""Helper modules of the tests are imported by name from here and from runtimes/."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-SHARED = ROOT.parent / "shared"
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "runtimes")]
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
+    from paths import SHARED
+
     if not SHARED.is_dir():
         pytest.skip("the folder ../shared is not there")
     return SHARED
-
-
-def own_models() -> list[Path]:
-    return sorted((ROOT / "models").glob("*.onnx"))

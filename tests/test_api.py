@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from conftest import own_models
 from judge import close, expected, remaining, run_onnxruntime, run_reference
 from onenode import OPTIONAL, Case, build
 from onnxscript import rewriter
+from paths import own_models
 
 import rnn_lower
 from rnn_lower import samples

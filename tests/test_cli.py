@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import ROOT, own_models
 from judge import remaining
 from onenode import OPTIONAL, Case, build
+from paths import ROOT, own_models
 
 import rnn_lower
 from rnn_lower import cli, files

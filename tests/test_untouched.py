@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 import pytest
-from conftest import SHARED, own_models
 from judge import FUSED, every_node, remaining, run_onnxruntime
 from onenode import OPTIONAL, Case, build
+from paths import SHARED, own_models
 
 import rnn_lower
 

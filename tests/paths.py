@@ -1,0 +1,12 @@
+"""Where models are. `SHARED` is a folder beside the checkout with models and cases of others; tests skip without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
+
+
+def own_models() -> list[Path]:
+    return sorted((ROOT / "models").glob("*.onnx"))
