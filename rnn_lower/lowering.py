@@ -178,13 +178,11 @@ def _weights(e: Emitter, node: RecurrentNode, direction: int) -> Weights:
     recurrence = _direction(e, node, "R", direction)  # [gates * H, H]
     parts = [recurrence]
     recurrent_bias: Operand = None
+    if node.op_type == "GRU":  # r must be known before the candidate
+        parts = [e.slice(recurrence, 0, 0, 2 * H, "R_zr"), e.slice(recurrence, 0, 2 * H, 3 * H, "R_h")]
     if node.linear_before_reset:
         _, bias_r = _biases(e, node, CELLS[node.op_type], direction)
-        if bias_r is not None:
-            zeros = filled(0.0, (2 * H,), e.dtype)
-            recurrent_bias = e.concat([zeros, e.slice(bias_r, 0, 2 * H, 3 * H, "Rbh")], 0, "recurrent_bias")
-    elif node.op_type == "GRU":
-        parts = [e.slice(recurrence, 0, 0, 2 * H, "R_zr"), e.slice(recurrence, 0, 2 * H, 3 * H, "R_h")]
+        recurrent_bias = None if bias_r is None else e.slice(bias_r, 0, 2 * H, 3 * H, "Rbh")
     peepholes: list[Operand] = [None, None, None]
     if "P" in node.inputs:
         peepholes = e.split(_vector(e, node, "P", direction), 0, [H] * 3, ["P_i", "P_o", "P_f"])

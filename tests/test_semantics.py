@@ -280,7 +280,7 @@ def scan_body(case: Case) -> list[str]:
         (Case("LSTM"), 12, 1),
         (Case("LSTM", optional=("B", "initial_h", "initial_c")), 12, 1),
         (Case("GRU", optional=("B",)), 14, 2),
-        (Case("GRU", optional=("B",), lbr=1), 14, 1),
+        (Case("GRU", optional=("B",), lbr=1), 14, 2),
         (Case("RNN", optional=("B",)), 5, 1),
     ],
 )
