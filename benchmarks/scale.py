@@ -1,8 +1,8 @@
 """Time and memory of lowering itself over the size of the model; growth has to be linear.
 
-    python benchmarks/scale.py [--plot docs/scale.png] [--gigabytes 2.4]
+    python benchmarks/scale.py [--docs docs] [--gigabytes 0.3 1.0 2.4 3.0]
 
-Each measurement runs in a process of its own and reports its peak memory (resident, without mapped files).
+Each measurement runs in a process of its own and reports its peak memory. Writes docs/scale.md and docs/scale.png.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
-from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+ABOUT = """Written by `benchmarks/scale.py`: what lowering itself takes, on models that grow in one way each; every
+measurement is a process of its own.
+
+![seconds to lower](scale.png)"""
 
 
 def graph_of(nodes: int, recurrent: int, T: int = 8, H: int = 8) -> onnx.ModelProto:
@@ -114,7 +118,6 @@ def work(kind: str, source: str, destination: str, form: str) -> None:
         ir.save(model, destination)
     else:
         shutil.copyfile(source + ".data", destination + ".data")
-        os.sync()
     seconds = time.perf_counter() - start
     stop.set()
     watcher.join()
@@ -123,60 +126,66 @@ def work(kind: str, source: str, destination: str, form: str) -> None:
     print(json.dumps({"seconds": seconds, "anonymous_mb": found[0] / 1024, "resident_mb": resident}))
 
 
-def measure(kind: str, source: Path, form: str = "auto") -> dict[str, float]:
-    with tempfile.TemporaryDirectory(dir=source.parent) as folder:
-        command = [sys.executable, __file__, "--work", kind, str(source), str(Path(folder) / "out.onnx"), form]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def measure(kind: str, source: Path, form: str = "auto", runs: int = 1) -> dict[str, float]:
+    """The fastest of some runs, each in a process of its own and with nothing left to be written by the one before."""
+    found = []
+    for _ in range(runs):
+        os.sync()
+        with tempfile.TemporaryDirectory(dir=source.parent) as folder:
+            command = [sys.executable, __file__, "--work", kind, str(source), str(Path(folder) / "out.onnx"), form]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    return min(found, key=lambda row: row["seconds"])
+
+
+def graphs() -> Iterator[tuple[str, int, str, onnx.ModelProto]]:
+    """What grows, how large it is, the form, the model."""
+    for nodes in (1_000, 10_000, 100_000):
+        yield "nodes, 10 of them LSTM", nodes, "auto", graph_of(nodes, 10)
+    for recurrent in (10, 100, 1_000):
+        yield "LSTM", recurrent, "auto", graph_of(2 * recurrent, recurrent)
+    for T in (10, 100, 1_000, 2_000):
+        yield "unrolled steps", T, "unroll", graph_of(1, 1, T=T)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "scale.png")
-    parser.add_argument("--gigabytes", type=float, default=2.4)
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
+    parser.add_argument("--gigabytes", type=float, nargs="*", default=[0.3, 1.0, 2.4, 3.0])
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         work(*arguments.work)
         return
-    console = Console(width=120)
-    table = Table("what", "size", "lower s", "load + save s", "ratio", "peak MB")
+    from report import Report  # here, for what it imports must not count in `work`
+
+    report = Report("Size, measured", ABOUT)
     curves: dict[str, list[tuple[float, float]]] = {}
+    rows: list[list[str]] = []
+
+    def row(what: str, size: float, mine: dict[str, float], other: dict[str, float] | None) -> None:
+        curves.setdefault(what, []).append((size, mine["seconds"]))
+        compared = (
+            ["", ""] if other is None else [f"{other['seconds']:.2f}", f"{mine['seconds'] / other['seconds']:.2f}"]
+        )
+        memory = [f"{mine['anonymous_mb']:.0f}", f"{mine['resident_mb']:.0f}"]
+        rows.append([what, f"{size:,.0f}", f"{mine['seconds']:.2f}", *compared, *memory])
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-
-        def row(what: str, size: int, other: str | None = "load+save", form: str = "auto") -> None:
-            mine = measure("lower", path, form)
-            base = measure(other, path)["seconds"] if other else float("nan")
-            curves.setdefault(what, []).append((size, mine["seconds"]))
-            table.add_row(
-                what,
-                str(size),
-                f"{mine['seconds']:.2f}",
-                f"{base:.2f}",
-                f"{mine['seconds'] / base:.2f}",
-                f"{mine['resident_mb']:.0f}",
-            )
-
-        for nodes in (1_000, 10_000, 100_000):
-            onnx.save(graph_of(nodes, 10), path)
-            row("nodes, 10 of them LSTM", nodes)
-        for recurrent in (10, 100, 1_000):
-            onnx.save(graph_of(2 * recurrent, recurrent), path)
-            row("LSTM", recurrent)
-        for T in (10, 100, 1_000, 2_000):
-            onnx.save(graph_of(1, 1, T=T), path)
-            row("unrolled steps", T, None, "unroll")
-        for gigabytes in (arguments.gigabytes / 8, arguments.gigabytes):
+        for what, size, form, model in graphs():
+            onnx.save(model, path)
+            row(what, size, measure("lower", path, form), None if form == "unroll" else measure("load+save", path))
+        header = ("what", "size", "lower, s", "load + save, s", "ratio", "peak MB, anonymous", "resident")
+        report.table("Graphs", header, rows)
+        rows = []
+        for gigabytes in arguments.gigabytes:
             big_model(path, gigabytes)
-            mine, copy = measure("lower", path), measure("copy", path)
-            curves.setdefault("external MB", []).append((1000 * gigabytes, mine["seconds"]))
-            table.add_row(
-                "external data, GB", f"{gigabytes:.2f}", f"{mine['seconds']:.2f}", f"copy {copy['seconds']:.2f}",
-                f"{mine['seconds'] / copy['seconds']:.2f}", f"{mine['anonymous_mb']:.0f} (+ mapped: {mine['resident_mb']:.0f})",
-            )  # fmt: skip
-    console.print(table)
-    plot(curves, arguments.plot)
+            row("external MB", 1000 * gigabytes, measure("lower", path, runs=3), measure("copy", path, runs=3))
+        header = (*header[:3], "copy of the data, s", *header[4:])
+        report.table("Weights in external files: 4 LSTM among 300 MatMul", header, rows)
+    plot(curves, arguments.docs / "scale.png")
+    report.write(arguments.docs / "scale.md")
 
 
 def plot(curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
