@@ -2,6 +2,9 @@
 
 Each cell is written as the equations of the ONNX text; `X_i` stands for the hoisted part `Xt*(W_i^T) + Wb_i + Rb_i`,
 which the lowering computes for all steps at once. A state of None is the zero state before the first step.
+
+In a sum of a recurrent product and a projected input the product stands first: with the input first, OpenVINO 2026.4.1
+adds in the memory of the input, where the next state lies, and a lowered RNN in a Scan is silently wrong.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Cell:
 def rnn_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> State:
     (h,), (x,), (f,) = state, projected, cell.activations
     # Ht = f(Xt*(Wi^T) + Ht-1*(Ri^T) + Wbi + Rbi)
-    return (f.emit(e, cell.clipped(e, e.add(x, e.matmul(h, cell.weights.recurrent[0]))), "H"),)
+    return (f.emit(e, cell.clipped(e, e.add(e.matmul(h, cell.weights.recurrent[0]), x)), "H"),)
 
 
 def gru_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> State:
@@ -63,17 +66,17 @@ def gru_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State)
     recurrent_zr, recurrent_h = cell.weights.recurrent
     # zt = f(Xt*(Wz^T) + Ht-1*(Rz^T) + Rbz + Wbz)
     # rt = f(Xt*(Wr^T) + Ht-1*(Rr^T) + Rbr + Wbr)
-    z, r = cell.gates(e, f, e.add(x_zr, e.matmul(h, recurrent_zr)), ["z", "r"])
+    z, r = cell.gates(e, f, e.add(e.matmul(h, recurrent_zr), x_zr), ["z", "r"])
     if cell.linear_before_reset:  # one product could serve all gates; two need no Split, 4 to 12 % less at N = 1
         # ht = g(Xt*(Wh^T) + (rt (.) (Ht-1*(Rh^T) + Rbh)) + Wbh)
         reset = e.mul(r, e.add(e.matmul(h, recurrent_h), cell.weights.recurrent_bias), "reset")
     else:
         # ht = g(Xt*(Wh^T) + (rt (.) Ht-1)*(Rh^T) + Rbh + Wbh)
         reset = e.matmul(e.mul(r, h, "reset"), recurrent_h)
-    candidate = e.add(x_h, reset)
+    candidate = e.add(reset, x_h)
     n = g.emit(e, cell.clipped(e, candidate), "h")
     # Ht = (1 - zt) (.) ht + zt (.) Ht-1
-    if h is not None and g.bounded:  # one node less; inf - inf cannot arise
+    if h is not None and f.bounded and g.bounded:  # one node less; inf - inf cannot arise
         return (e.add(n, e.mul(z, e.sub(h, n)), "H"),)
     return (e.add(e.mul(e.sub(e.scalar(1.0), z, "keep_new"), n), e.mul(z, h), "H"),)
 
@@ -81,7 +84,7 @@ def gru_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State)
 def lstm_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> State:
     (h, c), (x,), (f, g, activation_h) = state, projected, cell.activations
     H, peepholes = cell.hidden_size, cell.weights.peepholes
-    x = e.add(x, e.matmul(h, cell.weights.recurrent[0]), "gates")
+    x = e.add(e.matmul(h, cell.weights.recurrent[0]), x, "gates")
     if peepholes[0] is None:
         # it = f(Xt*(Wi^T) + Ht-1*(Ri^T) + Wbi + Rbi), ot and ft alike; ct = g(Xt*(Wc^T) + Ht-1*(Rc^T) + Wbc + Rbc)
         if f == g:

@@ -6,8 +6,10 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
+from rnn_lower.constants import known_tensor
 from rnn_lower.emitter import Habits
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.lowering import ARITHMETIC
 from rnn_lower.primitives import TABLE
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ class Target:
 
     forms: those it runs right, the one for long or unknown sequences first.
     unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
-    static_batch: whether it needs a known batch size.  opsets: first and last opset it takes.
+    static_batch: whether it needs a known batch size.  scan_captures: whether a Scan body may read what nodes outside
+    of it compute.  opsets: first and last opset it takes.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
 
@@ -36,13 +39,15 @@ class Target:
     static_batch: bool = False
     opsets: tuple[int, int] = (1, 99)
     slow: tuple[int, float] | None = None
+    scan_captures: bool = True
 
     def choose(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node that nobody asked a form for."""
         length = node.static_length
         if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
             return "unroll"
-        return next((form for form in self.forms if form != "scan" or opset >= TABLE["Scan"].since), "loop")
+        scan = opset >= TABLE["Scan"].since and (self.scan_captures or not _captures(node))
+        return next((form for form in self.forms if form != "scan" or scan), "loop")
 
     def check(self, node: RecurrentNode, form: str, opset: int) -> None:
         """Raise UnsupportedError, with what to fix, for what the runtime cannot take."""
@@ -54,6 +59,10 @@ class Target:
             )
         if form not in self.forms:
             raise UnsupportedError(f"{told} does not run form {form}; use form {' or '.join(self.forms)}")
+        if form == "scan" and not self.scan_captures and _captures(node):
+            raise UnsupportedError(
+                f"{told} takes no weights that are computed outside of a Scan (or cast there); use form loop or unroll"
+            )
         if self.static_batch and node.static_batch is None:
             symbol = node.batch_size or "N"
             raise UnsupportedError(f"{told} needs a known batch size: give it a fixed value (--dim {symbol}=1)")
@@ -63,6 +72,12 @@ class Target:
                 "%s: %d unrolled steps load slowly on %s (%g s for an LSTM of 400 steps)",
                 node.describe(), length, self.name, self.slow[1],
             )  # fmt: skip
+
+
+def _captures(node: RecurrentNode) -> bool:
+    """Whether the weights in a body come from nodes: they are known at run time only, or are cast."""
+    weights = (node.inputs.get(name) for name in ("R", "B", "P"))
+    return node.dtype in ARITHMETIC or any(weight is not None and known_tensor(weight) is None for weight in weights)
 
 
 _ALWAYS = 10**9
@@ -86,7 +101,8 @@ _ROWS = (
         habits=Habits(guard_empty_scan=True, constants_in_body=True, pass_condition=True),
     ),
     Target(
-        "openvino", "Scan, also with unknown lengths and batches; short sequences unrolled", unroll_up_to=16,
+        "openvino", "Scan, also with unknown lengths and batches, Loop with computed weights; short sequences unrolled",
+        unroll_up_to=16, scan_captures=False,
     ),
     Target(
         "tract", "Scan, also with an unknown batch; short sequences unrolled", ("scan", "unroll"),

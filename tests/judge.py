@@ -31,7 +31,10 @@ def expected(case: Case) -> list[np.ndarray]:
     model, feeds = build(case)
     if 0 in (case.T, case.N, case.I) or refused(model):
         return run_reference(model, feeds)
-    return run_onnxruntime(model, feeds)
+    fused = run_onnxruntime(model, feeds)
+    if "Softplus" in (case.activations or ()) and not all(np.all(np.isfinite(result)) for result in fused):
+        return run_reference(model, feeds)  # the fused Softplus is infinite above 88.7
+    return fused
 
 
 def lowered(case: Case, form: str = "auto", **options: object) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:

@@ -16,13 +16,16 @@ from rnn_lower.targets import TARGETS
 SLOW = {"tinygrad", "tvm", "iree"}
 """Compile every graph: seconds a model, so that the default run takes a few features; the matrix takes all."""
 
+FORMS = [(name, form) for name in RUNNERS for form in TARGETS[name].forms]
+"""Each form that a target promises, for auto unrolls the short sequences of the features on most."""
+
 FEW = ("LSTM everything", "GRU everything", "RNN sequence_lens", "LSTM activations", "GRU one step", "RNN Elu")
 
 
-def close(got: list, wanted: list[np.ndarray]) -> None:
+def close(got: list, wanted: list[np.ndarray], limit: float = 1e-4) -> None:
     assert [np.shape(a) for a in got] == [b.shape for b in wanted]
     for a, b in zip(got, wanted, strict=True):
-        assert np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) <= 1e-4
+        assert np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) <= limit
 
 
 def needs(name: str) -> None:
@@ -32,14 +35,14 @@ def needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("name", RUNNERS)
-def test_feature(name, feature):
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_feature(name, form, feature):
     if name in SLOW and feature not in FEW:
         pytest.skip(f"{name} takes seconds a model; tests/runtimes/matrix.py runs all of them")
     needs(name)
     case = FEATURES[feature]
     model, feeds = build(case)
-    close(RUNNERS[name][1](rnn_lower.lower(model, target=name), feeds), expected(case))
+    close(RUNNERS[name][1](rnn_lower.lower(model, target=name, form=form), feeds), expected(case))
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -63,7 +66,7 @@ def test_tract_with_a_symbolic_batch(op):
     close(RUNNERS["tract"][1](lowered, feeds), expected(case))
 
 
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime", "onnx-reference"])
+@pytest.mark.parametrize("name", ["openvino", "tract", "onnxruntime", "onnx-reference"])
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 def test_symbolic_length_and_batch(op, name):
     needs(name)
@@ -73,6 +76,21 @@ def test_symbolic_length_and_batch(op, name):
         for T, N in ((5, 2), (9, 3)):
             other = case.replace(T=T, N=N)
             close(RUNNERS[name][1](lowered, build(other)[1]), expected(other))
+
+
+@pytest.mark.parametrize("weights", ["input", "computed", "initializer"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_openvino_takes_computed_and_cast_weights_in_a_loop(op, weights):
+    """Its Scan sees nothing from outside but constants."""
+    needs("openvino")
+    dtype = "float16" if weights == "initializer" else "float"
+    case = Case(op, 17, "bidirectional", T=20, optional=OPTIONAL[op], weights=weights, dtype=dtype)
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model, target="openvino")
+    assert "Loop" in [node.op_type for node in lowered.graph.node]
+    close(RUNNERS["openvino"][1](lowered, feeds), expected(case), limit=2e-3 if dtype == "float16" else 1e-4)
+    with pytest.raises(rnn_lower.UnsupportedError, match="use form loop or unroll"):
+        rnn_lower.lower(model, target="openvino", form="scan")
 
 
 @pytest.mark.parametrize("name", RUNNERS)
@@ -124,4 +142,5 @@ def test_portable_emits_the_smallest_set_of_operators():
 def test_every_target_is_right_on_onnxruntime_too(target):
     for case in FEATURES.values():
         model, feeds = build(case)
-        close(run_onnxruntime(rnn_lower.lower(model, target=target), feeds), expected(case))
+        for form in TARGETS[target].forms:
+            close(run_onnxruntime(rnn_lower.lower(model, target=target, form=form), feeds), expected(case))
