@@ -120,7 +120,6 @@ def _with_onnx(model: ir.Model, opset: int) -> None:
     for name, value in large.items():
         model.graph.inputs.append(value)
         model.graph.initializers.pop(name)
-    count = len(large)
     try:
         converted = onnx.version_converter.convert_version(_newer_ir(ir.to_proto(model), opset), opset)
         new = ir.from_proto(converted)
@@ -128,16 +127,22 @@ def _with_onnx(model: ir.Model, opset: int) -> None:
         for value in large.values():
             model.graph.inputs.remove(value)
             model.graph.register_initializer(value)
-    if count:
-        tensors = {value.name: value.const_value for value in large.values()}
-        for value in [v for v in new.graph.inputs if v.name in tensors]:
-            new.graph.inputs.remove(value)
-            value.const_value = tensors[value.name]
-            new.graph.register_initializer(value)
+    for value in [value for value in new.graph.inputs if value.name in large]:
+        new.graph.inputs.remove(value)
+        value.const_value = large[value.name].const_value
+        new.graph.register_initializer(value)
+    notes = {_outputs(node): node.metadata_props for node in model.graph.all_nodes() if node.metadata_props}
+    for node in new.graph.all_nodes() if notes else ():  # the converter drops them
+        node.metadata_props.update(notes.get(_outputs(node), {}))
+    new.graph.metadata_props.update(model.graph.metadata_props)
     model.graph = new.graph
     model.ir_version = new.ir_version
     model.functions.clear()
     model.functions.update(new.functions)
+
+
+def _outputs(node: ir.Node) -> tuple[str | None, ...]:
+    return tuple(value.name for value in node.outputs)
 
 
 def _newer_ir(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:

@@ -35,6 +35,16 @@ def test_pass():
             rnn_lower.LowerRecurrentPass(**wrong)
 
 
+def test_dims():
+    model, feeds = build(Case("GRU", 14, dynamic=True))
+    result = rnn_lower.lower(model, form="unroll", dims={"T": 5, "N": 2})
+    assert [dim.dim_value for dim in result.graph.input[0].type.tensor_type.shape.dim][:2] == [5, 2]
+    assert rnn_lower.check(model, result, inputs=feeds).ok
+    for dims, words in (({"T": -1}, "must not be negative"), ({"Q": 3}, "symbolic sizes of the inputs: N, T")):
+        with pytest.raises(rnn_lower.RnnLowerError, match=words):
+            rnn_lower.lower(model, dims=dims)
+
+
 def test_all_or_nothing():
     """A node that cannot be lowered leaves the whole model as it was."""
     model, _ = build(Case("LSTM", 14))

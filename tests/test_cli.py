@@ -288,6 +288,7 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
         (["--op", "SRU"], "unknown operator 'SRU'"),
         (["--dim", "T"], "write NAME=SIZE"),
         (["--dim", "Q=3"], "no input has a symbolic size 'Q'"),
+        (["--dim", "T=-1"], "write NAME=SIZE"),
         (["--inputs", "x.npz"], "--inputs needs --check"),
         (["--check", "--inputs", "absent.npz"], "absent.npz"),
         (["--opset", "3000"], "opset 3000 is unknown"),

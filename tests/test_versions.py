@@ -97,6 +97,34 @@ def test_conversion_reaches_into_bodies():
     close(run_onnxruntime(rnn_lower.lower(model, opset=17), feeds), wanted)
 
 
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "target"), [(7, 3, 17), (9, 4, 17), (13, 7, 17), (17, 8, 13), (17, 8, 22), (22, 10, 15)]
+)
+def test_conversion_keeps_the_rest(opset, ir_version, target):
+    """Large weights pass by the converter, which is given protobuf; documentation and metadata survive it."""
+    model, feeds = build(Case("LSTM", opset, I=32, H=40, optional=("B",)))
+    weights = np.random.default_rng(0).normal(size=(40, 60)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "dense"))
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["Y", "dense"], ["Z"], name="after", doc_string="told"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("Z", onnx.TensorProto.FLOAT, None))
+    model.ir_version = ir_version
+    if ir_version < 4:  # every initializer had to be an input too
+        for tensor in model.graph.initializer:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for notes in (model.metadata_props, model.graph.metadata_props, model.graph.node[-1].metadata_props):
+        notes.add(key="kept", value="yes")
+    result = rnn_lower.lower(model, opset=target)
+    assert not remaining(result)
+    close(run_onnxruntime(result, feeds), run_onnxruntime(model, feeds))
+    (after,) = [node for node in result.graph.node if node.name == "after"]
+    assert (after.op_type, after.input[1], after.doc_string) == ("MatMul", "dense", "told")
+    for notes in (result.metadata_props, result.graph.metadata_props, after.metadata_props):
+        assert {entry.key: entry.value for entry in notes} == {"kept": "yes"}
+    (dense,) = [tensor for tensor in result.graph.initializer if tensor.name == "dense"]
+    assert np.array_equal(onnx.numpy_helper.to_array(dense), weights)
+    assert [value.name for value in result.graph.input] == ["X"]
+
+
 def test_a_failing_converter_is_passed_on_in_one_line():
     model, _ = build(Case("RNN", 14))
     model.graph.node.append(onnx.helper.make_node("Trilu", ["X"], ["upper"]))
