@@ -55,7 +55,8 @@ def check(
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
     inputs: arrays by input name, or an .npz file of such; they are used for one run. Without, `runs` sets of inputs
-    are made from `seed`: symbolic sizes are sampled per name, an input that feeds sequence_lens lies in [0, T].
+    are made from `seed`: symbolic sizes are sampled per name unless the lowered model fixes them, an input that feeds
+    sequence_lens lies in [0, T].
     An output agrees when |lowered - original| <= atol + rtol * |original|; NaN agrees with NaN; in a type that is
     coarser than rtol one unit in the last place is allowed.
 
@@ -66,10 +67,11 @@ def check(
     from rnn_lower import judging, samples
 
     models = judging.Pair(original, lowered)
+    fixed = samples.fixed_sizes(models.original, models.lowered)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original)]
     comparison = judging.Comparison(rtol, atol)
     for index in range(1 if given else max(1, runs)):
-        feeds = iter(given) if given else samples.candidates(models.original, seed, index)
+        feeds = iter(given) if given else samples.candidates(models.original, seed, index, fixed)
         expected, actual = models.run(feeds)
         comparison.add(models.output_names, expected, actual)
     return CheckReport(comparison.reports(), models.judge, models.runner, 1 if given else max(1, runs), rtol, atol)

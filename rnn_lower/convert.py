@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.facts import infer_shapes, values_of
 from rnn_lower.node import version_at
 from rnn_lower.passes import recurrent_nodes
 
@@ -34,11 +34,10 @@ def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
             raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
         if size < 0:
             raise RnnLowerError(f"size {size} of '{name}' must not be negative")
-    for graph in model.graphs():
-        for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
-            if value.shape is not None:
-                value.shape = ir.Shape([dims.get(_symbol(dim), dim) for dim in value.shape])
-    ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    for value in values_of(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([dims.get(_symbol(dim), dim) for dim in value.shape])
+    infer_shapes(model)
 
 
 def _symbol(dim: int | ir.SymbolicDim) -> str:
@@ -60,7 +59,7 @@ def convert_opset(model: ir.Model, opset: int) -> None:
     if opset == current:
         return
     if current < 14 <= opset or current < 7 <= opset:
-        ShapeInferencePass(check_type=False, strict_mode=False)(model)  # adapters ask for shapes behind held nodes
+        infer_shapes(model)  # adapters ask for shapes behind held nodes
     held = [node for node, *_ in recurrent_nodes(model)]
     for node in held:  # the name of the domain keeps the version, and with it the meaning
         node.domain = f"{HELD}{version_at(node.op_type, current)}"

@@ -22,6 +22,7 @@ class Habits:
     """What a target runtime wants emitted differently; the defaults suit onnxruntime (rows live in targets.py).
 
     avoid: operators to express by others.
+    saturates: operators that overflow although their result no longer changes, with the size from which it does not.
     flip_outside_scan: reverse sequences before and after a Scan instead of by its scan directions.
     pass_condition: let a Loop body give its condition back as it came, without a node.
     constants_in_body: keep weights that only a Scan or Loop body uses in it, where onnxruntime multiplies 8 to 13 %
@@ -30,6 +31,7 @@ class Habits:
     """
 
     avoid: frozenset[str] = frozenset()
+    saturates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     flip_outside_scan: bool = False
     pass_condition: bool = False
     constants_in_body: bool = False

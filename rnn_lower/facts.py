@@ -23,6 +23,24 @@ def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
                 yield f"{attribute.name}[{index}]", graph
 
 
+def infer_shapes(model: ir.Model) -> None:
+    """Shape inference in place, without the names that it makes up for sizes it cannot tell."""
+    known = {dim for value in values_of(model) for dim in map(_dim, value.shape or ())}
+    ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    for value in values_of(model):
+        dims = [_dim(dim) for dim in value.shape or ()]
+        if any(isinstance(dim, str) and dim not in known for dim in dims):
+            value.shape = ir.Shape([dim if isinstance(dim, int) or dim in known else None for dim in dims])
+
+
+def values_of(model: ir.Model) -> Iterator[ir.Value]:
+    """Inputs of graphs and outputs of nodes, subgraphs included."""
+    for graph in model.graphs():
+        yield from graph.inputs
+        for node in graph:
+            yield from node.outputs
+
+
 class Facts:
     """Shapes and element types of the values of a model, which is left as it is."""
 
@@ -42,7 +60,7 @@ class Facts:
         inferred = self._inferred.get(value)
         if inferred is None or inferred.shape is None:
             return own
-        found = tuple(dim if isinstance(dim, int) else None for dim in inferred.shape)  # its symbols are made up
+        found = tuple(_dim(dim) for dim in inferred.shape)
         if own is None or len(own) != len(found):
             return own or found
         return tuple(new if isinstance(new, int) or old is None else old for old, new in zip(own, found, strict=True))
@@ -79,7 +97,7 @@ class Facts:
     def _inferred(self) -> dict[ir.Value, ir.Value]:
         """Values of the main graph and its subgraphs -> the same values after shape inference on a copy."""
         copy = self._model.clone()
-        ShapeInferencePass(check_type=False, strict_mode=False)(copy)
+        infer_shapes(copy)
         pairs = zip(self._model.graph.all_nodes(), copy.graph.all_nodes(), strict=True)
         return {ours: theirs for a, b in pairs for ours, theirs in zip(a.outputs, b.outputs, strict=True)}
 

@@ -36,9 +36,9 @@ class Pair:
 
     def __init__(self, original: Any, lowered: Any) -> None:
         self.original, self._original_path = as_path_or_model(original)
-        self._lowered, self._lowered_path = as_path_or_model(lowered)
+        self.lowered, self._lowered_path = as_path_or_model(lowered)
         self.output_names = [str(value.name) for value in self.original.graph.outputs]
-        theirs = [str(value.name) for value in self._lowered.graph.outputs]
+        theirs = [str(value.name) for value in self.lowered.graph.outputs]
         if self.output_names != theirs:
             raise RnnLowerError(f"the models have different outputs: {self.output_names} and {theirs}")
         self._nodes = [place.node for place in find_places(self.original, Options(), Facts(self.original))]
@@ -83,12 +83,12 @@ class Pair:
     def _lowered_results(self, feeds: Feeds) -> list[Any]:
         if self._run_lowered is None:
             try:
-                self._run_lowered = open_onnxruntime(self._lowered, self._lowered_path)
+                self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
-                if self._lowered.opset_imports.get("", 0) >= 7:
+                if self.lowered.opset_imports.get("", 0) >= 7:
                     raise RnnLowerError(f"the lowered model does not load on {ORT}: {_one_line(error)}") from None
                 self.runner = REFERENCE
-                self._run_lowered = open_reference(self._lowered, self._lowered_path)
+                self._run_lowered = open_reference(self.lowered, self._lowered_path)
         try:
             return self._run_lowered(feeds)
         except Exception as error:
@@ -105,12 +105,12 @@ class Pair:
         if any(array.size == 0 for array in feeds.values()):
             return True
         known = all(node.static_length and node.static_batch for node in risky)
-        names = {value.name for value in self._lowered.graph.inputs}
+        names = {value.name for value in self.lowered.graph.inputs}
         inside = [str(node.inputs["X"].name) for node in risky if node.path == "main graph"]
         wanted = [name for name in inside if name not in names and self._names_in_lowered(name)]
-        if known or not wanted or files.has_external_data(self._lowered):
+        if known or not wanted or files.has_external_data(self.lowered):
             return False
-        probe = ir.to_proto(self._lowered)
+        probe = ir.to_proto(self.lowered)
         del probe.graph.output[:]
         probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
         try:
@@ -120,7 +120,7 @@ class Pair:
         return any(result.size == 0 for result in results)
 
     def _names_in_lowered(self, name: str) -> bool:
-        return any(out.name == name for node in self._lowered.graph for out in node.outputs)
+        return any(out.name == name for node in self.lowered.graph for out in node.outputs)
 
 
 class _OriginalFails(Exception):

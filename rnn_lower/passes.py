@@ -18,7 +18,7 @@ from rnn_lower.lowering import Lowered, lower_node
 from rnn_lower.names import Names
 from rnn_lower.node import OP_TYPES, RecurrentNode, read_node
 from rnn_lower.primitives import TABLE
-from rnn_lower.targets import Target, find_target
+from rnn_lower.targets import Target, find_target, how_to_fix
 
 logger = logging.getLogger("rnn_lower")
 
@@ -158,18 +158,19 @@ def choose_form(place: Place, form: str, target: Target) -> str:
     node, length = place.node, place.node.static_length
     if form == "auto":
         form = target.choose(node, place.opset)
-    if form == "scan" and place.opset < TABLE["Scan"].since:
+    scan = place.opset >= TABLE["Scan"].since
+    if form == "scan" and not scan:
         raise UnsupportedError(
             f"{node.describe()}: form scan needs opset {TABLE['Scan'].since}, the model is at opset {place.opset};"
             " use form loop, or raise the opset (--opset)"
         )
     if form == "unroll" and length is None:
         known = f"'{node.seq_length}'" if node.seq_length else "unknown"
-        other = "loop" if place.opset < TABLE["Scan"].since else "scan or loop"
-        fix = f" (--dim {node.seq_length}=100)" if node.seq_length else ""
+        others = [other for other in target.forms if other == "loop" or (other == "scan" and scan)]
+        use = f"use form {' or '.join(others)}, or " if others else ""
         raise UnsupportedError(
             f"{node.describe()}: form unroll needs a known sequence length, here it is {known};"
-            f" use form {other}, or give the length a fixed value{fix}"
+            f" {use}{how_to_fix(node.seq_length, 100)}"
         )
     target.check(node, form, place.opset)
     return form

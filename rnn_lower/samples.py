@@ -43,12 +43,29 @@ def required_inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
-def candidates(model: ir.Model, seed: int, index: int) -> Iterator[Feeds]:
-    """Sets of inputs for run number `index`, to be tried until the original takes one."""
+def fixed_sizes(original: ir.Model, lowered: ir.Model) -> dict[str, int]:
+    """Sizes that are symbolic in the inputs of the original and known in those of the lowered model."""
+    known = {value.name: value.shape or () for value in lowered.graph.inputs}
+    return {
+        _symbol(value, axis): size
+        for value in required_inputs(original)
+        for axis, (dim, size) in enumerate(zip(value.shape or (), known.get(value.name, ()), strict=False))
+        if not isinstance(dim, int) and isinstance(size, int)
+    }
+
+
+def _symbol(value: ir.Value, axis: int) -> str:
+    """What a size that is not known goes by: its own name, or the place where it is."""
+    dim = value.shape[axis] if value.shape is not None else None
+    return getattr(dim, "value", None) or f"{value.name}/{axis}"
+
+
+def candidates(model: ir.Model, seed: int, index: int, fixed: Mapping[str, int] = {}) -> Iterator[Feeds]:
+    """Sets of inputs for run number `index`, to be tried until the original takes one. fixed: sizes by symbol."""
     limits = _length_limits(model)
     for attempt in range(ATTEMPTS):
         rng = np.random.default_rng([seed, index, attempt])
-        sizes: dict[str, int] = {}
+        sizes = dict(fixed)
         # Later attempts also try equal sizes everywhere, which suits models that tie dimensions without saying so.
         common = SIZES[(index + attempt) % len(SIZES)] if attempt % 2 else None
 
@@ -62,7 +79,7 @@ def candidates(model: ir.Model, seed: int, index: int) -> Iterator[Feeds]:
             if value.dtype is None or not isinstance(value.type, ir.TensorType):
                 raise RnnLowerError(f"input '{value.name}' is no tensor of a known type; give inputs (--inputs X.npz)")
             shape = [
-                dim if isinstance(dim, int) else size(dim.value or f"{value.name}/{axis}")
+                dim if isinstance(dim, int) else size(_symbol(value, axis))
                 for axis, dim in enumerate(value.shape or ())
             ]
             upper = limits.get(str(value.name))

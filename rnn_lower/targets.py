@@ -64,14 +64,20 @@ class Target:
                 f"{told} takes no weights that are computed outside of a Scan (or cast there); use form loop or unroll"
             )
         if self.static_batch and node.static_batch is None:
-            symbol = node.batch_size or "N"
-            raise UnsupportedError(f"{told} needs a known batch size: give it a fixed value (--dim {symbol}=1)")
+            raise UnsupportedError(f"{told} needs a known batch size; {how_to_fix(node.batch_size, 1)}")
         length = node.static_length
         if form == "unroll" and self.slow and length is not None and length > self.slow[0]:
             logger.warning(
                 "%s: %d unrolled steps load slowly on %s (%g s for an LSTM of 400 steps)",
                 node.describe(), length, self.name, self.slow[1],
             )  # fmt: skip
+
+
+def how_to_fix(size: int | str | None, example: int) -> str:
+    """Advice on a size that must be known: it is symbolic, or, when None, the result of a computation."""
+    if size is None:
+        return "fix the sizes of the inputs (--dim NAME=SIZE), and fold the constants when it is computed from them"
+    return f"give it a fixed value (--dim {size}={example})"
 
 
 def _captures(node: RecurrentNode) -> bool:
@@ -83,11 +89,18 @@ def _captures(node: RecurrentNode) -> bool:
 _ALWAYS = 10**9
 """unroll_up_to of runtimes that know nothing else."""
 
+_TANH = {"Tanh": 20.0}
+"""OpenCV 5.0's Tanh is NaN above 44. From 20 on the result is 1 in float32 and in double."""
+
 _PORTABLE = Habits(
     avoid=frozenset(
         ("Split", "Clip", "Softsign", "Softplus", "HardSigmoid", "Elu", "ThresholdedRelu", "LeakyRelu", "If", "Expand")
-    )
+    ),
+    saturates=_TANH,
 )
+
+_NO_SOFTPLUS = frozenset({"Softplus"})
+"""It is infinite above 88.7 on tract and OpenCV."""
 
 # How auto chooses on onnxruntime, measured by benchmarks/speed.py (CPU, one thread, geometric means over sizes):
 #   Loop takes 1.06 to 1.2 times as long as Scan, so it serves only where there is no Scan (opset 8 and below).
@@ -106,11 +119,11 @@ _ROWS = (
     ),
     Target(
         "tract", "Scan, also with an unknown batch; short sequences unrolled", ("scan", "unroll"),
-        unroll_up_to=16, opsets=(9, 99), slow=(100, 31),
+        Habits(avoid=_NO_SOFTPLUS), 16, opsets=(9, 99), slow=(100, 31),
     ),
     Target(
-        "opencv", "unrolled; needs a known length and batch", ("unroll",), unroll_up_to=_ALWAYS, static_batch=True,
-        slow=(400, 1.7),
+        "opencv", "unrolled; needs a known length and batch", ("unroll",),
+        Habits(avoid=_NO_SOFTPLUS, saturates=_TANH), _ALWAYS, True, slow=(400, 1.7),
     ),
     Target(
         "mnn", "Loop; short sequences unrolled", ("loop", "unroll"), unroll_up_to=16, slow=(100, 4),

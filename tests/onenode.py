@@ -54,6 +54,7 @@ class Case:
     dynamic: bool = False
     place: str = "main"  # main, if, loop, function
     output_sequence: int | None = None
+    scale: float = 1.0  # of X
     seed: int = 0
 
     @property
@@ -87,7 +88,7 @@ def arrays(case: Case) -> dict[str, np.ndarray]:
         "R": rng.uniform(-k, k, (D, G * H, H)),
         "B": rng.uniform(-k, k, (D, 2 * G * H)),
         "P": rng.uniform(-k, k, (D, 3 * H)),
-        "X": rng.uniform(-1, 1, (N, T, I) if batch_first else (T, N, I)),
+        "X": case.scale * rng.uniform(-1, 1, (N, T, I) if batch_first else (T, N, I)),
         "initial_h": rng.uniform(-1, 1, state),
         "initial_c": rng.uniform(-1, 1, state),
     }

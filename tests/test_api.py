@@ -45,6 +45,17 @@ def test_dims():
             rnn_lower.lower(model, dims=dims)
 
 
+def test_sizes_computed_in_the_graph():
+    """The batch comes out of TopK: fixing the inputs does not tell it, and no made-up name is left or advised."""
+    model = onnx.load(next(path for path in own_models() if path.stem == "torch_lstm_tagger"))
+    dims = {"time": 3, "batch": 2}
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"needs a known batch size; .*fold the constants"):
+        rnn_lower.lower(model, target="opencv", dims=dims)
+    result = rnn_lower.lower(model, dims=dims)
+    assert not [info.name for info in result.graph.value_info if "unk__" in str(info)]
+    assert rnn_lower.check(model, result).ok
+
+
 def test_all_or_nothing():
     """A node that cannot be lowered leaves the whole model as it was."""
     model, _ = build(Case("LSTM", 14))

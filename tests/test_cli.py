@@ -314,6 +314,7 @@ def test_impossible_forms(tmp_path, capsys):
     assert code == 2
     assert "known sequence length, here it is 'T'; use form scan or loop" in err
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--dim", "T=5")[0] == 0
+    assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--dim", "T=5", "--check")[0] == 0  # with T = 5 too
 
 
 def test_unrolling_too_much(tmp_path, capsys):

@@ -24,6 +24,7 @@ def _cases() -> dict[str, Case]:
         found[f"{op} clip"] = base.replace(clip=0.2)
         found[f"{op} layout 1"] = base.replace(layout=1)
         found[f"{op} last state only"] = base.replace(outputs=("Y_h",))
+        found[f"{op} saturated"] = base.replace(scale=1000.0)
         found[f"{op} one step"] = base.replace(T=1, optional=("B", *states))
     lstm, gru, rnn = (Case(op, optional=("B",), **SMALL) for op in ("LSTM", "GRU", "RNN"))
     found["LSTM peepholes"] = lstm.replace(optional=("B", "P"))
@@ -50,6 +51,7 @@ def _cases() -> dict[str, Case]:
         "Softplus",
     ):
         found[f"RNN {name}"] = rnn.replace(activations=(name,), alpha=(0.4,), beta=(0.3,))
+    found["RNN Softplus saturated"] = rnn.replace(activations=("Softplus",), scale=1000.0)
     return found
 
 

@@ -149,6 +149,12 @@ RUNNERS: dict[str, tuple[str, Run]] = {
 """target -> distribution, runner"""
 
 
+def largest_difference(got: list, wanted: list[np.ndarray]) -> float:
+    """Relative to values above 1; NaN when there is one."""
+    pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in zip(got, wanted, strict=True)]
+    return float(np.max([np.max(np.abs(a - b) / np.maximum(1.0, np.abs(b)), initial=0.0) for a, b in pairs]))
+
+
 def missing(name: str) -> str | None:
     """Why a runtime cannot be run here, or None."""
     distribution = RUNNERS[name][0]

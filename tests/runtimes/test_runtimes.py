@@ -8,7 +8,7 @@ import pytest
 from features import FEATURES
 from judge import expected, remaining, run_onnxruntime
 from onenode import OPTIONAL, Case, build
-from runners import RUNNERS, missing
+from runners import RUNNERS, largest_difference, missing
 
 import rnn_lower
 from rnn_lower.targets import TARGETS
@@ -24,8 +24,7 @@ FEW = ("LSTM everything", "GRU everything", "RNN sequence_lens", "LSTM activatio
 
 def close(got: list, wanted: list[np.ndarray], limit: float = 1e-4) -> None:
     assert [np.shape(a) for a in got] == [b.shape for b in wanted]
-    for a, b in zip(got, wanted, strict=True):
-        assert np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) <= limit
+    assert largest_difference(got, wanted) <= limit
 
 
 def needs(name: str) -> None:
