@@ -79,10 +79,12 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     x = e.cast(given(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
     if node.layout:
         x = e.transpose(x, [1, 0, 2], "X_time_major")
+    # A name that stands for both sizes says nothing; some exporters write "None" for every unknown one.
+    batch = node.static_batch if node.batch_size == node.seq_length else node.batch_size
     span = Span(
         _once(node.static_length, functools.partial(e.dim, x, 0, "seq_length")),
         _once(node.static_batch, functools.partial(e.dim, x, 1, "batch_size")),
-        node.static_batch,
+        batch,
         node.hidden_size,
     )
     mask: Stream | None = None

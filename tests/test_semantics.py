@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from judge import agrees, close, every_node, expected, lowered, run_onnxruntime, run_reference
 from onenode import GATES, OPTIONAL, OUTPUTS, Case, build
@@ -288,6 +289,28 @@ def test_nodes_per_step(case, limit, products):
     body = scan_body(case)
     assert len(body) <= limit
     assert body.count("MatMul") == products
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("case", "limit"),
+    [(Case("LSTM"), 11), (Case("GRU", lbr=0), 8), (Case("GRU", lbr=1), 10), (Case("RNN"), 2)],
+    ids=["LSTM", "GRU", "GRU lbr", "RNN"],
+)
+def test_onnxruntime_fuses_the_step(case, limit, dynamic, tmp_path):
+    """Product, sum and activation become one node, also when the sizes are symbolic."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 4  # that such a model is for this machine only
+    model, _ = lowered(case.replace(optional=("B",), dynamic=dynamic), "scan")
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    (scan,) = [node for node in every_node(onnx.load(tmp_path / "optimized.onnx")) if node.op_type == "Scan"]
+    (body,) = [attribute.g for attribute in scan.attribute if attribute.name == "body"]
+    assert len(body.node) <= limit
+    (original,) = [node for node in every_node(model) if node.op_type == "Scan"]
+    (body,) = [attribute.g for attribute in original.attribute if attribute.name == "body"]
+    for value in (*body.input, *body.output):  # tract does not unify names in bodies
+        assert not [dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param]
 
 
 def test_one_projection_for_all_steps():
