@@ -29,11 +29,16 @@ from rnn_lower.targets import TARGETS
 
 def exact(case: Case) -> list[np.ndarray]:
     """The oracle in float64, on the same numbers as the model of a narrower type holds."""
+    return run_reference(*widened(case))
+
+
+def widened(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The model and its inputs in double, with the same numbers."""
     model, feeds = build(case)
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     _widen(wide)
-    return run_reference(wide, {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in feeds.items()})
+    return wide, {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in feeds.items()}
 
 
 def _widen(model: onnx.ModelProto) -> None:
@@ -45,7 +50,7 @@ def _widen(model: onnx.ModelProto) -> None:
             if value.type.tensor_type.elem_type in narrow:
                 value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
 
-    def widened(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    def double(tensor: onnx.TensorProto) -> onnx.TensorProto:
         return onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
 
     def walk(graph: onnx.GraphProto) -> None:
@@ -53,7 +58,7 @@ def _widen(model: onnx.ModelProto) -> None:
         types(graph.output)
         for tensor in graph.initializer:
             if tensor.data_type in narrow:
-                tensor.CopyFrom(widened(tensor))
+                tensor.CopyFrom(double(tensor))
         nodes(graph.node)
 
     def nodes(found: object) -> None:
@@ -62,19 +67,33 @@ def _widen(model: onnx.ModelProto) -> None:
                 if attribute.type == onnx.AttributeProto.GRAPH:
                     walk(attribute.g)
                 elif attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in narrow:
-                    attribute.t.CopyFrom(widened(attribute.t))
+                    attribute.t.CopyFrom(double(attribute.t))
 
     walk(model.graph)
     for function in model.functions:
         nodes(function.node)
 
 
+HUGE = 1e6
+"""With values of this size in a sum, float32 leaves two digits of the others."""
+
+
 def compare(case: Case, form: str) -> tuple[float, float] | None:
-    """Raise when lowered and judge differ; answer the errors of lowered and fused against float64."""
+    """Raise when lowered and judge differ; answer the errors of lowered and fused against float64.
+
+    Where they differ among huge values, the same model in double has to agree with the oracle instead.
+    """
     model, feeds = lowered(case, form)
     got = run_onnxruntime(model, feeds)
     wanted = expected(case)
-    close(got, wanted)
+    try:
+        close(got, wanted)
+    except AssertionError:
+        if not all(np.all(np.abs(result.astype(np.float64)) < HUGE) for result in (*got, *wanted)):
+            model, feeds = widened(case)  # unbounded activations have led where float32 overflows or cancels
+            close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), run_reference(model, feeds))
+            return None
+        raise
     if case.dtype != "float" or case.place == "loop" or refused(build(case)[0]):
         return None
     truth = exact(case)
