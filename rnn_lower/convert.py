@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.facts import infer_shapes, values_of
+from rnn_lower.facts import infer_shapes, plain_dim, values_of
 from rnn_lower.node import version_at
 from rnn_lower.passes import recurrent_nodes
 
@@ -27,21 +27,19 @@ def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
 
     Raises RnnLowerError for a name that no graph input carries.
     """
-    symbols = {str(d.value) for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
+    sizes = (plain_dim(dim) for value in model.graph.inputs for dim in value.shape or ())
+    symbols = {size for size in sizes if isinstance(size, str)}
     for name, size in dims.items():
         if name not in symbols:
-            known = ", ".join(sorted(symbols - {"None"})) or "none"
+            known = ", ".join(sorted(symbols)) or "none"
             raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
         if size < 0:
             raise RnnLowerError(f"size {size} of '{name}' must not be negative")
     for value in values_of(model):
         if value.shape is not None:
-            value.shape = ir.Shape([dims.get(_symbol(dim), dim) for dim in value.shape])
+            names = map(plain_dim, value.shape)
+            value.shape = ir.Shape([dims.get(name, name) if isinstance(name, str) else name for name in names])
     infer_shapes(model)
-
-
-def _symbol(dim: int | ir.SymbolicDim) -> str:
-    return str(dim.value) if isinstance(dim, ir.SymbolicDim) else ""
 
 
 def convert_opset(model: ir.Model, opset: int) -> None:

@@ -25,10 +25,10 @@ def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
 
 def infer_shapes(model: ir.Model) -> None:
     """Shape inference in place, without the names that it makes up for sizes it cannot tell."""
-    known = {dim for value in values_of(model) for dim in map(_dim, value.shape or ())}
+    known = {dim for value in values_of(model) for dim in map(plain_dim, value.shape or ())}
     ShapeInferencePass(check_type=False, strict_mode=False)(model)
     for value in values_of(model):
-        dims = [_dim(dim) for dim in value.shape or ()]
+        dims = [plain_dim(dim) for dim in value.shape or ()]
         if any(isinstance(dim, str) and dim not in known for dim in dims):
             value.shape = ir.Shape([dim if isinstance(dim, int) or dim in known else None for dim in dims])
 
@@ -52,7 +52,7 @@ class Facts:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
         own: tuple[Dim, ...] | None = None
         if value.shape is not None:
-            own = tuple(_dim(dim) for dim in value.shape)
+            own = tuple(plain_dim(dim) for dim in value.shape)
         elif value.const_value is not None:
             own = tuple(value.const_value.shape.numpy())
         if not self.infer or (own is not None and all(isinstance(dim, int) for dim in own)):
@@ -60,7 +60,7 @@ class Facts:
         inferred = self._inferred.get(value)
         if inferred is None or inferred.shape is None:
             return own
-        found = tuple(_dim(dim) for dim in inferred.shape)
+        found = tuple(plain_dim(dim) for dim in inferred.shape)
         if own is None or len(own) != len(found):
             return own or found
         return tuple(new if isinstance(new, int) or old is None else old for old, new in zip(own, found, strict=True))
@@ -102,5 +102,6 @@ class Facts:
         return {ours: theirs for a, b in pairs for ours, theirs in zip(a.outputs, b.outputs, strict=True)}
 
 
-def _dim(dim: int | ir.SymbolicDim) -> Dim:
+def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
+    """An int, the name of a symbolic size, or None."""
     return dim if isinstance(dim, int) else dim.value

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.facts import Facts
+from rnn_lower.facts import Facts, plain_dim
 from rnn_lower.passes import recurrent_nodes
 
 Feeds = dict[str, np.ndarray]
@@ -56,8 +56,8 @@ def fixed_sizes(original: ir.Model, lowered: ir.Model) -> dict[str, int]:
 
 def _symbol(value: ir.Value, axis: int) -> str:
     """What a size that is not known goes by: its own name, or the place where it is."""
-    dim = value.shape[axis] if value.shape is not None else None
-    return getattr(dim, "value", None) or f"{value.name}/{axis}"
+    assert value.shape is not None
+    return str(plain_dim(value.shape[axis]) or f"{value.name}/{axis}")
 
 
 def candidates(model: ir.Model, seed: int, index: int, fixed: Mapping[str, int] = {}) -> Iterator[Feeds]:
