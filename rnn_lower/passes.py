@@ -158,15 +158,14 @@ def choose_form(place: Place, form: str, target: Target) -> str:
     node, length = place.node, place.node.static_length
     if form == "auto":
         form = target.choose(node, place.opset)
-    scan = place.opset >= TABLE["Scan"].since
-    if form == "scan" and not scan:
+    if form == "scan" and place.opset < TABLE["Scan"].since:
         raise UnsupportedError(
             f"{node.describe()}: form scan needs opset {TABLE['Scan'].since}, the model is at opset {place.opset};"
             " use form loop, or raise the opset (--opset)"
         )
     if form == "unroll" and length is None:
         known = f"'{node.seq_length}'" if node.seq_length else "unknown"
-        others = [other for other in target.forms if other == "loop" or (other == "scan" and scan)]
+        others = [other for other in target.forms_for(node, place.opset) if other != "unroll"]
         use = f"use form {' or '.join(others)}, or " if others else ""
         raise UnsupportedError(
             f"{node.describe()}: form unroll needs a known sequence length, here it is {known};"

@@ -46,8 +46,12 @@ class Target:
         length = node.static_length
         if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
             return "unroll"
+        return next(iter(self.forms_for(node, opset)), "loop")
+
+    def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
+        """The forms that a node at this opset can take, given that its length serves."""
         scan = opset >= TABLE["Scan"].since and (self.scan_captures or not _captures(node))
-        return next((form for form in self.forms if form != "scan" or scan), "loop")
+        return [form for form in self.forms if form != "scan" or scan]
 
     def check(self, node: RecurrentNode, form: str, opset: int) -> None:
         """Raise UnsupportedError, with what to fix, for what the runtime cannot take."""

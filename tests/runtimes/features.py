@@ -51,7 +51,7 @@ def _cases() -> dict[str, Case]:
         "Softplus",
     ):
         found[f"RNN {name}"] = rnn.replace(activations=(name,), alpha=(0.4,), beta=(0.3,))
-    found["RNN Softplus saturated"] = rnn.replace(activations=("Softplus",), scale=1000.0)
+    found["RNN Softplus saturated"] = rnn.replace(activations=("Softplus",), scale=200.0)
     return found
 
 
