@@ -1,4 +1,4 @@
-"""Tables that go to the screen as they are made and to a Markdown page at the end."""
+"""Tables that are printed as they are made and written to a Markdown page at the end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Time and memory of lowering itself over the size of the model; growth has to be linear.
+"""Measure how the time and memory of lowering grow with the model; both should grow in proportion to it.
 
     python benchmarks/scale.py [--docs docs] [--gigabytes 0.3 1.0 2.4 3.0]
 
-Each measurement runs in a process of its own and reports its peak memory. Writes docs/scale.md and docs/scale.png.
+Each measurement runs in its own process and reports its peak memory. Writes docs/scale.md and docs/scale.png.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-ABOUT = """Written by `benchmarks/scale.py`: what lowering itself takes, on models that grow in one way each; every
-measurement is a process of its own.
+ABOUT = """`benchmarks/scale.py` wrote this page (the extra `bench` installs what it needs). It measures how long lowering takes
+and how much memory it needs, on models that grow in one respect at a time. Every measurement runs in its own process.
 
-![seconds to lower](scale.png)"""
+![Seconds to lower, by size](scale.png)
+
+"lower" includes reading and writing the model; "load + save" is reading and writing it without lowering; "ratio" is the first
+over the second. Anonymous memory is what the process allocates itself; resident memory also counts mapped pages of files."""
 
 
 def graph_of(nodes: int, recurrent: int, T: int = 8, H: int = 8) -> onnx.ModelProto:
-    """A chain of `nodes` Relu with `recurrent` LSTM among them, each with weights of its own."""
+    """A chain of `nodes` Relu nodes, `recurrent` LSTM nodes among them, each with its own weights."""
     rng = np.random.default_rng(0)
     made, tensors, last = [], [], "X"
     every = max(1, nodes // max(1, recurrent))
@@ -59,7 +62,7 @@ def graph_of(nodes: int, recurrent: int, T: int = 8, H: int = 8) -> onnx.ModelPr
 
 
 def big_model(path: Path, gigabytes: float) -> None:
-    """4 LSTM among 300 MatMul, the weights in an external file that is written piece by piece."""
+    """4 LSTM nodes among 300 MatMul nodes, the weights in an external file that is written piece by piece."""
     H, lstm = 512, 4
     size = int((gigabytes * 1e9 / 4 / 300) ** 0.5)
     offset, tensors, made, last = 0, [], [], "x"
@@ -96,7 +99,7 @@ def big_model(path: Path, gigabytes: float) -> None:
 
 
 def peak_of(stop: threading.Event, found: list[int]) -> None:
-    """Anonymous memory: pages of mapped weight files are the page cache's, not ours."""
+    """Anonymous memory: pages of mapped weight files belong to the page cache, not to the process."""
     while not stop.is_set():
         with open("/proc/self/status") as status:
             found[0] = max(found[0], *(int(line.split()[1]) for line in status if line.startswith("RssAnon")))
@@ -127,7 +130,7 @@ def work(kind: str, source: str, destination: str, form: str) -> None:
 
 
 def measure(kind: str, source: Path, form: str = "auto", runs: int = 1) -> dict[str, float]:
-    """The fastest of some runs, each in a process of its own and with nothing left to be written by the one before."""
+    """The fastest of some runs, each in its own process, with nothing left for the disk to write from the one before."""
     found = []
     for _ in range(runs):
         os.sync()
@@ -157,9 +160,9 @@ def main() -> None:
     if arguments.work:
         work(*arguments.work)
         return
-    from report import Report  # here, for what it imports must not count in `work`
+    from report import Report  # here, so that what it imports does not count in `work`
 
-    report = Report("Size, measured", ABOUT)
+    report = Report("Time and memory of lowering", ABOUT)
     curves: dict[str, list[tuple[float, float]]] = {}
     rows: list[list[str]] = []
 
@@ -176,14 +179,14 @@ def main() -> None:
         for what, size, form, model in graphs():
             onnx.save(model, path)
             row(what, size, measure("lower", path, form), None if form == "unroll" else measure("load+save", path))
-        header = ("what", "size", "lower, s", "load + save, s", "ratio", "peak MB, anonymous", "resident")
+        header = ("what", "size", "lower, s", "load + save, s", "ratio", "peak MB, anonymous", "peak MB, resident")
         report.table("Graphs", header, rows)
         rows = []
         for gigabytes in arguments.gigabytes:
             big_model(path, gigabytes)
             row("external MB", 1000 * gigabytes, measure("lower", path, runs=3), measure("copy", path, runs=3))
         header = (*header[:3], "copy of the data, s", *header[4:])
-        report.table("Weights in external files: 4 LSTM among 300 MatMul", header, rows)
+        report.table("Weights in an external file: 4 LSTM nodes among 300 MatMul nodes", header, rows)
     plot(curves, arguments.docs / "scale.png")
     report.write(arguments.docs / "scale.md")
 

@@ -1,9 +1,9 @@
-"""Speed of the lowered graph beside the fused operator on onnxruntime's CPU: one process, interleaved, median of pairs.
+"""Time lowered graphs against the fused operators on onnxruntime's CPU provider, interleaved in one process.
 
     python benchmarks/speed.py [--quick] [--threads 1 2] [--docs docs]
 
-Prints the geometric means that the project aims at and one line per configuration. Nothing is asserted. Without --quick
-it also writes docs/speed.md and docs/speed.png.
+Prints the geometric means that the project has goals for, then one line per configuration. Nothing is asserted. Without
+--quick it also writes docs/speed.md and docs/speed.png.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -33,25 +33,36 @@ AIM = ((1, 64, 128), (1, 256, 256), (1, 512, 512), (8, 64, 128), (8, 256, 256), 
 OPERATORS = {"LSTM": Case("LSTM"), "GRU": Case("GRU", lbr=0), "GRU lbr": Case("GRU", lbr=1), "RNN": Case("RNN")}
 GOALS = {"LSTM": 1.35, "GRU": 1.25, "GRU lbr": 1.32, "RNN": 0.50}
 FORMS = ("auto", "scan", "loop", "unroll")
-ABOUT = """Written by `benchmarks/speed.py`: float32, lowered graphs beside the fused operator on onnxruntime's CPU, in one
-process and in turn; each figure is the median of the ratios of neighbouring runs.
+ABOUT = f"""`benchmarks/speed.py` wrote this page (the extra `bench` installs what it needs). It runs each lowered graph and the
+fused operator in turn, in one process, in float32 on onnxruntime's CPU provider. A ratio is the time of the lowered graph
+over that of the fused operator in the same round, as a median over the rounds: below 1, the lowered graph is faster.
 
-![lowered over fused](speed.png)
+![Time of the lowered graph over that of the fused operator, by hidden size](speed.png)
 
-"symbolic" is a Scan in a model that leaves length and batch open; the other graphs know them. "naive" is what one writes by
-hand: a Scan with a MatMul per gate and input.
+T, N, I and H are the sequence length, batch size, input size and hidden size. "GRU lbr" is a GRU with
+`linear_before_reset` = 1. The columns:
 
-The floor is the products alone: the projection of all steps in one MatMul, then a Scan that does nothing but multiply the
-state by R. No lowering that projects all steps at once can go below it. What lies between the floor and the Scan is the elementwise nodes,
-0.2 to 0.4 us each for small sizes here, and Split, 0.75 us and more; what lies between the floor and 1 is what the
-fused kernel loses (RNN) or wins (LSTM and GRU at N = 1) by calling the matrix product directly."""
+- auto, scan, loop, unroll: the form, as in `--form`. Unrolled graphs are measured up to T = 64.
+- symbolic: a Scan in a model that leaves the sequence length and the batch size open; all other graphs have fixed sizes.
+- floor: the matrix products alone, that is, one MatMul that projects the inputs of all steps, then a Scan that does nothing
+  but multiply the state by R (forward only). No Scan whose inputs are projected at once can be faster; a straight line of
+  one step can, because it skips the product with the zero state.
+- naive: what one would write by hand, a Scan with a MatMul per gate and input (LSTM, forward only).
+- goal: the ratio that the project set out to reach with a Scan.
+
+Small layers pay the most: each node of the body costs a fraction of a microsecond per step, however little it computes.
+At small sizes an elementwise node takes 0.2 to 0.4 us, a Split 0.75 us or more; that is the gap between the floor and the
+Scan. The gap between the floor and 1 is what the fused kernel loses (RNN) or gains (LSTM and GRU at N = 1) by calling the
+matrix product directly.
+
+Isolated outliers, mostly with two threads, are noise. The geometric means are over (N, I, H) = {", ".join(map(str, AIM))}."""
 
 
 def session(model: onnx.ModelProto, threads: int) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
-    # A worker that waits busily for more work would take the second core from the next session.
+    # A worker that spins while it waits would take the second core from the next session.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return Session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
@@ -77,7 +88,7 @@ def ratios(sessions: dict[str, Session], feeds: dict, seconds: float) -> dict[st
 
 
 def naive(case: Case) -> onnx.ModelProto:
-    """What one writes by hand: a Scan with one MatMul per gate and input, nothing hoisted (LSTM forward only)."""
+    """What one would write by hand: a Scan with one MatMul per gate and input, nothing hoisted (LSTM, forward)."""
     model, _ = build(case)
     weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     H, nodes, tensors = case.H, [], []
@@ -112,7 +123,7 @@ def naive(case: Case) -> onnx.ModelProto:
 
 
 def floor(case: Case) -> onnx.ModelProto:
-    """What no lowering can go below: the projection of all steps and a Scan of the recurrent products alone, forward.
+    """What no Scan can beat: the projection of all steps and a Scan of the recurrent products alone, forward.
 
     Each step multiplies the state by R and takes the first hidden_size columns for the next state.
     """
@@ -171,7 +182,7 @@ def directions() -> itertools.product:
 
 
 def aims(report: Report, seconds: float) -> None:
-    """The configurations that the project's goals are stated for: one thread, T = 64 (32 for the largest)."""
+    """The configurations that the project has goals for: one thread, T = 64 (32 for the largest)."""
     rows = []
     for (name, base), direction in directions():
         found: dict[str, list[float]] = {}
@@ -192,7 +203,7 @@ def aims(report: Report, seconds: float) -> None:
             ]
         )  # fmt: skip
     report.table(
-        "Geometric means over (N, I, H) = " + ", ".join(map(str, AIM)) + ", T = 64, one thread",
+        "Geometric means, one thread, T = 64 (T = 32 for the largest size)",
         (
             "operator", "direction", "scan / fused", "goal", "symbolic / fused", "floor / fused", "loop / scan", "unroll / scan",
             "auto / fused, T = 1",
@@ -201,7 +212,7 @@ def aims(report: Report, seconds: float) -> None:
 
 
 def sweep(report: Report, threads: list[int], seconds: float) -> dict[tuple[str, str], dict[int, float]]:
-    """Every size; answers the ratio over hidden_size for the plot (T = 64, N = 1, one thread)."""
+    """Every size; returns the ratio by hidden_size for the plot (T = 64, N = 1, one thread)."""
     curves: dict[tuple[str, str], dict[int, float]] = {}
     for count, ((name, base), direction) in itertools.product(threads, directions()):
         rows = []
@@ -219,13 +230,13 @@ def sweep(report: Report, threads: list[int], seconds: float) -> dict[tuple[str,
                     curves.setdefault((name, form), {})[H] = result[form][1]
         report.table(
             f"{name}, {direction or 'forward'}, {count} thread{'s' * (count > 1)}, I = H",
-            ("T", "N", "H", "fused us", *FORMS, "symbolic", "floor", "naive"), rows,
+            ("T", "N", "H", "fused, us", *FORMS, "symbolic", "floor", "naive"), rows,
         )  # fmt: skip
     return curves
 
 
 def others(report: Report) -> None:
-    """What a user would pick otherwise."""
+    """What a user might run instead."""
     from onnx.reference import ReferenceEvaluator
 
     case = Case("LSTM", opset=17, T=64, N=1, I=128, H=128, optional=("B",))
@@ -235,19 +246,19 @@ def others(report: Report) -> None:
     hand = session(naive(case), 1)
     rows = {
         "fused on onnxruntime": timed(lambda: fused.run(None, feeds)),
-        "lowered to Scan": timed(lambda: scan.run(None, feeds)),
-        "naive Scan, a MatMul per gate": timed(lambda: hand.run(None, feeds)),
+        "lowered to a Scan": timed(lambda: scan.run(None, feeds)),
+        "naive Scan, one MatMul per gate and input": timed(lambda: hand.run(None, feeds)),
         "fused on onnx's ReferenceEvaluator": timed(lambda: reference.run(None, feeds), 3),
     }
     try:
-        rows["torch's dynamo export of nn.RNN"] = dynamo_rnn()
+        rows["nn.RNN of that size, torch's dynamo export"] = dynamo_rnn()
         rnn_model, rnn_feeds = build(Case("RNN", opset=17, T=64, N=1, I=128, H=128, optional=("B",)))
         ours = session(rnn_lower.lower(rnn_model), 1)
-        rows["nn.RNN of that size, lowered to Scan"] = timed(lambda: ours.run(None, rnn_feeds))
+        rows["nn.RNN of that size, lowered to a Scan"] = timed(lambda: ours.run(None, rnn_feeds))
     except ImportError as error:
-        print(f"torch's dynamo export of nn.RNN was not measured: {error}")
+        print(f"nn.RNN was not measured: {error}")
     report.table(
-        "What one would pick otherwise: LSTM, T = 64, N = 1, I = H = 128", ("what", "ms"),
+        "Alternatives: LSTM, T = 64, N = 1, I = H = 128", ("what", "ms"),
         [[what, f"{ms:.2f}"] for what, ms in rows.items()],
     )  # fmt: skip
 
@@ -295,12 +306,12 @@ def plot(curves: dict[tuple[str, str], dict[int, float]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="only the configurations of the goals")
+    parser.add_argument("--quick", action="store_true", help="only the configurations that have goals")
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=0.5, help="per configuration")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     arguments = parser.parse_args()
-    report = Report("Speed, measured", ABOUT)
+    report = Report("Speed", ABOUT)
     aims(report, arguments.seconds)
     if not arguments.quick:
         others(report)

@@ -1,9 +1,9 @@
-"""Run every feature, fused and lowered, on every installed runtime and write docs/runtimes.md with a picture of it.
+"""Run every feature, fused and lowered, on every installed runtime; write docs/runtimes.md and docs/runtimes.png.
 
     python tests/runtimes/matrix.py [RUNTIME ...] [--docs FOLDER]
 
-Each runtime works in a process of its own, which may crash: the model it was at then counts as an error.
-Results are kept in docs/runtimes.json, so that runtimes can be measured one by one.
+Each runtime works in its own process, which may crash: the model it was running then counts as an error.
+Results are kept in docs/runtimes.json, so that runtimes can be measured one at a time.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -31,34 +31,73 @@ from rnn_lower.targets import TARGETS  # noqa: E402
 
 LIMIT = 1e-4
 NOTES = """
-Tried and not in the table:
+"Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. The
+expected values are those of onnxruntime's fused operator or, where it has no well-defined result, those of the project's
+reference implementation. "Silently wrong" is any other result; "error" is an exception or a crash.
 
-- onnxruntime-web 1.30.0 (wasm, one thread, in node; target `onnxruntime`, forms scan and loop), measured by hand with the
-  same models: fused 50 right, 1 silently wrong, 3 error (layout 1); lowered 54 right. A browser page was not tried.
-- MNN takes Loop and unrolled graphs (target `mnn`), but its converter installs packages and reports home when it is
-  imported. It is tried by hand in a throw-away environment only, never by this script.
-- jaxonnxruntime 0.3.0 (jax 0.10.2; it needs absl-py besides), measured by hand in an environment of its own with target
+## Running it yourself
+
+`rnn-lower targets` lists the targets. To install the runtimes, and then to measure two of them:
+
+    pip install torch==2.13.0 && pip install -e '.[test,runtimes]' && pip install --no-deps onnx2torch
+    python tests/runtimes/matrix.py openvino tract
+
+Without names, the script measures every runtime that is installed. tinygrad's CPU device needs `clang`. Unrolled graphs of
+long sequences load slowly on some runtimes; `rnn-lower` then prints a warning that says how slowly.
+
+## Other runtimes
+
+- onnxruntime-web 1.30.0 (wasm, one thread, under node; target `onnxruntime`, forms scan and loop), measured by hand with the
+  same models: fused 50 right, 1 silently wrong, 3 error (layout 1); lowered 54 right. It was not tried in a browser page.
+- MNN runs Loop and unrolled graphs (target `mnn`). Its converter installs packages and contacts its vendor when it is
+  imported, so this script never runs it; it was tried by hand in an isolated environment.
+- jaxonnxruntime 0.3.0 (jax 0.10.2; it also needs absl-py), measured by hand in a separate environment with target
   `portable`: lowered 54 right.
-- ncnn and onnx2tf were not tried; target `portable` is the form they are closest to.
+- ncnn and onnx2tf were not tried. The target closest to what they accept is `portable`.
 
-Random models of opset 13 to 17 in every form (`tests/fuzz.py --runtime NAME --seed 11`), all right: OpenVINO 1,793, OpenCV
-1,000, onnx2torch 1,000, ReferenceEvaluator 600, TVM 150, tinygrad 100, IREE 60. Of 2,000 for OpenVINO 207 were not compared:
-the target refuses a Scan with computed weights, and one model has values beyond 1e30. tract: 988 of 1,000 right; the others it
-refuses with "inconsistent fact", because a state is constant (Affine or ScaledTanh with a factor of 0).
+## Random models
 
-What other runtimes forced on the emitted graph, besides what `--target` does: OpenVINO 2026.4.1 computes Add in the memory of
-its first operand. With the projected input first, an RNN in a Scan of known length comes out silently wrong there; so the
-recurrent product stands first in all sums. Its Scan takes only constants from outside of the body, its Loop anything.
-OpenCV 5.0's Tanh is NaN above 44 (a speech enhancer, GTCRN, has such values) and its Softplus, as tract's, infinite above 88.7:
-targets `opencv` and `portable` limit the input of Tanh to 20 in size, and Softplus is computed in a way that does not overflow.
+Random models of opset 13 to 17, in every form that the target takes (`python tests/fuzz.py --runtime NAME --seed 11`):
 
-Real models (`test_real_models`): a Keras export with two LSTM (DTLN) runs right on every runtime of the table when lowered
-with its target; a speech enhancer with fourteen GRU (GTCRN) does too, but on the ReferenceEvaluator, tinygrad and IREE, which
-refuse it, fused or lowered, for other operators: Conv with groups, Gather and ConvTranspose. A voice detector whose LSTM lie in If branches (Silero) runs right on onnxruntime and on the ReferenceEvaluator;
-OpenVINO 2026.4.1 refuses it, fused or lowered, for other operators: Conv and ReduceMean of unknown rank or type.
+| runtime | compared | right |
+|---|---|---|
+| OpenVINO | 1,793 | 1,793 |
+| OpenCV | 1,000 | 1,000 |
+| onnx2torch | 1,000 | 1,000 |
+| tract | 1,000 | 988 |
+| ReferenceEvaluator | 600 | 600 |
+| TVM | 150 | 150 |
+| tinygrad | 100 | 100 |
+| IREE | 60 | 60 |
 
-How to read it: "right" is a largest absolute difference to onnxruntime of at most 1e-4 in float32 with equal shapes; a
-number is that difference where it is larger, which is a silent wrong result; "error" is an exception or a crash.
+For OpenVINO, 207 of 2,000 models were not compared: the target refuses a Scan whose weights are computed, and one model
+reaches values beyond 1e30. The 12 models that tract refuses have a constant state (Affine or ScaledTanh with a factor of
+0); it reports "inconsistent fact".
+
+## What the runtimes forced on the lowered graph
+
+These hold for every target:
+
+- In every sum, the recurrent product is the first operand. OpenVINO 2026.4.1 computes Add in the memory of its first
+  operand; with the projected input first, an RNN in a Scan of known length comes out silently wrong there.
+- Where Softplus is computed from simpler operators, the formula does not overflow.
+
+These depend on the target:
+
+- OpenVINO's Scan takes only constants from outside its body, so weights that are computed go into a Loop, which takes anything.
+- OpenCV 5.0's Tanh is NaN above 44, a value that a real speech enhancer (GTCRN) reaches: targets `opencv` and `portable`
+  bound the input of Tanh to [-20, 20].
+- The Softplus of OpenCV and tract is infinite above 88.7: their targets and `portable` do not use that operator.
+
+## Real models
+
+`test_real_models` runs the first two.
+
+- A Keras export with two LSTM nodes (DTLN) runs right on every runtime of the table when lowered with its target.
+- A speech enhancer with fourteen GRU nodes (GTCRN) does too, except on the ReferenceEvaluator, tinygrad and IREE. They refuse
+  it, fused or lowered, because of other operators: Conv with groups, Gather and ConvTranspose, respectively.
+- A voice detector whose LSTM nodes lie in If branches (Silero) runs right on onnxruntime and on the ReferenceEvaluator.
+  OpenVINO 2026.4.1 refuses it, fused or lowered, because of other operators: Conv and ReduceMean of unknown rank or type.
 """
 
 
@@ -124,16 +163,19 @@ def summary(results: dict[str, list[str]]) -> str:
 
 def write_page(data: dict, folder: Path) -> None:
     lines = [
-        "# Runtimes, measured", "",
-        f"Written by `tests/runtimes/matrix.py`: {len(FEATURES)} one-node models (opset 17, T = 5, N = 2, I = 3, H = 4),",
-        "the fused operator beside the graph lowered with that target, in every form that the target takes.", "",
-        "![lowered and fused](runtimes.png)", "", "| runtime | version | fused | lowered |", "|---|---|---|---|",
+        "# Runtimes", "",
+        "`tests/runtimes/matrix.py` wrote this page. It runs one-node models that cover the features of RNN, GRU and LSTM",
+        f"({len(FEATURES)} models at opset 17, with T = 5, N = 2, I = 3, H = 4) on each runtime: first with the fused operator, then",
+        "lowered with the target of that name, in every form that the target takes.", "",
+        "![Every feature on every runtime, fused and lowered](runtimes.png)", "", "| runtime | version | fused | lowered |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, row in data.items():
         lines.append(f"| {name} | {row['version']} | {summary(row['fused'])} | {summary(row['lowered'])} |")
     lines += [
         NOTES,
         "## By feature: fused / lowered",
+        "",
+        "A number is the largest absolute difference of a silently wrong result.",
         "",
         "| feature | " + " | ".join(data) + " |",
         "|---" * (len(data) + 1) + "|",
