@@ -9,23 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rnn_lower.api import inspect, lower, lower_file
+    from rnn_lower.api import check, inspect, lower, lower_file
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
-    from rnn_lower.node import RecurrentNode
-    from rnn_lower.passes import LowerRecurrentPass, Record
-    from rnn_lower.rules import rewrite_rules
-
-# At once, because the function has the name of its module: a later import of the module would hide it.
-from rnn_lower.check import CheckReport, check
+    from rnn_lower.model.passes import LowerRecurrentPass, Record
+    from rnn_lower.model.rules import rewrite_rules
+    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.recurrent.node import RecurrentNode
 
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "api": ("inspect", "lower", "lower_file"),
+    "api": ("check", "inspect", "lower", "lower_file"),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
-    "node": ("RecurrentNode",),
-    "passes": ("LowerRecurrentPass", "Record"),
-    "rules": ("rewrite_rules",),
+    "model.passes": ("LowerRecurrentPass", "Record"),
+    "model.rules": ("rewrite_rules",),
+    "proof.report": ("CheckReport",),
+    "recurrent.node": ("RecurrentNode",),
 }
 
 __all__ = [
@@ -51,3 +50,7 @@ def __getattr__(name: str) -> Any:
             globals()[name] = value
             return value
     raise AttributeError(f"module 'rnn_lower' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

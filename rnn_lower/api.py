@@ -1,38 +1,37 @@
-"""The public functions: lower a model, a file, list its recurrent nodes."""
+"""The public functions: lower a model or a file, list its recurrent nodes, compare two models."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
 import onnx_ir as ir
+from typing_extensions import Unpack
 
-from rnn_lower import convert, files
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.facts import Facts
-from rnn_lower.node import OP_TYPES, RecurrentNode
-from rnn_lower.passes import MAX_NODES, Options, Record, Select, find_places, lower_model
+from rnn_lower.model import files
+from rnn_lower.model.passes import Record, lower_in_place, lower_model
+from rnn_lower.model.session import Session
+from rnn_lower.options import Keywords, Options, takes_options
+from rnn_lower.recurrent.node import RecurrentNode
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rnn_lower.proof.report import CheckReport
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
 
 
-def lower(
-    model: M,
-    *,
-    form: str = "auto",
-    target: str | None = None,
-    op_types: Sequence[str] = OP_TYPES,
-    select: Select | None = None,
-    opset: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    max_nodes: int = MAX_NODES,
-) -> M:
+@takes_options
+def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M | onnx.ModelProto:
     """Replace the RNN, GRU and LSTM nodes of a model by primitive operators that compute the same values.
 
-    model: an onnx.ModelProto, which is left as it is and answered by a new one, or an onnx_ir.Model, which is lowered
-        in place and returned. Any opset from 1 on; nodes in subgraphs and functions are lowered too.
+    model: an onnx.ModelProto, which is left as it is and answered by a new one, an onnx_ir.Model, which is lowered
+        in place and returned, or the path of a file, answered by an onnx.ModelProto. Any opset from 1 on; nodes in
+        subgraphs and functions are lowered too.
     form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" takes a straight line for one
         step, else Scan, or Loop below opset 9.
     target: name of a runtime (see rnn_lower.targets) whose limits the result keeps to; with "auto" it gives the form.
@@ -42,65 +41,82 @@ def lower(
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked
-    for is impossible, RnnLowerError for an unknown form, target, operator or dimension. A model that raised is only
-    changed by `opset` and `dims`, never half lowered.
+    for is impossible, RnnLowerError for an unknown form, target, operator or dimension. A model that raised is as it
+    was.
     """
-    options = Options(form, target, tuple(op_types), select, max_nodes)
+    chosen = Options(**options)
     if isinstance(model, ir.Model):
-        apply(model, options, opset, dims)
+        lower_in_place(model, chosen)
         return model
-    if not isinstance(model, onnx.ModelProto):
-        raise RnnLowerError(f"a model must be an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
-    graph = ir.from_proto(model)
-    apply(graph, options, opset, dims)
+    graph, path = files.open_model(model)
+    _told_with(path, lambda: lower_model(graph, chosen))
     return ir.to_proto(graph)
 
 
-def apply(
-    model: ir.Model, options: Options, opset: int | None = None, dims: Mapping[str, int] | None = None
-) -> list[Record]:
-    """`lower` in place, answering what was done to each node."""
-    if dims:
-        convert.fix_dims(model, dims)
-    if opset is None:
-        return lower_model(model, options)
-    convert.convert_opset(model, opset)  # first, so that nodes are lowered with the operators of the new opset
-    records = lower_model(model, options)
-    convert.restamp_rest(model)
-    return records
-
-
+@takes_options
 def lower_file(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    form: str = "auto",
-    target: str | None = None,
-    op_types: Sequence[str] = OP_TYPES,
-    select: Select | None = None,
-    opset: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    max_nodes: int = MAX_NODES,
+    accept: Callable[[ir.Model], bool] | None = None,
     progress: files.Progress | None = None,
+    **options: Unpack[Keywords],
 ) -> list[Record]:
     """`lower` from file to file, for models of any size; the answer has one Record per lowered node.
 
     External data is mapped, not loaded, and is written to `DESTINATION.data`. Source and destination may be the same
-    file. The destination appears whole or not at all. progress: called with (name, index, total) per written weight.
+    file. The destination appears whole or not at all.
+    accept: called with the lowered model before anything is written; False leaves the destination as it is.
+    progress: called with (name, index, total) per written weight.
     Raises as `lower`, with the file in the message, and RnnLowerError when a file cannot be read or written.
     """
-    options = Options(form, target, tuple(op_types), select, max_nodes)
+    chosen = Options(**options)
     model = files.load(source)
     external = files.has_external_data(model)
-    try:
-        records = apply(model, options, opset, dims)
-    except RnnLowerError as error:
-        raise type(error)(f"{os.fspath(source)}: {error}") from None
-    files.save(model, destination, progress, external)
+    records = _told_with(source, lambda: lower_model(model, chosen))
+    if accept is None or accept(model):
+        files.save(model, destination, progress, external)
     return records
 
 
-def inspect(model: onnx.ModelProto | ir.Model) -> list[RecurrentNode]:
-    """All recurrent nodes of a model, wherever they are, as read and checked. Raises InvalidNodeError for a bad one."""
-    graph = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model
-    return [place.node for place in find_places(graph, Options(), Facts(graph))]
+def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:
+    """All recurrent nodes of a model, wherever they are, as read and checked.
+
+    Raises InvalidNodeError for a bad one, RnnLowerError when a file cannot be read.
+    """
+    graph, path = files.open_model(model)
+    return _told_with(path, lambda: [place.node for place in Session(graph, Options()).places])
+
+
+def check(
+    original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
+) -> CheckReport:  # fmt: skip
+    """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
+
+    inputs: arrays by input name, or an .npz file of such; they are used for one run. Without, `runs` sets of inputs
+    are made from `seed`: symbolic sizes are sampled per name unless the lowered model fixes them, an input that feeds
+    sequence_lens lies in [0, T].
+    An output agrees when |lowered - original| <= atol + rtol * |original|; NaN agrees with NaN; in a type that is
+    coarser than rtol one unit in the last place is allowed.
+
+    Both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets below 7,
+    empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report says so.
+    Raises RnnLowerError when a model cannot be read, or when no inputs were found with which the original runs.
+    """
+    from rnn_lower.proof import judging  # onnxruntime is for those who compare
+
+    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol)
+
+
+R = TypeVar("R")
+
+
+def _told_with(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:
+    """Do it; an error names the file."""
+    try:
+        return work()
+    except RnnLowerError as error:
+        if path is None:
+            raise
+        raise type(error)(f"{os.fspath(path)}: {error}") from None

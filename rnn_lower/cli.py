@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import json
 import logging
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.options import FORMS, Options
+
 if TYPE_CHECKING:
-    from rnn_lower.check import CheckReport
-    from rnn_lower.node import RecurrentNode
-    from rnn_lower.passes import Record
+    from rnn_lower.model.passes import Record
+    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.recurrent.node import RecurrentNode
 
 DONE, DIFFERENT, BAD = 0, 1, 2
 
@@ -24,8 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
     except SystemExit as end:  # argparse has printed why
         return int(end.code or 0)
-    from rnn_lower.errors import RnnLowerError
-
     logging.basicConfig(format="rnn-lower: %(message)s", stream=sys.stderr, force=True, level=logging.INFO)
     for noisy in ("onnx_ir", "onnxscript"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -58,14 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     lower.set_defaults(command=_lower)
     lower.add_argument("model", metavar="IN.onnx")
     lower.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx")
-    lower.add_argument("--form", choices=("auto", "scan", "loop", "unroll"), default="auto")
-    lower.add_argument("--target", metavar="RUNTIME", help="keep to what a runtime takes; 'list' shows them")
-    lower.add_argument("--op", action="append", metavar="LSTM", help="lower only this operator (repeatable)")
+    _option(lower, "--form", "form", choices=FORMS)
+    _option(lower, "--target", "target", metavar="RUNTIME", action=_Target)
+    _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
     lower.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
     lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
-    lower.add_argument("--opset", type=int, metavar="N", help="convert the model to opset N")
-    lower.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="fix a symbolic size")
-    lower.add_argument("--max-nodes", type=int, default=200_000, metavar="N", help="limit of emitted nodes")
+    _option(lower, "--opset", "opset", metavar="N", type=int)
+    _option(lower, "--dim", "dims", metavar="NAME=SIZE", action="append")
+    _option(lower, "--max-nodes", "max_nodes", metavar="N", type=int)
     lower.add_argument("--check", action="store_true", help="compare with the original before writing")
     _check_arguments(lower)
 
@@ -78,22 +81,37 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="list recurrent nodes with their features")
     inspect.set_defaults(command=_inspect)
     inspect.add_argument("model", metavar="IN.onnx")
-    inspect.add_argument("--json", action="store_true")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+
+    targets = commands.add_parser("targets", help="list the runtimes that --target knows")
+    targets.set_defaults(command=_targets)
     return parser
+
+
+def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: Any) -> None:
+    """A flag for a field of `Options`, with the default and the help that are said there."""
+    field = next(field for field in dataclasses.fields(Options) if field.name == name)
+    default = None if details.get("action") == "append" else field.default
+    parser.add_argument(flag, dest=name, default=default, help=field.metadata["help"], **details)
+
+
+class _Target(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        if value == "list":  # as it was spelled before there was a command for it
+            raise SystemExit(_targets(namespace))
+        setattr(namespace, self.dest, value)
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
-    parser.add_argument("--runs", type=int, default=3, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--rtol", type=float, default=1e-3, metavar="R")
-    parser.add_argument("--atol", type=float, default=1e-5, metavar="A")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many sets of inputs are sampled")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled inputs")
+    parser.add_argument("--rtol", type=float, default=1e-3, metavar="R", help="relative tolerance")
+    parser.add_argument("--atol", type=float, default=1e-5, metavar="A", help="absolute tolerance")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _dims(texts: Sequence[str]) -> dict[str, int]:
-    from rnn_lower.errors import RnnLowerError
-
     dims = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
@@ -117,89 +135,95 @@ def _selection(only: Sequence[str], skip: Sequence[str]) -> Callable[[RecurrentN
 
 
 def _lower(arguments: argparse.Namespace) -> int:
-    from rnn_lower import api, files
-    from rnn_lower.errors import RnnLowerError
-    from rnn_lower.passes import Options
-    from rnn_lower.targets import TARGETS
+    from rnn_lower import api
 
-    if arguments.target == "list":
-        for target in TARGETS.values():
-            print(f"{target.name}: {target.summary}")
-        return DONE
     if arguments.inputs is not None and not arguments.check:
         raise RnnLowerError("--inputs needs --check")
-    op_types = tuple(op.upper() for op in arguments.op) if arguments.op else ("RNN", "GRU", "LSTM")
-    selection = _selection(arguments.only, arguments.skip)
-    options = Options(arguments.form, arguments.target, op_types, selection, arguments.max_nodes)
-    dims = _dims(arguments.dim)
-    model = files.load(arguments.model)
-    external = files.has_external_data(model)
-    try:
-        records = api.apply(model, options, arguments.opset, dims)
-    except RnnLowerError as error:
-        raise type(error)(f"{arguments.model}: {error}") from None
-    report = None
-    if arguments.check:
-        report = _run_check(arguments, files.load(arguments.model), model)
-    if report is None or report.ok:
-        with _progress() as progress:
-            files.save(model, arguments.output, progress, external)
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
+    given.update(dims=_dims(arguments.dims or []), select=_selection(arguments.only, arguments.skip))
+    reports: list[CheckReport] = []
+
+    def accept(lowered: Any) -> bool:
+        reports.append(_run_check(arguments, arguments.model, lowered))
+        return reports[0].ok
+
+    with _progress() as progress:
+        records = api.lower_file(
+            arguments.model, arguments.output, progress=progress, accept=accept if arguments.check else None,
+            **{name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
+    written = arguments.output if all(report.ok for report in reports) else None
     if arguments.json:
-        result: dict[str, Any] = {"output": arguments.output, "nodes": [_record_row(record) for record in records]}
-        if report is not None:
-            result["check"] = _report_data(report)
-        print(json.dumps(result))
+        result: dict[str, Any] = {"output": written, "nodes": [_record_row(record) for record in records]}
+        if reports:
+            result["check"] = _report_data(reports[0])
+        _print_json(result)
     else:
-        _print_records(records, arguments.output if report is None or report.ok else None)
-        if report is not None:
+        _print_records(records, written)
+        for report in reports:
             _print_report(report)
-    return DONE if report is None or report.ok else DIFFERENT
+    return DONE if written else DIFFERENT
 
 
 def _check(arguments: argparse.Namespace) -> int:
     report = _run_check(arguments, arguments.original, arguments.lowered)
     if arguments.json:
-        print(json.dumps(_report_data(report)))
+        _print_json(_report_data(report))
     else:
         _print_report(report)
     return DONE if report.ok else DIFFERENT
 
 
 def _run_check(arguments: argparse.Namespace, original: Any, lowered: Any) -> CheckReport:
-    from rnn_lower.check import check
+    from rnn_lower import api
 
-    return check(
+    return api.check(
         original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
         rtol=arguments.rtol, atol=arguments.atol,
     )  # fmt: skip
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from rnn_lower import api, files
-    from rnn_lower.errors import RnnLowerError
+    from rnn_lower import api
 
-    model = files.load(arguments.model)
-    try:
-        nodes = api.inspect(model)
-    except RnnLowerError as error:
-        raise type(error)(f"{arguments.model}: {error}") from None
-    rows = [_node_row(node) for node in nodes]
+    rows = [_node_row(node) for node in api.inspect(arguments.model)]
     if arguments.json:
-        print(json.dumps(rows))
+        _print_json(rows)
     elif not rows:
         print(f"{arguments.model}: no RNN, GRU or LSTM node")
     else:
-        shown = [{**row, "notes": "; ".join(row["notes"])} for row in rows]
+        shown = [{**row, "sizes": _shown_sizes(row["sizes"]), "notes": "; ".join(row["notes"])} for row in rows]
         _print_table(arguments.model, shown, ["node", "where", "op", "sizes", "type", "features", "notes"])
+    return DONE
+
+
+def _targets(_: argparse.Namespace) -> int:
+    from rnn_lower.targets import TARGETS
+
+    for target in TARGETS.values():
+        print(f"{target.name}: {target.summary}")
     return DONE
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _sizes(node: RecurrentNode) -> str:
-    sizes = (("T", node.seq_length), ("N", node.batch_size), ("I", node.input_size), ("H", node.hidden_size))
-    return " ".join(f"{name}={'?' if size is None else size}" for name, size in sizes)
+def _print_json(data: Any) -> None:
+    print(json.dumps(_finite(data), allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no infinity and no NaN; null stands for a number that is none."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def _shown_sizes(sizes: Mapping[str, int | str | None]) -> str:
+    letters = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size": "H"}
+    return " ".join(f"{letters[name]}={'?' if size is None else size}" for name, size in sizes.items())
 
 
 def _features(node: RecurrentNode) -> str:
@@ -215,7 +239,8 @@ def _features(node: RecurrentNode) -> str:
 
 def _node_row(node: RecurrentNode) -> dict[str, Any]:
     return {
-        "node": node.name, "where": node.path, "op": f"{node.op_type}-{node.version}", "sizes": _sizes(node),
+        "node": node.name, "where": node.path, "op": f"{node.op_type}-{node.version}",
+        "sizes": {name: getattr(node, name) for name in ("seq_length", "batch_size", "input_size", "hidden_size")},
         "type": node.dtype.name.lower(), "features": _features(node), "notes": list(node.notes),
     }  # fmt: skip
 
@@ -228,14 +253,12 @@ def _print_records(records: Sequence[Record], output: str | None) -> None:
     if not records:
         print("no RNN, GRU or LSTM node to lower")
     else:
-        rows = [_record_row(record) for record in records]
+        rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
         _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "nodes"])
     print(f"wrote {output}" if output else "nothing written: the check found a difference")
 
 
 def _report_data(report: CheckReport) -> dict[str, Any]:
-    import dataclasses
-
     return {"ok": report.ok, "max_abs_error": report.max_abs_error, **dataclasses.asdict(report)}
 
 

@@ -6,14 +6,14 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from rnn_lower.constants import known_tensor
-from rnn_lower.emitter import Habits
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.emit.versions import TABLE
+from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.lowering import ARITHMETIC
-from rnn_lower.primitives import TABLE
+from rnn_lower.recurrent.lowering import ARITHMETIC
 
 if TYPE_CHECKING:
-    from rnn_lower.node import RecurrentNode
+    from rnn_lower.recurrent.node import RecurrentNode
 
 logger = logging.getLogger("rnn_lower")
 
@@ -97,9 +97,7 @@ _TANH = {"Tanh": 20.0}
 """OpenCV 5.0's Tanh is NaN above 44. From 20 on the result is 1 in float32 and in double."""
 
 _PORTABLE = Habits(
-    avoid=frozenset(
-        ("Split", "Clip", "Softsign", "Softplus", "HardSigmoid", "Elu", "ThresholdedRelu", "LeakyRelu", "If", "Expand")
-    ),
+    avoid=frozenset(("Split", "Clip", "Softsign", "Softplus", "HardSigmoid", "Elu", "ThresholdedRelu", "LeakyRelu")),
     saturates=_TANH,
 )
 
@@ -134,7 +132,7 @@ _ROWS = (
     ),
     Target(
         "onnx2torch", "unrolled, Slice for Split, opset 9 to 17", ("unroll",),
-        Habits(avoid=_PORTABLE.avoid - {"Clip", "LeakyRelu", "Elu"} | {"Expand"}), _ALWAYS, True, (9, 17),
+        Habits(avoid=_PORTABLE.avoid - {"Clip", "LeakyRelu", "Elu"}), _ALWAYS, True, (9, 17),
     ),
     Target(
         "tinygrad", "unrolled; needs a known length and batch", ("unroll",), unroll_up_to=_ALWAYS, static_batch=True,

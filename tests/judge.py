@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onenode import Case, build
 
 import rnn_lower
-from rnn_lower import judging
+from rnn_lower.proof import judging
 
 FUSED = ("RNN", "GRU", "LSTM")
 

@@ -1,26 +1,36 @@
-"""The Python interface: the pass, the rule set, check and its judges."""
+"""The Python interface: functions, the pass, the rule set."""
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from judge import close, expected, remaining, run_onnxruntime, run_reference
+from judge import close, expected, remaining, run_onnxruntime
 from onenode import OPTIONAL, Case, build
 from onnxscript import rewriter
 from paths import own_models
 
 import rnn_lower
-from rnn_lower import samples
 
 
 def test_ir_model_is_lowered_in_place():
     model = ir.from_proto(build(Case("GRU"))[0])
     assert rnn_lower.lower(model) is model
     assert not remaining(ir.to_proto(model))
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"must be an onnx\.ModelProto"):
-        rnn_lower.lower("model.onnx")
+
+
+def test_a_model_is_a_path_or_an_object(tmp_path):
+    path = tmp_path / "gru.onnx"
+    model, _ = build(Case("GRU"))
+    onnx.save(model, path)
+    assert rnn_lower.lower(path) == rnn_lower.lower(str(path)) == rnn_lower.lower(model)
+    assert [node.op_type for node in rnn_lower.inspect(path)] == ["GRU"]
+    assert rnn_lower.check(path, model).ok
+    for function in (rnn_lower.lower, rnn_lower.inspect, lambda wrong: rnn_lower.check(path, wrong)):
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"must be a path, .* not int"):
+            function(3)
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"absent\.onnx: no such file"):
+            function("absent.onnx")
 
 
 def test_pass():
@@ -93,7 +103,7 @@ def test_paths_of_nodes_in_bodies():
     assert [node.path for node in nodes] == [
         "main graph/else_branch of If 'if'",
         "main graph/then_branch of If 'if'",
-    ] or len(nodes) == 2
+    ]
     assert rnn_lower.inspect(build(Case("LSTM", 18, place="function"))[0])[0].path == "function local.Recurrent"
 
 
@@ -105,115 +115,20 @@ def test_thresholded_relu_default_is_noted(caplog):
     assert "implies 1.0" in caplog.text
 
 
+def test_the_element_type_in_a_function_comes_from_its_call():
+    model, _ = build(Case("RNN", 18, place="function", weights="input", dtype="float16"))
+    (node,) = rnn_lower.inspect(model)
+    assert node.dtype == ir.DataType.FLOAT16
+    assert not node.notes
+
+
 def test_unknown_element_type_is_noted():
-    model, feeds = build(Case("RNN", 18, place="function", weights="input"))
-    model.graph.node[0].input[0] = model.graph.node[0].input[0]
+    model, _ = build(Case("RNN", 18, place="function", weights="input"))
+    model.graph.ClearField("node")  # nobody calls the function
+    model.graph.ClearField("output")
     (node,) = rnn_lower.inspect(model)
     assert node.dtype == ir.DataType.FLOAT
-    assert not node.notes  # found at the call
-    assert "X" in feeds
-
-
-# -- check ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("case", "judge"),
-    [
-        (Case("LSTM", 14, dynamic=True, optional=OPTIONAL["LSTM"]), "onnxruntime"),
-        (Case("GRU", 14, layout=1, dynamic=True, optional=OPTIONAL["GRU"]), "layout 1"),
-        (Case("LSTM", 14, dtype="double"), "double"),
-        (Case("GRU", 22, dtype="bfloat16", optional=("B",)), "bfloat16"),
-        (Case("GRU", 14, dtype="float16", optional=("B",)), "onnxruntime"),
-        (Case("GRU", 14, T=0), "empty"),
-        (Case("LSTM", 14, N=0), "empty"),
-        (Case("RNN", 14, hidden_size=False), "hidden_size missing"),
-        (Case("GRU", 14, clip=0.0), "clip 0"),
-        (Case("GRU", 3, output_sequence=1), "GRU version 3"),
-    ],
-)
-def test_judges(case, judge):
-    model, _ = build(case)
-    if case.opset < 7:
-        report = rnn_lower.check(model, rnn_lower.lower(model, opset=17))
-    else:
-        report = rnn_lower.check(model, rnn_lower.lower(model))
-    assert report.ok
-    assert bool(report)
-    assert judge in report.judge
-    assert report.runner.startswith("onnxruntime")
-    assert report.max_abs_error < 1e-2
-
-
-def test_check_samples_lengths_and_sizes():
-    model, _ = build(Case("LSTM", dynamic=True, optional=OPTIONAL["LSTM"], N=2))
-    shapes = set()
-    for index in range(6):
-        feeds = next(samples.candidates(ir.from_proto(model), 0, index))
-        T, N = feeds["X"].shape[:2]
-        shapes.add((T, N))
-        assert feeds["sequence_lens"].shape == (N,)
-        assert feeds["sequence_lens"].max() <= T
-        assert feeds["initial_h"].shape[1] == N
-    assert len(shapes) > 2
-
-
-def test_check_never_hands_an_empty_sequence_to_the_fused_operator():
-    """A Slice that leaves no steps: onnxruntime would end the process on the fused GRU."""
-    model, _ = build(Case("GRU", 14, dynamic=True, outputs=("Y_h",)))
-    model.graph.node[0].input[0] = "cut"
-    model.graph.node.insert(0, onnx.helper.make_node("Slice", ["X", "zero", "zero", "zero"], ["cut"]))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
-    report = rnn_lower.check(model, rnn_lower.lower(model))
-    assert report.ok
-    assert "empty" in report.judge
-
-
-def test_check_reports_what_differs():
-    a = build(Case("RNN", outputs=("Y_h",)))[0]
-    b = build(Case("RNN", outputs=("Y_h",), seed=1))[0]
-    report = rnn_lower.check(a, b)
-    assert not report.ok
-    assert report.max_abs_error > 1e-3
-    assert "values differ" in report.outputs[0].reason
-    b = build(Case("RNN", outputs=("Y_h",), H=5))[0]
-    assert "expected" in rnn_lower.check(a, b).outputs[0].reason
-    with pytest.raises(rnn_lower.RnnLowerError, match="different outputs"):
-        rnn_lower.check(a, build(Case("LSTM"))[0])
-
-
-def test_check_asks_for_inputs_when_none_work():
-    nodes = [onnx.helper.make_node("Split", ["x", "s"], ["y", "z"])]
-    graph = onnx.helper.make_graph(
-        nodes, "g", [onnx.helper.make_tensor_value_info("x", 1, [977]), onnx.helper.make_tensor_value_info("s", 7, [2])],
-        [onnx.helper.make_tensor_value_info("y", 1, None)],
-    )  # fmt: skip
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
-    with pytest.raises(rnn_lower.RnnLowerError, match="--inputs"):
-        rnn_lower.check(model, model)
-    assert rnn_lower.check(model, model, inputs={"x": np.zeros(977, np.float32), "s": np.array([970, 7])}).ok
-
-
-def test_check_of_texts_sequences_and_integers():
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("SplitToSequence", ["x"], ["parts"]),
-            onnx.helper.make_node("Identity", ["t"], ["u"]),
-            onnx.helper.make_node("Identity", ["b"], ["c"]),
-        ],
-        "g",
-        [onnx.helper.make_tensor_value_info(n, e, [2]) for n, e in (("x", 1), ("t", 8), ("b", 9))],
-        [
-            onnx.helper.make_tensor_sequence_value_info("parts", 1, None),
-            onnx.helper.make_tensor_value_info("u", 8, [2]),
-            onnx.helper.make_tensor_value_info("c", 9, [2]),
-        ],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
-    feeds = {"x": np.ones(2, np.float32), "t": np.array(["a", "b"], object), "b": np.array([True, False])}
-    assert rnn_lower.check(model, model, inputs=feeds).ok
-    with pytest.raises(rnn_lower.RnnLowerError, match="string inputs"):
-        rnn_lower.check(model, model)
+    assert "FLOAT is assumed" in node.notes[0]
 
 
 def test_own_models_are_small_and_varied():
@@ -221,19 +136,3 @@ def test_own_models_are_small_and_varied():
     assert len(paths) >= 4
     assert sum(path.stat().st_size for path in paths) < 500_000
     assert {node.op_type for path in paths for node in rnn_lower.inspect(onnx.load(path))} == {"RNN", "GRU", "LSTM"}
-
-
-# -- the oracle agrees with others ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
-def test_oracle_agrees_with_the_fused_operator(op):
-    for direction in ("forward", "reverse", "bidirectional"):
-        for variant in (
-            {},
-            {"clip": 0.2},
-            {"lbr": 1} if op == "GRU" else {"clip": 0.1},
-            {"input_forget": 1} if op == "LSTM" else {},
-        ):
-            model, feeds = build(Case(op, 14, direction, optional=OPTIONAL[op], **variant))
-            close(run_reference(model, feeds), run_onnxruntime(model, feeds))

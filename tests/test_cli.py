@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -17,7 +19,11 @@ from onenode import OPTIONAL, Case, build
 from paths import ROOT, own_models
 
 import rnn_lower
-from rnn_lower import cli, files
+from rnn_lower import cli
+from rnn_lower.model import files
+from rnn_lower.options import Keywords, Options
+from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.targets import TARGETS
 
 
 @pytest.fixture
@@ -221,7 +227,7 @@ def test_wrong_element_types():
 
 
 def test_unknown_version(monkeypatch):
-    monkeypatch.setitem(__import__("rnn_lower.node").node.VERSIONS, "RNN", (1, 7, 14))
+    monkeypatch.setitem(OPERATORS, "RNN", dataclasses.replace(OPERATORS["RNN"], versions=(1, 7, 14)))
     with pytest.raises(rnn_lower.UnsupportedError, match="version 22 of RNN is unknown; known are 1, 7, 14"):
         rnn_lower.lower(build(Case("RNN", 22))[0])
 
@@ -403,6 +409,48 @@ def test_help(capsys):
 
 
 def test_targets_are_listed(lstm, tmp_path, capsys):
-    code, out, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--target", "list")
-    assert code == 0
-    assert "portable" in out
+    for arguments in (["targets"], ["lower", "--target", "list"], ["lower", lstm, "-o", "o.onnx", "--target", "list"]):
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        assert out.count("\n") == len(TARGETS)
+        assert all(f"{name}: " in out for name in TARGETS)
+
+
+def test_every_option_has_a_help():
+    parser = cli._parser()
+    (commands,) = (action for action in parser._actions if isinstance(action.choices, dict))
+    for command in commands.choices.values():
+        assert [action.dest for action in command._actions if not action.help and action.option_strings] == []
+
+
+def test_options_are_said_once():
+    assert list(Keywords.__annotations__) == [field.name for field in dataclasses.fields(Options)]
+    for function in (rnn_lower.lower, rnn_lower.lower_file, rnn_lower.LowerRecurrentPass, rnn_lower.rewrite_rules):
+        parameters = inspect.signature(function).parameters
+        for field in dataclasses.fields(Options):
+            assert parameters[field.name].default == field.default
+    arguments = cli._parser().parse_args(["lower", "a", "-o", "b"])
+    assert (arguments.form, arguments.max_nodes) == (Options.form, Options.max_nodes)
+
+
+def strict_json(text: str) -> object:
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_json_of_a_failed_check(lstm, tmp_path, capsys, monkeypatch):
+    other = tmp_path / "other.onnx"
+    model, _ = build(Case("LSTM", 14, "bidirectional", optional=OPTIONAL["LSTM"]))
+    model.graph.node.append(onnx.helper.make_node("Concat", ["Y", "Y"], ["twice"], axis=0))
+    model.graph.node[0].output[0], model.graph.node[1].input[:], model.graph.node[1].output[0] = (
+        "once",
+        ["once"] * 2,
+        "Y",
+    )
+    onnx.save(model, other)
+    code, text, _ = run(capsys, "check", lstm, other, "--json")
+    assert (code, strict_json(text)["max_abs_error"]) == (1, None)
+    monkeypatch.setattr(rnn_lower.CheckReport, "ok", False)
+    code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--check", "--json")
+    data = strict_json(text)
+    assert (code, data["output"], data["check"]["ok"]) == (1, None, False)
+    assert data["nodes"][0]["sizes"] == {"seq_length": 5, "batch_size": 2, "input_size": 3, "hidden_size": 4}

@@ -10,19 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.names import Names
+from rnn_lower.emit.names import Names
 
 EAGER_BYTES = 1024
 """Constants up to this size are evaluated at once; larger ones stay lazy, so that weights are not held in memory."""
-
-
-CAST_TAKES_ENUM = 6
-"""Before, the type that Cast goes to is a text."""
-
-
-def cast_to(dtype: ir.DataType, opset: int) -> int | str:
-    """The attribute `to` of Cast."""
-    return int(dtype) if opset >= CAST_TAKES_ENUM else dtype.name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +83,7 @@ def fold(
 ) -> Constant:  # fmt: skip
     """Apply a numpy function to constants, later. `what` names the function and its parameters for sharing."""
     # Views of a single element stand for the operands: the shape comes out without touching any data.
-    outlines = (np.broadcast_to(np.zeros((), bool), operand.shape) for operand in operands)
+    outlines = (np.broadcast_to(np.int8(0), operand.shape) for operand in operands)
     return Constant(
         (what, *(operand.key for operand in operands)),
         compute(*outlines).shape,
@@ -101,6 +92,10 @@ def fold(
         name,
         frozenset().union(*(operand.sources for operand in operands)),
     )
+
+
+WriteConstant = Callable[[ir.TensorProtocol, str], ir.Value]
+"""Writes a Constant node of a name."""
 
 
 class ConstantPool:
@@ -114,26 +109,25 @@ class ConstantPool:
     """
 
     def __init__(
-        self, names: Names, opset: int, as_nodes: bool, shared: frozenset[int] = frozenset(),
-        outer: ConstantPool | None = None,
-    ) -> None:  # fmt: skip
-        self._names, self._opset, self._as_nodes, self._shared, self._outer = names, opset, as_nodes, shared, outer
+        self, names: Names, as_nodes: bool, shared: frozenset[int] = frozenset(), outer: ConstantPool | None = None
+    ) -> None:
+        self._names, self._as_nodes, self._shared, self._outer = names, as_nodes, shared, outer
         # The constant is kept with its value: keys hold the identity of tensors, which must not be used again.
         self._values: dict[tuple[Any, ...], tuple[ir.Value, Constant]] = {}
 
     def inner(self) -> ConstantPool:
         """A pool for a body; Constant nodes stay outside of bodies, where they run once."""
-        return self if self._as_nodes else ConstantPool(self._names, self._opset, False, self._shared, self)
+        return self if self._as_nodes else ConstantPool(self._names, False, self._shared, self)
 
-    def value(self, constant: Constant, name: str, add_node: Callable[[ir.Node], None]) -> ir.Value:
-        """The value that holds `constant`; `name` and `add_node` are used when it is not there yet."""
+    def value(self, constant: Constant, name: str, write: WriteConstant) -> ir.Value:
+        """The value that holds `constant`; `name`, and `write` for a Constant node, serve when it is not there yet."""
         if self._outer is not None and constant.sources & self._shared:
-            return self._outer.value(constant, name, add_node)
+            return self._outer.value(constant, name, write)
         if constant.key not in self._values:
             name = self._names.unique(name)
             tensor = _tensor(constant, name)
             if self._as_nodes:
-                value = self._as_node(tensor, name, add_node)
+                value = write(tensor, name)
             else:
                 shape = ir.Shape(constant.shape)
                 value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
@@ -144,25 +138,6 @@ class ConstantPool:
     def initializers(self) -> list[ir.Value]:
         """The values that are to become initializers of the graph."""
         return [value for value, _ in self._values.values() if value.producer() is None]
-
-    def _as_node(self, tensor: ir.TensorProtocol, name: str, add_node: Callable[[ir.Node], None]) -> ir.Value:
-        floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
-        if self._opset >= 9 or tensor.dtype in floats:
-            value = ir.Value(name=name)
-            add_node(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
-            return value
-        # Constant holds only floats before opset 9; the integers that are used here are exact in double.
-        wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
-        double = self._as_node(wide, self._names.unique(f"{name}/double"), add_node)
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(()) if not wide.shape else ir.Shape(wide.numpy().shape),
-        )
-        to = cast_to(tensor.dtype, self._opset)
-        attribute = ir.AttrInt64("to", to) if isinstance(to, int) else ir.AttrString("to", to)
-        add_node(ir.Node("", "Cast", (double,), (attribute,), outputs=(value,), name=name))
-        return value
 
 
 def _tensor(constant: Constant, name: str) -> ir.TensorProtocol:

@@ -1,8 +1,8 @@
 """Which operator version: one method per primitive, valid at the graph's own opset.
 
-This is the only room that looks at the opset. `TABLE` holds every version difference that matters to the emitted
-nodes; `Emitter.op` reads it. The few primitives that did not exist yet at old opsets (Where, Expand, Range ...) are
-expressed by older ones in the method of that name.
+Where versions differ only in how they take their parameters, `Emitter.op` reads that off `versions.TABLE`; the few
+primitives that old opsets lack (Where, Range ...) are expressed by older ones in the method of that name. Outside of
+this wing the opset decides what is possible at all (a form, a conversion), never how something is written.
 
 Three kinds of operand meet here:
 
@@ -10,98 +10,34 @@ Three kinds of operand meet here:
 * `Constant`: known now, evaluated lazily when the model is written; primitives fold it (`slice`, `transpose` ... of a
   Constant is a Constant) and it becomes an initializer at the moment an emitted node uses it;
 * `None`: a known zero, e.g. the state before the first step. `add(None, x)` is x, `mul(None, x)` is None.
-
-Source of the versions: the ONNX operator changelog, opsets 1 to 28.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.constants import CAST_TAKES_ENUM, Constant, cast_to, constant, filled, fold
-from rnn_lower.emitter import NodeWriter, Operand
+from rnn_lower.emit.constants import Constant, constant, filled, fold
+from rnn_lower.emit.versions import (
+    BROADCASTS_BY_RULE,
+    CAST_TAKES_ENUM,
+    CLIP_TAKES_DOUBLE,
+    CONSTANT_TAKES_INTEGERS,
+    LESS_TAKES_INTEGERS,
+    MAX_BROADCASTS,
+    TABLE,
+)
+from rnn_lower.emit.writer import NodeWriter, Operand
 from rnn_lower.errors import UnsupportedError
-
-BROADCASTS_BY_RULE = 7
-"""From this opset on binary operators broadcast like numpy; before, only with broadcast=1 and B a suffix of A."""
-
-CLIP_IN_DOUBLE = 12
-"""Before, onnxruntime's Clip takes float32 only."""
-
-LESS_TAKES_INTEGERS = 9
-"""Before, Less compares floating-point numbers only."""
-
-NEWEST_REVIEWED_OPSET = 28
-
-
-@dataclasses.dataclass(frozen=True)
-class Versions:
-    """The version history of one emitted operator, as far as emitting it goes.
-
-    since: first opset that has it.  reviewed: its newest version that this table was checked against.
-    inputs: parameters that became inputs, and the opset when; before they were attributes.
-    """
-
-    since: int
-    reviewed: int
-    inputs: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
-TABLE: dict[str, Versions] = {
-    "Abs": Versions(1, 13),
-    "Add": Versions(1, 14),
-    "And": Versions(1, 7),
-    "Cast": Versions(1, 28),
-    "Clip": Versions(1, 13, {"min": 11, "max": 11}),
-    "Concat": Versions(1, 13),
-    "Constant": Versions(1, 25),
-    "ConstantOfShape": Versions(9, 25),
-    "Div": Versions(1, 14),
-    "Elu": Versions(1, 22),
-    "Exp": Versions(1, 13),
-    "Expand": Versions(8, 13),
-    "Gather": Versions(1, 13),
-    "HardSigmoid": Versions(1, 22),
-    "Identity": Versions(1, 25),
-    "If": Versions(1, 25),
-    "LeakyRelu": Versions(1, 16),
-    "Less": Versions(1, 13),
-    "Log": Versions(1, 13),
-    "Loop": Versions(1, 25),
-    "MatMul": Versions(1, 13),
-    "Max": Versions(1, 13),
-    "Min": Versions(1, 13),
-    "Mul": Versions(1, 14),
-    "NonZero": Versions(9, 13),
-    "Not": Versions(1, 1),
-    "Range": Versions(11, 27),
-    "Relu": Versions(1, 14),
-    "Reshape": Versions(1, 25, {"shape": 5}),
-    "Scan": Versions(9, 25),  # Scan-8 has a batch dimension of its own and is not emitted
-    "Shape": Versions(1, 25),
-    "Sigmoid": Versions(1, 13),
-    "Slice": Versions(1, 13, {"starts": 10, "ends": 10, "axes": 10}),
-    "Softplus": Versions(1, 22),
-    "Softsign": Versions(1, 22),
-    "Split": Versions(1, 18, {"split": 13}),
-    "Squeeze": Versions(1, 25, {"axes": 13}),
-    "Sub": Versions(1, 14),
-    "Tanh": Versions(1, 13),
-    "ThresholdedRelu": Versions(10, 22),
-    "Tile": Versions(6, 13),
-    "Transpose": Versions(1, 25),
-    "Unsqueeze": Versions(1, 25, {"axes": 13}),
-    "Where": Versions(9, 16),
-}
 
 
 class Emitter(NodeWriter):
     """One method per primitive, each valid at `opset`."""
+
+    _outermost: Emitter
 
     def has(self, op_type: str) -> bool:
         """Whether `op_type` exists at this opset and the target takes it."""
@@ -128,6 +64,30 @@ class Emitter(NodeWriter):
             else:
                 attributes[parameter] = content
         return self.write(op_type, values, attributes, names)
+
+    def value(self, operand: Operand) -> ir.Value | None:
+        """The graph value of an operand; a constant is materialized."""
+        if isinstance(operand, Constant):
+            return self._pool.value(operand, f"{self._scope}/{operand.name}", self._outermost.write_constant)
+        return operand
+
+    def write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """A Constant node of that very name, for graphs that take no initializers."""
+        floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+        if self.opset >= CONSTANT_TAKES_INTEGERS or tensor.dtype in floats:
+            value = ir.Value(name=name)
+            self.add_node(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
+            return value
+        # The integers that are used here are exact in double.
+        wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
+        double = self.write_constant(wide, self._names.unique(f"{name}/double"))
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(wide.numpy().shape))
+        self.add_node(ir.Node("", "Cast", (double,), (self._to(tensor.dtype),), outputs=(value,), name=name))
+        return value
+
+    def _to(self, dtype: ir.DataType) -> ir.Attr:
+        """Where Cast goes to."""
+        return ir.AttrInt64("to", int(dtype)) if self.opset >= CAST_TAKES_ENUM else ir.AttrString("to", dtype.name)
 
     def scalar(self, number: float) -> Constant:
         """A rank-0 constant of the arithmetic's type."""
@@ -170,15 +130,24 @@ class Emitter(NodeWriter):
         return self.op(op_type, x, name=name or op_type.lower(), **attributes)
 
     def clip(self, x: Operand, low: float, high: float, name: str = "clipped") -> Operand:
-        """low <= x <= high; both bounds are always given, which every runtime understands."""
-        if self.dtype != ir.DataType.FLOAT and self.opset < CLIP_IN_DOUBLE:  # max and min by Relu, at every opset
-            above = self.unary("Relu", self.sub(x, self.scalar(low)))
-            below = self.unary("Relu", self.sub(self.scalar(high - low), above))
-            return self.sub(self.scalar(high), below, name)
-        if self.has("Clip"):
+        """low <= x <= high, with low <= 0 <= high; both bounds are always given, which every runtime understands."""
+        double = self.dtype != ir.DataType.FLOAT and self.opset < CLIP_TAKES_DOUBLE
+        if double and self.opset < MAX_BROADCASTS:
+            above = self._at_most(self.unary("Relu", x, "above_zero"), high)
+            below = self._at_most(self.unary("Relu", self.mul(x, self.scalar(-1.0), "minus"), "below_zero"), -low)
+            return self.sub(above, below, name)
+        if self.has("Clip") and not double:
             return self.op("Clip", x, name=name, min=low, max=high)
         above = self.op("Max", x, self.scalar(low), name=f"{name}_below")
         return self.op("Min", above, self.scalar(high), name=name)
+
+    def _at_most(self, x: Operand, limit: float) -> Operand:
+        """min(x, limit) for x >= 0: 1 / max(1 / x, 1 / limit), whose Relu subtracts nothing that would round x away"""
+        if limit == 0:
+            return self.unary("Relu", self.mul(x, self.scalar(-1.0)), "at_most")
+        inverse = 1.0 / limit
+        beyond = self.unary("Relu", self.add(self.unary("Reciprocal", x), self.scalar(-inverse)))
+        return self.unary("Reciprocal", self.add(beyond, self.scalar(inverse)), "at_most")
 
     def less(self, a: Operand, b: Operand, name: str = "less") -> ir.Value:
         if isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE:  # -b < -a: the constant must come second
@@ -198,7 +167,7 @@ class Emitter(NodeWriter):
             return x
         if isinstance(x, Constant):
             return fold(("cast", target), lambda array: array.astype(target.numpy()), x, name=name, dtype=target)
-        result = self.op("Cast", x, name=name, to=cast_to(target, self.opset))
+        result = self.op("Cast", x, name=name, to=self._to(target).value)
         if self.opset < CAST_TAKES_ENUM:  # shape inference cannot read the type from a text
             result.type = ir.TensorType(target)
         return result

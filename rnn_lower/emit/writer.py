@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 from typing_extensions import Self
 
-from rnn_lower.constants import Constant, ConstantPool
-from rnn_lower.names import Names
+from rnn_lower.emit.constants import Constant, ConstantPool
+from rnn_lower.emit.names import Names
 
 Operand: TypeAlias = "ir.Value | Constant | None"
 """Known at run time only; known now and materialized when a node uses it; known to be zero."""
@@ -75,12 +75,6 @@ class NodeWriter:
             type=None if dtype is None else ir.TensorType(dtype),
             shape=None if shape is None else ir.Shape(shape),
         )
-
-    def value(self, operand: Operand | ir.Value) -> ir.Value | None:
-        """The graph value of an operand; a constant is materialized."""
-        if isinstance(operand, Constant):
-            return self._pool.value(operand, f"{self._scope}/{operand.name}", self._outermost.add_node)
-        return operand
 
     def add_node(self, node: ir.Node) -> None:
         node.metadata_props.update(self._origin)

@@ -1,25 +1,30 @@
-"""Bring a model to another opset, and fix symbolic sizes: what happens to the rest of a model on request."""
+"""Bring a model to another opset, and fix symbolic sizes: what happens to the rest of a model on request.
+
+Conversion goes node by node: what an operator's version changes is asked of onnx's converter, or onnxscript's, with a
+model of that one node. So nothing but the converted nodes changes, wherever they are, and weights never pass through.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir import convenience
 
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.facts import infer_shapes, plain_dim, values_of
-from rnn_lower.node import version_at
-from rnn_lower.passes import recurrent_nodes
-
-HELD = "rnn_lower.held.v"
-"""Domain under which recurrent nodes wait while converters work: they pass over domains they do not know."""
-
-SCRIPT_CONVERTER = range(18, 26)
-"""Opsets between which onnxscript's converter works; onnx's own serves the others."""
+from rnn_lower.model.facts import Facts, infer_shapes, plain_dim
+from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, roots, subgraphs, taken_names, values
+from rnn_lower.recurrent.node import display_name, version_at
 
 KEEP_IN_PROTO = 4096
-"""Initializers up to this many bytes go through onnx's converter, whose adapters read axes and shapes from them."""
+"""Constants up to this many bytes are shown to the converters, whose adapters read axes and shapes from them."""
+
+SCRIPT_CONVERTER = range(18, 26)
+"""Opsets between which onnxscript's converter works."""
 
 
 def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
@@ -35,7 +40,7 @@ def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
             raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
         if size < 0:
             raise RnnLowerError(f"size {size} of '{name}' must not be negative")
-    for value in values_of(model):
+    for value in values(model):
         if value.shape is not None:
             names = map(plain_dim, value.shape)
             value.shape = ir.Shape([dims.get(name, name) if isinstance(name, str) else name for name in names])
@@ -43,116 +48,207 @@ def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
 
 
 def convert_opset(model: ir.Model, opset: int) -> None:
-    """Convert a model to an opset, in place; its recurrent nodes are restamped, not converted.
+    """Convert a model, its bodies and functions to an opset, in place; recurrent nodes keep their version.
 
-    onnx's converter has no adapter for RNN, GRU and LSTM below version 7, and not every converter reaches into Loop
-    and Scan bodies. So the recurrent nodes stay aside while onnxscript's converter, or onnx's where that one does not
-    serve, converts the rest; they are lowered afterwards at the new opset.
-    Raises UnsupportedError when the converter gives up.
+    They are lowered afterwards at the new opset, or restamped by `restamp_rest`.
+    Raises UnsupportedError, naming the node, when an operator cannot be converted.
     """
-    current = model.opset_imports.get("", 0)
     newest = onnx.defs.onnx_opset_version()
     if not 1 <= opset <= newest:
         raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows 1 to {newest}")
-    if opset == current:
+    if all(root.opset == opset for root in roots(model)):
         return
-    if current < 14 <= opset or current < 7 <= opset:
-        infer_shapes(model)  # adapters ask for shapes behind held nodes
-    held = [node for node, *_ in recurrent_nodes(model)]
-    for node in held:  # the name of the domain keeps the version, and with it the meaning
-        node.domain = f"{HELD}{version_at(node.op_type, current)}"
-        model.opset_imports[node.domain] = 1
-    try:
-        if current in SCRIPT_CONVERTER and opset in SCRIPT_CONVERTER:
-            _with_onnxscript(model, opset)
-        else:
-            _with_onnx(model, opset)
-    except Exception as error:  # converters raise whatever their adapters raise
-        raise UnsupportedError(f"opset {current} -> {opset}: {' '.join(str(error).split())}") from None
-    finally:
-        for graph in model.graphs():
-            for node in graph:
-                if node.domain.startswith(HELD):
-                    model.opset_imports.pop(node.domain, None)
-                    _release(node, opset)
-    if model.opset_imports.get("") != opset:
-        raise UnsupportedError(f"opset {current} -> {opset}: the converter left the model at {model.opset_imports}")
+    _raise_ir_version(model, opset)
+    recurrent = dict(recurrent_nodes(model))
+    facts, names = Facts(model), Names(taken_names(model))
+    facts.infer = True  # adapters ask for shapes
+    changes = []
+    for node, scope in nodes(model):
+        if (
+            node not in recurrent
+            and node.op_identifier() not in model.functions
+            and _differs(node, scope, opset, facts)
+        ):
+            changes.append((node, scope, _converted(node, scope.opset, opset, facts)))
+    for node, scope in recurrent.items():
+        node.version = version_at(node.op_type, node.version or scope.opset)
+    for node, scope, new in changes:
+        _put_in_place(node, scope, new, names)
+    for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        if default_opset(imports) is not None:
+            imports["ai.onnx" if "ai.onnx" in imports else ""] = opset
 
 
 def restamp_rest(model: ir.Model) -> None:
     """Recurrent nodes that were not lowered are of the model's opset from now on. Raises when they cannot be."""
-    for node, _, opset, path in recurrent_nodes(model):
-        node.version = None
-        allowed = version_at(node.op_type, opset)
-        if allowed < 14 and "layout" in node.attributes:
+    for node, scope in recurrent_nodes(model):
+        if version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
             raise UnsupportedError(
-                f"{node.op_type} '{node.name}' in {path} has a layout, which opset {opset} cannot say"
+                f"{node.op_type} '{display_name(node)}' in {scope.path} has a layout, which opset {scope.opset} cannot"
+                " say; lower it too, or convert to opset 14 or newer"
             )
+        node.version = None
+        if scope.opset >= 7:
+            node.attributes.pop("output_sequence", None)
+        direction = node.attributes.get("direction")
+        if direction is not None and direction.value == "foward":  # spelled so in the schema of GRU-1
+            node.attributes["direction"] = ir.AttrString("direction", "forward")
 
 
-def _release(node: ir.Node, opset: int) -> None:
-    """Back to the default domain; what older versions said otherwise is restated."""
-    node.version, node.domain = int(node.domain.removeprefix(HELD)), ""
-    if opset >= 7 and node.version < 7:
-        node.attributes.pop("output_sequence", None)
-        node.version = 7
-    direction = node.attributes.get("direction")
-    if direction is not None and direction.value == "foward":
-        node.attributes["direction"] = ir.AttrString("direction", "forward")
+def take_over(model: ir.Model, other: ir.Model) -> None:
+    """Make a model what its changed copy is."""
+    model.graph, model.ir_version = other.graph, other.ir_version
+    model.functions.clear()
+    model.functions.update(other.functions)
 
 
-def _with_onnxscript(model: ir.Model, opset: int) -> None:
+# -- one node ---------------------------------------------------------------------------------------------------------
+
+
+def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
+    """Whether the node must be written otherwise at the new opset."""
+    old, new = (_schema(node.op_type, version) for version in (scope.opset, opset))
+    if node.domain != "" or old is None:
+        return False
+    if new is None:
+        raise _refusal(node, scope.opset, opset, "the operator does not exist there")
+    if old.since_version == new.since_version:
+        return False
+    if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
+        if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
+            raise _refusal(node, scope.opset, opset, "Scan of opset 8 has a batch axis of its own")
+        return False
+    if _signature(old) != _signature(new) or scope.opset < 7:
+        return True
+    # Since opset 7 what keeps its signature has only grown: by types, by broadcasting in 8, by negative axes in 11.
+    return opset < scope.opset and not (opset >= 8 and _takes(new, node, facts))
+
+
+def _takes(schema: onnx.defs.OpSchema, node: ir.Node, facts: Facts) -> bool:
+    """Whether an older version of the node's operator says the same, as far as element types are known."""
+    for place, value in enumerate(node.inputs):
+        dtype = None if value is None else facts.dtype(value)
+        formal = schema.inputs[min(place, len(schema.inputs) - 1)]  # the last one may stand for many
+        if dtype is not None and f"tensor({dtype.name.lower()})" not in formal.types:
+            return False
+    numbers = [number for a in node.attributes.values() for number in np.ravel(a.value if _is_int(a) else 0)]
+    return schema.since_version >= 11 or min(numbers, default=0) >= 0
+
+
+def _is_int(attribute: ir.Attr) -> bool:
+    return attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS) and not attribute.is_ref()
+
+
+def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()), "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _signature(schema: onnx.defs.OpSchema) -> object:
+    attributes = {
+        name: (a.type, a.required, a.default_value.SerializeToString()) for name, a in schema.attributes.items()
+    }
+    return attributes, *([(value.name, value.option) for value in side] for side in (schema.inputs, schema.outputs))
+
+
+def _refusal(node: ir.Node, current: int, opset: int, why: object) -> UnsupportedError:
+    reason = " ".join(str(why).split())
+    return UnsupportedError(f"opset {current} -> {opset}: {node.op_type} '{display_name(node)}': {reason}")
+
+
+def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Graph:
+    """The node at the new opset: a graph with inputs, outputs and constants under the names that the node uses."""
+    if any(attribute.is_ref() for attribute in node.attributes.values()):
+        raise _refusal(node, current, opset, "its attributes are the function's; inline the function (onnx.inliner)")
+    alone = _alone(node, current, facts)
+    first_error: Exception | None = None
+    for convert in (_with_onnx, _with_onnxscript):
+        try:
+            found = convert(alone, current, opset)
+        except Exception as error:  # converters raise whatever their adapters raise
+            first_error = first_error or error
+            continue
+        if found is not None and default_opset(found.opset_imports) == opset:
+            return found.graph
+    raise _refusal(node, current, opset, first_error or "no converter serves")
+
+
+def _with_onnx(model: onnx.ModelProto, current: int, opset: int) -> ir.Model:
+    return ir.serde.deserialize_model(onnx.version_converter.convert_version(model, opset))
+
+
+def _with_onnxscript(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | None:
+    if current not in SCRIPT_CONVERTER or opset not in SCRIPT_CONVERTER:
+        return None
     from onnxscript import version_converter
 
-    version_converter.convert_version(model, target_version=opset)
+    converted = ir.serde.deserialize_model(model)
+    version_converter.convert_version(converted, target_version=opset)
+    return converted
 
 
-def _with_onnx(model: ir.Model, opset: int) -> None:
-    """onnx's converter works on protobuf; large weights stay outside and are put back."""
-    large = {
-        name: value
-        for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.const_value.nbytes > KEEP_IN_PROTO and not value.is_graph_input()
-    }
-    for name, value in large.items():
-        model.graph.inputs.append(value)
-        model.graph.initializers.pop(name)
-    try:
-        converted = onnx.version_converter.convert_version(_newer_ir(ir.to_proto(model), opset), opset)
-        new = ir.from_proto(converted)
-    finally:
-        for value in large.values():
-            model.graph.inputs.remove(value)
-            model.graph.register_initializer(value)
-    for value in [value for value in new.graph.inputs if value.name in large]:
-        new.graph.inputs.remove(value)
-        value.const_value = large[value.name].const_value
-        new.graph.register_initializer(value)
-    notes = {_outputs(node): node.metadata_props for node in model.graph.all_nodes() if node.metadata_props}
-    for node in new.graph.all_nodes() if notes else ():  # the converter drops them
-        node.metadata_props.update(notes.get(_outputs(node), {}))
-    new.graph.metadata_props.update(model.graph.metadata_props)
-    model.graph = new.graph
-    model.ir_version = new.ir_version
-    model.functions.clear()
-    model.functions.update(new.functions)
+def _alone(node: ir.Node, opset: int, facts: Facts) -> onnx.ModelProto:
+    """A model of one node, with what is known of its inputs and outputs."""
+    inputs, initializers = {}, {}
+    for value in node.inputs:
+        tensor = known_tensor(value)
+        if tensor is not None and value is not None and tensor.nbytes <= KEEP_IN_PROTO:
+            initializers[value.name] = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), name=value.name))
+        elif value is not None:
+            inputs[value.name] = _value_info(value, facts)
+    outputs = [_value_info(value, facts) for value in node.outputs if value.name]
+    graph = onnx.helper.make_graph(
+        [ir.serde.serialize_node(node)], "one", list(inputs.values()), outputs, list(initializers.values())
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
 
 
-def _outputs(node: ir.Node) -> tuple[str | None, ...]:
-    return tuple(value.name for value in node.outputs)
+def _value_info(value: ir.Value, facts: Facts) -> onnx.ValueInfoProto:
+    dtype, shape = facts.dtype(value), facts.shape(value)
+    return onnx.helper.make_tensor_value_info(value.name, dtype or ir.DataType.UNDEFINED, shape)
 
 
-def _newer_ir(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def _put_in_place(node: ir.Node, scope: Scope, converted: ir.Graph, names: Names) -> None:
+    """Replace a node by its converted form; constants that an adapter has added become Constant nodes before it."""
+    ours = {value.name: value for value in (*node.inputs, *node.outputs) if value is not None and value.name}
+    new = [*_constants(converted, ours), *converted]
+    converted.outputs.clear()
+    converted.remove(list(converted))
+    for made in new:
+        for place, value in enumerate(made.inputs):
+            if value is not None and value.producer() is None:
+                made.replace_input_with(place, ours[value.name])
+        made.name = node.name if made.op_type == node.op_type else names.unique(f"{display_name(node)}/{made.op_type}")
+        made.doc_string = made.doc_string or node.doc_string
+        made.metadata_props.update(node.metadata_props)
+    made_values = {value.name: value for made in new for value in made.outputs}
+    for name, value in made_values.items():
+        if name not in ours:
+            value.name = names.unique(f"{display_name(node)}/{name}")
+    old_values = [value for value in node.outputs if value.name]
+    new_values = [made_values[value.name] for value in old_values]
+    convenience.replace_nodes_and_values(scope.graph, node, [node], new, old_values, new_values)
+
+
+def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir.Node]:
+    for name, value in list(converted.initializers.items()):
+        if name not in ours and value.const_value is not None:
+            made = ir.Node("", "Constant", (), (ir.AttrTensor("value", value.const_value),))
+            convenience.replace_all_uses_with(value, made.outputs[0])
+            made.outputs[0].name = name
+            yield made
+
+
+def _raise_ir_version(model: ir.Model, opset: int) -> None:
     """Raise the IR version to what the opset asks for.
 
     Before IR version 4 every initializer had to be listed as an input too, which made it no less a constant; later
     that means that the caller may override it. So the listing ends here.
     """
-    if model.ir_version < 4:
-        initializers = {tensor.name for tensor in model.graph.initializer}
-        inputs = [value for value in model.graph.input if value.name not in initializers]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
     wanted = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
+    if model.ir_version < 4:
+        inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+        model.graph.inputs[:] = inputs
     model.ir_version = max(model.ir_version, wanted, 4)
-    return model

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-Dim = int | str | None
-
-
-def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
-    """The bodies of a node with the names of their attributes."""
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.name, attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for index, graph in enumerate(attribute.as_graphs()):
-                yield f"{attribute.name}[{index}]", graph
+from rnn_lower.model.scopes import nodes, values
+from rnn_lower.recurrent.node import Dim
 
 
 def infer_shapes(model: ir.Model) -> None:
     """Shape inference in place, without the names that it makes up for sizes it cannot tell."""
-    known = {dim for value in values_of(model) for dim in map(plain_dim, value.shape or ())}
+    known = {dim for value in values(model) for dim in map(plain_dim, value.shape or ())}
     ShapeInferencePass(check_type=False, strict_mode=False)(model)
-    for value in values_of(model):
+    for value in values(model):
         dims = [plain_dim(dim) for dim in value.shape or ()]
         if any(isinstance(dim, str) and dim not in known for dim in dims):
             value.shape = ir.Shape([dim if isinstance(dim, int) or dim in known else None for dim in dims])
-
-
-def values_of(model: ir.Model) -> Iterator[ir.Value]:
-    """Inputs of graphs and outputs of nodes, subgraphs included."""
-    for graph in model.graphs():
-        yield from graph.inputs
-        for node in graph:
-            yield from node.outputs
 
 
 class Facts:
@@ -84,13 +64,11 @@ class Facts:
     @functools.cached_property
     def _arguments(self) -> dict[ir.Value, list[ir.Value]]:
         found: dict[ir.Value, list[ir.Value]] = {}
-        scopes: list[ir.Graph | ir.Function] = [self._model.graph, *self._model.functions.values()]
-        for scope in scopes:
-            for node in scope.all_nodes():
-                function = self._model.functions.get(node.op_identifier())
-                for parameter, argument in zip(function.inputs if function else (), node.inputs, strict=False):
-                    if argument is not None:
-                        found.setdefault(parameter, []).append(argument)
+        for node, _ in nodes(self._model):
+            function = self._model.functions.get(node.op_identifier())
+            for parameter, argument in zip(function.inputs if function else (), node.inputs, strict=False):
+                if argument is not None:
+                    found.setdefault(parameter, []).append(argument)
         return found
 
     @functools.cached_property

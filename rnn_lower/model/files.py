@@ -7,11 +7,14 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import google.protobuf.message
+import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.scopes import scopes
 
 EXTERNAL_FROM = 1_500_000_000
 """Bytes of initializers from which an output keeps its weights beside it; protobuf ends at 2 GB."""
@@ -46,6 +49,20 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     if not model.opset_imports:
         raise RnnLowerError(f"{path}: not an ONNX model: it imports no opset")
     return model
+
+
+def open_model(model: Any) -> tuple[ir.Model, str | None]:
+    """The model behind a path, an onnx.ModelProto or an onnx_ir.Model; the path where there is one.
+
+    Raises RnnLowerError for anything else, and as `load`.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        return load(model), os.fspath(model)
+    if isinstance(model, onnx.ModelProto):
+        return ir.from_proto(model), None
+    if isinstance(model, ir.Model):
+        return model, None
+    raise RnnLowerError(f"a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
 
 
 def save(
@@ -100,7 +117,8 @@ def bytes_of_initializers(model: ir.Model) -> int:
 
 
 def _initializers(model: ir.Model) -> list[ir.Value]:
-    return [value for graph in model.graphs() for value in graph.initializers.values()]
+    graphs = [scope.graph for scope in scopes(model)]
+    return [value for graph in graphs if isinstance(graph, ir.Graph) for value in graph.initializers.values()]
 
 
 def _keep_mode(old: Path, new: Path) -> None:

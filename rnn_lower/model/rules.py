@@ -7,58 +7,57 @@ from typing import Any
 
 import onnx_ir as ir
 from onnxscript.rewriter import MatchResult, RewriteRuleSet, pattern
-from onnxscript.rewriter._rewrite_rule import ReplacementSubgraph
+from onnxscript.rewriter._rewrite_rule import ReplacementSubgraph  # not exported elsewhere
+from typing_extensions import Unpack
 
-from rnn_lower.constants import ConstantPool
-from rnn_lower.facts import Facts
-from rnn_lower.lowering import lower_node
-from rnn_lower.names import Names
-from rnn_lower.node import OP_TYPES, read_node
-from rnn_lower.passes import Options, Place, choose_form
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.scopes import recurrent_nodes
+from rnn_lower.model.session import Replacement, Session
+from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.targets import find_target
 
 
 class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
-    """Rewrites one operator.
+    """Hands out what a session of lowering has made of each node.
 
-    A recurrent node has up to eight inputs and three outputs, each of which may be absent; the rule reads the node
-    itself instead of listing all these patterns.
+    A recurrent node has up to eight inputs and three outputs, each of which may be absent; the rule takes the node
+    itself instead of listing all these patterns. The whole model is lowered at the first node that is met.
     """
 
-    def __init__(self, op_type: str, options: Options) -> None:
-        super().__init__(lambda op, x: getattr(op, op_type)(x), lambda op, x: op.Identity(x), name=f"Lower{op_type}")
-        self.op_type, self.options = op_type, options
-        self._names: weakref.WeakKeyDictionary[ir.Model, Names] = weakref.WeakKeyDictionary()
+    def __init__(self, options: Options) -> None:
+        super().__init__(lambda op, x: op.LSTM(x), lambda op, x: op.Identity(x), name="LowerRecurrent")
+        self.options = options
+        self._replacements: weakref.WeakKeyDictionary[ir.Model, dict[ir.Node, Replacement | None]]
+        self._replacements = weakref.WeakKeyDictionary()  # None: not chosen
 
     def try_rewrite(
         self, model: ir.Model, graph_or_function: ir.Graph | ir.Function, node: ir.Node, **_: Any
     ) -> ReplacementSubgraph | None:
-        """What replaces `node`, when it is of this rule's operator."""
-        if node.op_type != self.op_type or node.domain != "":
+        """What replaces `node`, when the options choose it."""
+        if node.op_type not in self.options.op_types or node.domain != "":
             return None
-        in_function = isinstance(graph_or_function, ir.Function)
-        opset = graph_or_function.opset_imports.get("", model.opset_imports.get("", 0))
-        facts, target = Facts(model), find_target(self.options.target)
-        read = read_node(node, opset, "function" if in_function else "graph", facts.shape, facts.dtype)
-        if self.options.select is not None and not self.options.select(read):
+        if node not in self._replacements.get(model, {}):
+            self._replacements[model] = dict.fromkeys(node for node, _ in recurrent_nodes(model))
+            made = Session(model, self.options).replacements
+            self._replacements[model].update((new.place.node.node, new) for new in made)
+        new = self._replacements[model].get(node)
+        if new is None:
             return None
-        form = choose_form(Place(read, graph_or_function, opset), self.options.form, target)
-        if model not in self._names:
-            self._names[model] = Names(model)
-        names = self._names[model]
-        pool = ConstantPool(names, opset, as_nodes=in_function or model.ir_version < 4)
-        lowered = lower_node(read, form, opset, names, pool, target.habits, self.options.max_nodes)
         match = MatchResult()
         match.add_node(node)
-        match.outputs.extend(read.outputs[name] for name in lowered.outputs)
-        return ReplacementSubgraph(match, list(lowered.outputs.values()), lowered.nodes, pool.initializers, [])
+        match.outputs.extend(new.old_values)
+        return ReplacementSubgraph(match, new.new_values, new.nodes, [], [])
 
 
-def rewrite_rules(options: Options | None = None) -> RewriteRuleSet:
+@takes_options
+def rewrite_rules(**options: Unpack[Keywords]) -> RewriteRuleSet:
     """A rule set that lowers RNN, GRU and LSTM nodes, for `onnxscript.rewriter.rewrite(..., pattern_rewrite_rules=)`.
 
-    The rewriter does more than `rnn_lower.lower`: it propagates constants and renames clashing values everywhere.
-    Raises as `rnn_lower.lower` does.
+    Options as in `rnn_lower.lower`, but for `opset` and `dims`, which no rule can change. The rewriter does more than
+    `rnn_lower.lower`: it propagates constants and renames clashing values everywhere. Raises as `rnn_lower.lower` does.
     """
-    options = options or Options()
-    return RewriteRuleSet([LowerRecurrentRule(op_type, options) for op_type in OP_TYPES])
+    chosen = Options(**options)
+    if chosen.opset is not None or chosen.dims:
+        raise RnnLowerError("rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+    find_target(chosen.target)
+    return RewriteRuleSet([LowerRecurrentRule(chosen)])

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.inliner
@@ -14,34 +15,49 @@ import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from rnn_lower import files, reference
-from rnn_lower.check import OutputReport
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.facts import Facts
-from rnn_lower.node import RecurrentNode
-from rnn_lower.passes import Options, find_places
-from rnn_lower.samples import Feeds, as_path_or_model
-
-onnxruntime.set_default_logger_severity(4)
+from rnn_lower.model import files
+from rnn_lower.model.scopes import default_opset
+from rnn_lower.model.session import Session
+from rnn_lower.options import Options
+from rnn_lower.proof import reference, samples
+from rnn_lower.proof.report import CheckReport, OutputReport
+from rnn_lower.proof.samples import Feeds
+from rnn_lower.recurrent.node import RecurrentNode
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
-REFERENCE = "onnx.reference with rnn_lower.reference"
+REFERENCE = "onnx.reference with rnn_lower.proof.reference"
 PROTO_LIMIT = 1_800_000_000
 
 Run = Callable[[Feeds], list[Any]]
+
+
+def compare_models(
+    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float
+) -> CheckReport:
+    """See `rnn_lower.check`."""
+    models = Pair(original, lowered)
+    fixed = samples.fixed_sizes(models.original, models.lowered)
+    given = [] if inputs is None else [samples.load_inputs(inputs, models.original)]
+    comparison = Comparison(rtol, atol)
+    runs = 1 if given else max(1, runs)
+    for index in range(runs):
+        feeds = iter(given) if given else samples.candidates(models.original, seed, index, fixed)
+        comparison.add(models.output_names, *models.run(feeds))
+    return CheckReport(comparison.reports(), models.judge, models.runner, runs, rtol, atol)
 
 
 class Pair:
     """The original and the lowered model; `judge` and `runner` name what runs them."""
 
     def __init__(self, original: Any, lowered: Any) -> None:
-        self.original, self._original_path = as_path_or_model(original)
-        self.lowered, self._lowered_path = as_path_or_model(lowered)
+        self.original, self._original_path = files.open_model(original)
+        self.lowered, self._lowered_path = files.open_model(lowered)
         self.output_names = [str(value.name) for value in self.original.graph.outputs]
         theirs = [str(value.name) for value in self.lowered.graph.outputs]
         if self.output_names != theirs:
             raise RnnLowerError(f"the models have different outputs: {self.output_names} and {theirs}")
-        self._nodes = [place.node for place in find_places(self.original, Options(), Facts(self.original))]
+        self._nodes = [place.node for place in Session(self.original, Options()).places]
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
@@ -85,7 +101,7 @@ class Pair:
             try:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
-                if self.lowered.opset_imports.get("", 0) >= 7:
+                if (default_opset(self.lowered.opset_imports) or 0) >= 7:
                     raise RnnLowerError(f"the lowered model does not load on {ORT}: {_one_line(error)}") from None
                 self.runner = REFERENCE
                 self._run_lowered = open_reference(self.lowered, self._lowered_path)
@@ -248,8 +264,8 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
         return OutputReport(name, b.shape, 0.0 if same else float("inf"), 0.0, same, "" if same else "texts differ")
     if a.size == 0:
         return OutputReport(name, b.shape, 0.0, 0.0, True)
-    if a.dtype.kind in "fV":
-        rtol = max(rtol, float(ir.DataType.from_numpy(a.dtype) == ir.DataType.BFLOAT16) * 2**-7)
+    if a.dtype.kind in "fV":  # V: the narrow types that numpy does not know
+        rtol = max(rtol, float(ml_dtypes.finfo(a.dtype).eps))
     x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(all="ignore"):
         same_special = (np.isnan(x) & np.isnan(y)) | (x == y)

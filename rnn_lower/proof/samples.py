@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.facts import Facts, plain_dim
-from rnn_lower.passes import recurrent_nodes
+from rnn_lower.model.facts import Facts, plain_dim
+from rnn_lower.model.scopes import recurrent_nodes
 
 Feeds = dict[str, np.ndarray]
 
@@ -94,14 +93,15 @@ def candidates(model: ir.Model, seed: int, index: int, fixed: Mapping[str, int] 
 def _length_limits(model: ir.Model) -> dict[str, int | str]:
     """Inputs that feed sequence_lens -> the sequence length, or the name of its symbol."""
     facts, limits = Facts(model), {}
-    for node, *_ in recurrent_nodes(model):
+    for node, _ in recurrent_nodes(model):
         lengths = node.inputs[4] if len(node.inputs) > 4 else None
         if lengths is None or not lengths.is_graph_input() or node.inputs[0] is None:
             continue
         layout = node.attributes.get("layout")
+        time_axis = 0 if layout is None else layout.as_int()
         shape = facts.shape(node.inputs[0])
-        length = shape[layout.as_int() if layout is not None else 0] if shape else None
-        limits[str(lengths.name)] = length if length is not None else f"{node.inputs[0].name}/0"
+        length = shape[time_axis] if shape else None
+        limits[str(lengths.name)] = length if length is not None else f"{node.inputs[0].name}/{time_axis}"
     return limits
 
 
@@ -113,14 +113,3 @@ def _array(rng: np.random.Generator, dtype: ir.DataType, shape: list[int], limit
     if dtype.is_integer():
         return rng.integers(0, limit, shape).astype(dtype.numpy())
     return rng.uniform(-1, 1, shape).astype(dtype.numpy())
-
-
-def as_path_or_model(model: Any) -> tuple[ir.Model, str | None]:
-    """The model behind a path, a ModelProto or an onnx_ir.Model; the path where there is one."""
-    from rnn_lower import files
-
-    if isinstance(model, (str, os.PathLike)):
-        return files.load(model), os.fspath(model)
-    if isinstance(model, onnx.ModelProto):
-        return ir.from_proto(model), None
-    return model, None

@@ -7,13 +7,16 @@ defaults that the text leaves open. Names are compared without regard to case.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from rnn_lower.emitter import Operand
 from rnn_lower.errors import InvalidNodeError
-from rnn_lower.primitives import Emitter
+
+if TYPE_CHECKING:  # whoever reads a node needs no more than names and numbers of this page
+    from rnn_lower.emit.primitives import Emitter
+    from rnn_lower.emit.writer import Operand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Activation:
             return kind.equation(e, x, self.alpha or 0.0, self.beta or 0.0)
 
 
-Equation = Callable[[Emitter, Operand, float, float], Operand]
+Equation = Callable[["Emitter", "Operand", float, float], "Operand"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +130,6 @@ ACTIVATIONS: dict[str, Kind] = {
     "Softsign": Kind(operator="Softsign", equation=_softsign, bounded=True),
     "Softplus": Kind(operator="Softplus", equation=_softplus),
 }
-
-DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "RNN": ("Tanh",),
-    "GRU": ("Sigmoid", "Tanh"),
-    "LSTM": ("Sigmoid", "Tanh", "Tanh"),
-}
-"""f, g, h of each operator when the node names none."""
 
 _BY_LOWER_CASE = {name.lower(): name for name in ACTIVATIONS}
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from rnn_lower.activations import Activation
-from rnn_lower.emitter import Operand
-from rnn_lower.primitives import Emitter
+from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.writer import Operand
+from rnn_lower.recurrent.activations import Activation
 
 State = tuple[Operand, ...]
 
@@ -23,12 +23,12 @@ State = tuple[Operand, ...]
 class Weights:
     """The weights of one direction as the cells use them, outside of the loop (H = hidden_size).
 
-    recurrent: [H, columns] per recurrent product.  recurrent_bias: GRU's Rbh [H] where r scales it.
+    recurrent: [H, columns] per recurrent product.  reset_bias: [H], Rb of the gate whose recurrent sum r scales.
     peepholes: P_i, P_o, P_f [H] or None.
     """
 
     recurrent: Sequence[Operand]
-    recurrent_bias: Operand = None
+    reset_bias: Operand = None
     peepholes: Sequence[Operand] = (None, None, None)
 
 
@@ -69,7 +69,7 @@ def gru_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State)
     z, r = cell.gates(e, f, e.add(e.matmul(h, recurrent_zr), x_zr), ["z", "r"])
     if cell.linear_before_reset:  # one product could serve all gates; two need no Split, 4 to 12 % less at N = 1
         # ht = g(Xt*(Wh^T) + (rt (.) (Ht-1*(Rh^T) + Rbh)) + Wbh)
-        reset = e.mul(r, e.add(e.matmul(h, recurrent_h), cell.weights.recurrent_bias), "reset")
+        reset = e.mul(r, e.add(e.matmul(h, recurrent_h), cell.weights.reset_bias), "reset")
     else:
         # ht = g(Xt*(Wh^T) + (rt (.) Ht-1)*(Rh^T) + Rbh + Wbh)
         reset = e.matmul(e.mul(r, h, "reset"), recurrent_h)
@@ -114,22 +114,28 @@ def lstm_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State
 Step = Callable[[Cell, Emitter, Sequence[Operand], State], State]
 
 
+Parts = tuple[tuple[int, int], ...]
+"""Gates that are multiplied together, as (first gate, end gate)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CellKind:
-    """What the lowering must know of an operator.
+    """An operator's step and how its weights are cut for it.
 
-    gates: number of gates in W and R.  states: names of the carried states.
-    projected: the parts of the hoisted projection, as (first gate, end gate).
+    projected: the parts of W and Wb, one hoisted product each; the step takes their results in this order.
+    recurrent: the parts of R, one product in the step each.
+    reset_gate: the gate whose recurrent sum r scales, Rb included, when linear_before_reset is set.
     """
 
     step: Step
-    gates: int
-    states: tuple[str, ...]
-    projected: tuple[tuple[int, int], ...]
+    projected: Parts
+    recurrent: Parts
+    reset_gate: int | None = None
 
 
 CELLS: dict[str, CellKind] = {
-    "RNN": CellKind(rnn_step, 1, ("h",), ((0, 1),)),
-    "GRU": CellKind(gru_step, 3, ("h",), ((0, 2), (2, 3))),
-    "LSTM": CellKind(lstm_step, 4, ("h", "c"), ((0, 4),)),
+    "RNN": CellKind(rnn_step, projected=((0, 1),), recurrent=((0, 1),)),
+    # The gates z and r first: r must be known before the product of the candidate.
+    "GRU": CellKind(gru_step, projected=((0, 2), (2, 3)), recurrent=((0, 2), (2, 3)), reset_gate=2),
+    "LSTM": CellKind(lstm_step, projected=((0, 4),), recurrent=((0, 4),)),
 }

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.constants import constant
-from rnn_lower.emitter import Operand
+from rnn_lower.emit.constants import constant
+from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.writer import Operand
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.primitives import Emitter
 
 State = tuple[Operand, ...]
 Size = int | ir.Value
@@ -95,12 +95,11 @@ def scan(e: Emitter, track: Track, span: Span) -> Result:
     onnxruntime's Scan refuses a sequence without steps, so where that can happen it is not reached.
     """
     length = span.seq_length()
-    if length == 0:
-        return _no_steps(e, track, span)
     if isinstance(length, int) or not e.habits.guard_empty_scan:
         return _scan(e, track, span)
     some = e.op("Less", constant(0, ir.DataType.INT64), length, name="has_steps")
-    span.batch_size()  # asked for outside of the branches
+    if None in track.initial:
+        span.batch_size()  # asked for outside of the branches, which both need it
     return _result(
         track,
         e.when(
@@ -165,8 +164,6 @@ def unroll(e: Emitter, track: Track, span: Span) -> Result:
     """A straight line of seq_length steps; the first step of a zero state needs no recurrent product."""
     seq_length = span.seq_length()
     assert isinstance(seq_length, int)
-    if seq_length == 0:
-        return _no_steps(e, track, span)
     _check_count(e, seq_length, seq_length, "more than ")
     state = track.initial
     stacked: list[Operand] = []
@@ -217,6 +214,11 @@ def _check_count(e: Emitter, seq_length: int, nodes: int, about: str = "") -> No
 
 
 FORMS: dict[str, Form] = {"scan": scan, "loop": loop, "unroll": unroll}
+
+
+def carry(form: str, e: Emitter, track: Track, span: Span) -> Result:
+    """All steps of one direction, in a form of FORMS; a sequence that is known to be empty needs none."""
+    return (_no_steps if span.seq_length() == 0 else FORMS[form])(e, track, span)
 
 
 def _state_inputs(inside: Emitter, track: Track, span: Span) -> list[ir.Value]:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from typing_extensions import Self
 
-from rnn_lower.cells import CELLS, Cell, CellKind, Weights
-from rnn_lower.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
-from rnn_lower.emitter import Habits, Operand
-from rnn_lower.forms import FORMS, Form, Result, Size, Span, State, Stream, Track
-from rnn_lower.names import Names
-from rnn_lower.node import RecurrentNode
-from rnn_lower.primitives import Emitter
+from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
+from rnn_lower.emit.names import Names
+from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.writer import Habits, Operand
+from rnn_lower.recurrent.cells import CELLS, Cell, CellKind, Weights
+from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
+from rnn_lower.recurrent.node import RecurrentNode
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -54,7 +55,7 @@ def lower_node(
         return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
     sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     tracks = [_track(e, node, sequence, direction) for direction in range(node.num_directions)]
-    results = [_in_scope(e, track, FORMS[form], sequence.span) for track in tracks]
+    results = [_carried(e, form, track, sequence.span) for track in tracks]
     outputs = _outputs(e, node, sequence, results)
     return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
 
@@ -121,33 +122,33 @@ def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]
 # -- one direction ---------------------------------------------------------------------------------------------------
 
 
+Step = Callable[[Emitter, Sequence[Operand], State], State]
+
+
 def _track(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int) -> Track:
-    kind, reverse = CELLS[node.op_type], node.directions[direction]
+    kind, reverse, states = CELLS[node.op_type], node.directions[direction], node.operator.states
     name = "reverse" if reverse else "forward"
     with e.scope(name):
-        streams = _project(e, node, kind, sequence, direction)
-        initial = tuple(
-            _initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in kind.states
-        )
+        parameters = _Parameters.read(e, node, direction)
+        streams = _project(e, node, kind, sequence, parameters)
+        initial = tuple(_initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in states)
         cell = Cell(
-            node.hidden_size, node.activations[direction], node.clip, _weights(e, node, direction),
+            node.hidden_size, node.activations[direction], node.clip, _weights(e, node, kind, parameters),
             node.linear_before_reset, node.input_forget,
         )  # fmt: skip
-    step: Callable[[Emitter, Sequence[Operand], State], State] = functools.partial(kind.step, cell)
+    step: Step = functools.partial(kind.step, cell)
     if sequence.mask is not None:
         streams.append(sequence.mask)
         step = _masked(step)
-    return Track(name, step, streams, initial, kind.states, reverse, "Y" in node.outputs and not sequence.single)
+    return Track(name, step, streams, initial, states, reverse, "Y" in node.outputs and not sequence.single)
 
 
-def _in_scope(e: Emitter, track: Track, form: Form, span: Span) -> Result:
+def _carried(e: Emitter, form: str, track: Track, span: Span) -> Result:
     with e.scope(track.name):
-        return form(e, track, span)
+        return carry(form, e, track, span)
 
 
-def _masked(
-    step: Callable[[Emitter, Sequence[Operand], State], State],
-) -> Callable[[Emitter, Sequence[Operand], State], State]:
+def _masked(step: Step) -> Step:
     """Keep the state where the sequence has not begun (reverse) or is over (forward)."""
 
     def masked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
@@ -158,63 +159,68 @@ def _masked(
     return masked_step
 
 
-def _project(e: Emitter, node: RecurrentNode, kind: CellKind, sequence: _Sequence, direction: int) -> list[Stream]:
+@dataclasses.dataclass(frozen=True)
+class _Parameters:
+    """The weights of one direction: W [gates * H, input_size], R [gates * H, H], B [2 * gates * H], P [3 * H].
+
+    W and R are of the model's element type, B and P, which are added to what is computed, of the arithmetic's.
+    """
+
+    node: RecurrentNode
+    W: Operand
+    R: Operand
+    B: Operand
+    P: Operand
+
+    @classmethod
+    def read(cls, e: Emitter, node: RecurrentNode, direction: int) -> Self:
+        def of_direction(name: str) -> Operand:
+            if name not in node.inputs:
+                return None
+            return e.pick(given(node.inputs[name]), direction, 0, node.num_directions, name)
+
+        B, P = (e.cast(of_direction(name), node.dtype, e.dtype, f"{name}_cast") for name in ("B", "P"))
+        return cls(node, of_direction("W"), of_direction("R"), B, P)
+
+    def matrix(self, e: Emitter, name: str, first: int, end: int) -> Operand:
+        """Gates of W or R, transposed to be multiplied with; in the file they keep the model's element type."""
+        H, dtype, rows = self.node.hidden_size, self.node.dtype, {"W": self.W, "R": self.R}[name]
+        if end - first < self.node.operator.gates:
+            rows = e.slice(rows, 0, first * H, end * H, f"{name}_part")
+        if isinstance(rows, Constant):
+            stored = e.transpose(rows, [1, 0], f"{name}_transposed")
+            return stored if dtype == e.dtype else e.cast(e.value(stored), dtype, e.dtype, f"{name}_cast")
+        return e.transpose(e.cast(rows, dtype, e.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
+
+    def bias(self, e: Emitter, half: str, first: int, end: int, name: str = "") -> Operand:
+        """Gates of Wb or Rb, the halves of B."""
+        H = self.node.hidden_size
+        start = {"Wb": 0, "Rb": self.node.operator.gates * H}[half]
+        return e.slice(self.B, 0, start + first * H, start + end * H, name or half)
+
+
+def _project(
+    e: Emitter, node: RecurrentNode, kind: CellKind, sequence: _Sequence, parameters: _Parameters
+) -> list[Stream]:
     """Xt*(W^T) + Wb + Rb of all steps, in the parts that the cell takes."""
-    H = node.hidden_size
-    weight = _direction(e, node, "W", direction)  # [gates * H, input_size]
-    bias_w, bias_r = _biases(e, node, kind, direction)  # [gates * H]
     streams = []
     for first, end in kind.projected:
-        rows = weight if end - first == kind.gates else e.slice(weight, 0, first * H, end * H, "W_part")
-        product = e.matmul(sequence.x, _matrix(e, node, rows, "W"), "X_W")
-        bias = e.slice(bias_w, 0, first * H, end * H, "Wb")
-        if not (node.linear_before_reset and first == 2):  # there r scales Rbh too
-            bias = e.add(bias, e.slice(bias_r, 0, first * H, end * H, "Rb"), "bias")
-        shape = (sequence.span.static_batch, (end - first) * H)
+        product = e.matmul(sequence.x, parameters.matrix(e, "W", first, end), "X_W")
+        bias = parameters.bias(e, "Wb", first, end)
+        if not (node.linear_before_reset and first == kind.reset_gate):  # there r scales Rb too, in the step
+            bias = e.add(bias, parameters.bias(e, "Rb", first, end), "bias")
+        shape = (sequence.span.static_batch, (end - first) * node.hidden_size)
         streams.append(Stream(e.add(product, bias, "projected"), e.dtype, shape, sequence.single))
     return streams
 
 
-def _weights(e: Emitter, node: RecurrentNode, direction: int) -> Weights:
+def _weights(e: Emitter, node: RecurrentNode, kind: CellKind, parameters: _Parameters) -> Weights:
+    reset_bias: Operand = None
+    if node.linear_before_reset and kind.reset_gate is not None:
+        reset_bias = parameters.bias(e, "Rb", kind.reset_gate, kind.reset_gate + 1, "Rbh")
     H = node.hidden_size
-    recurrence = _direction(e, node, "R", direction)  # [gates * H, H]
-    parts = [recurrence]
-    recurrent_bias: Operand = None
-    if node.op_type == "GRU":  # r must be known before the candidate
-        parts = [e.slice(recurrence, 0, 0, 2 * H, "R_zr"), e.slice(recurrence, 0, 2 * H, 3 * H, "R_h")]
-    if node.linear_before_reset:
-        _, bias_r = _biases(e, node, CELLS[node.op_type], direction)
-        recurrent_bias = None if bias_r is None else e.slice(bias_r, 0, 2 * H, 3 * H, "Rbh")
-    peepholes: list[Operand] = [None, None, None]
-    if "P" in node.inputs:
-        peepholes = e.split(_vector(e, node, "P", direction), 0, [H] * 3, ["P_i", "P_o", "P_f"])
-    return Weights([_matrix(e, node, part, "R") for part in parts], recurrent_bias, peepholes)
-
-
-def _biases(e: Emitter, node: RecurrentNode, kind: CellKind, direction: int) -> tuple[Operand, Operand]:
-    if "B" not in node.inputs:
-        return None, None
-    width = kind.gates * node.hidden_size
-    bias = _vector(e, node, "B", direction)
-    return e.slice(bias, 0, 0, width, "Wb"), e.slice(bias, 0, width, 2 * width, "Rb")
-
-
-def _direction(e: Emitter, node: RecurrentNode, name: str, direction: int) -> Operand:
-    """One direction of W, R, B or P."""
-    return e.pick(given(node.inputs[name]), direction, 0, node.num_directions, name)
-
-
-def _matrix(e: Emitter, node: RecurrentNode, rows: Operand, name: str) -> Operand:
-    """[columns, features] as stored -> [features, columns] to multiply with; in the file it keeps the model's type."""
-    if isinstance(rows, Constant):
-        stored = e.transpose(rows, [1, 0], f"{name}_transposed")
-        return stored if node.dtype == e.dtype else e.cast(e.value(stored), node.dtype, e.dtype, f"{name}_cast")
-    return e.transpose(e.cast(rows, node.dtype, e.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
-
-
-def _vector(e: Emitter, node: RecurrentNode, name: str, direction: int) -> Operand:
-    """One direction of B or P in the type of the arithmetic."""
-    return e.cast(_direction(e, node, name, direction), node.dtype, e.dtype, f"{name}_cast")
+    peepholes = [None] * 3 if parameters.P is None else e.split(parameters.P, 0, [H] * 3, ["P_i", "P_o", "P_f"])
+    return Weights([parameters.matrix(e, "R", *part) for part in kind.recurrent], reset_bias, peepholes)
 
 
 def _initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Operand) -> Operand:
@@ -231,7 +237,7 @@ def _initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, n
 
 def _outputs(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequence[Result]) -> dict[str, Operand]:
     outputs: dict[str, Operand] = {}
-    states = CELLS[node.op_type].states
+    states = node.operator.states
     for name in node.outputs:
         if name == "Y":
             value = _stacked(e, sequence, results)

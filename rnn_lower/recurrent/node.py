@@ -9,18 +9,41 @@ from typing import Any, cast
 import onnx.defs
 import onnx_ir as ir
 
-from rnn_lower.activations import DEFAULTS, Activation, assign
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
-
-OP_TYPES = ("RNN", "GRU", "LSTM")
-VERSIONS = {"RNN": (1, 7, 14, 22), "GRU": (1, 3, 7, 14, 22), "LSTM": (1, 7, 14, 22)}
-"""The versions of the operators that this room has read."""
+from rnn_lower.options import OP_TYPES
+from rnn_lower.recurrent.activations import Activation, assign
 
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 OUTPUTS = ("Y", "Y_h", "Y_c")
-NUM_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-NUM_INPUTS = {"RNN": 6, "GRU": 6, "LSTM": 8}
-NUM_OUTPUTS = {"RNN": 2, "GRU": 2, "LSTM": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """What differs between the three operators before any equation.
+
+    gates: number of gates in W and R.  states: names of the carried states; each is an output Y_... and an input.
+    activations: the functions f, g, h when the node names none.  versions: those that this room has read.
+    """
+
+    gates: int
+    states: tuple[str, ...]
+    activations: tuple[str, ...]
+    versions: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return INPUTS if "c" in self.states else INPUTS[:6]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return OUTPUTS[: 1 + len(self.states)]
+
+
+OPERATORS: dict[str, Operator] = {
+    "RNN": Operator(1, ("h",), ("Tanh",), (1, 7, 14, 22)),
+    "GRU": Operator(3, ("h",), ("Sigmoid", "Tanh"), (1, 3, 7, 14, 22)),
+    "LSTM": Operator(4, ("h", "c"), ("Sigmoid", "Tanh", "Tanh"), (1, 7, 14, 22)),
+}
 DIRECTIONS: dict[str, tuple[bool, ...]] = {
     "forward": (False,),
     "foward": (False,),  # spelled so in the schema of GRU-1
@@ -44,6 +67,8 @@ ATTRIBUTES: dict[str, tuple[_A, tuple[str, ...], int, int]] = {
 }
 
 Dim = int | str | None
+"""A size: known, symbolic, or unknown."""
+
 ShapeOf = Callable[[ir.Value], "tuple[Dim, ...] | None"]
 DtypeOf = Callable[[ir.Value], "ir.DataType | None"]
 
@@ -81,6 +106,10 @@ class RecurrentNode:
     layout: int
     notes: tuple[str, ...]
     node: ir.Node = dataclasses.field(repr=False)
+
+    @property
+    def operator(self) -> Operator:
+        return OPERATORS[self.op_type]
 
     @property
     def directions(self) -> tuple[bool, ...]:
@@ -128,10 +157,10 @@ def read_node(node: ir.Node, opset: int, path: str, shape_of: ShapeOf, dtype_of:
 
 def _read(node: ir.Node, opset: int, path: str, shape_of: ShapeOf, dtype_of: DtypeOf) -> RecurrentNode:
     op = node.op_type
-    version = node.version or version_at(op, opset)
+    version = version_at(op, node.version or opset)  # what onnx_ir calls a node's version is an opset too
     attributes = _attributes(node, version)
-    inputs = _named(node.inputs, INPUTS[: NUM_INPUTS[op]], "inputs")
-    outputs = _named(node.outputs, OUTPUTS[: NUM_OUTPUTS[op]], "outputs")
+    inputs = _named(node.inputs, OPERATORS[op].inputs, "inputs")
+    outputs = _named(node.outputs, OPERATORS[op].outputs, "outputs")
     for required in ("X", "W", "R"):
         if required not in inputs:
             raise InvalidNodeError(f"input {required} is missing; X, W and R are required")
@@ -176,8 +205,8 @@ def version_at(op_type: str, opset: int) -> int:
         raise UnsupportedError(f"the model imports opset {opset} of the default domain; opsets start at 1")
     newest = onnx.defs.onnx_opset_version()
     version = int(onnx.defs.get_schema(op_type, min(opset, newest), "").since_version)
-    if version not in VERSIONS[op_type]:
-        known = ", ".join(map(str, VERSIONS[op_type]))
+    if version not in OPERATORS[op_type].versions:
+        known = ", ".join(map(str, OPERATORS[op_type].versions))
         raise UnsupportedError(f"version {version} of {op_type} is unknown; known are {known}: convert to opset 22")
     return version
 
@@ -208,10 +237,11 @@ def _named(values: Any, names: tuple[str, ...], what: str) -> dict[str, ir.Value
 def _activations(
     op: str, num_directions: int, attributes: Mapping[str, Any], notes: list[str]
 ) -> tuple[tuple[Activation, ...], ...]:
-    per_direction = len(DEFAULTS[op])
+    defaults = OPERATORS[op].activations
+    per_direction = len(defaults)
     names = list(attributes.get("activations", ()))
     if not names:
-        names = list(DEFAULTS[op]) * num_directions
+        names = list(defaults) * num_directions
     elif op == "RNN" and num_directions == 1 and len(names) == 2:
         names = names[:1]  # some exporters always list two; onnxruntime uses the first
     if len(names) != per_direction * num_directions:
@@ -255,7 +285,7 @@ def _sizes(
         shape = shape_of(inputs[name]) if name in inputs else None
         if shape is None:
             continue
-        axes = _axes(name, NUM_GATES[op], num_directions, layout)
+        axes = _axes(name, OPERATORS[op].gates, num_directions, layout)
         if len(shape) != len(axes):
             raise InvalidNodeError(
                 f"{name} has shape {_shown(shape)} of rank {len(shape)}; it must be of rank {len(axes)}"

@@ -6,14 +6,14 @@ import itertools
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
-from judge import close, expected, lowered, refused, remaining, run_onnxruntime, run_reference
+from judge import close, every_node, expected, lowered, refused, remaining, run_onnxruntime, run_reference
 from oldops import run_old
 from onenode import OPTIONAL, Case, build
 
 import rnn_lower
-from rnn_lower.node import VERSIONS
-from rnn_lower.primitives import NEWEST_REVIEWED_OPSET, TABLE
+from rnn_lower.recurrent.node import OPERATORS
 
 ONNXRUNTIME = range(7, 27)
 """Opsets that onnxruntime runs."""
@@ -187,50 +187,6 @@ def test_opset_3_runs_after_conversion(shared):
     close(run_onnxruntime(result, feeds), run_onnxruntime(twin, feeds))
 
 
-# -- versions to come -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("op_type", TABLE)
-def test_no_emitted_operator_has_an_unreviewed_version(op_type):
-    """Fails when the installed onnx brings a new version: read its changelog, then raise `reviewed` in TABLE."""
-    assert onnx.defs.get_schema(op_type, onnx.defs.onnx_opset_version(), "").since_version <= TABLE[op_type].reviewed
-
-
-@pytest.mark.parametrize("op_type", TABLE)
-def test_the_table_is_true_to_the_schemas(op_type):
-    row = TABLE[op_type]
-    versions = {
-        s.since_version: s for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (op_type, "")
-    }
-    if op_type == "Scan":
-        versions.pop(8)  # another operator by the same name
-    if op_type == "Tile":
-        versions.pop(1)  # counts along one axis only; not emitted
-    assert min(versions) == row.since
-    for version, schema in versions.items():
-        for parameter, since in row.inputs.items():
-            assert (parameter in schema.attributes) == (version < since)
-
-
-def test_no_recurrent_version_is_unknown():
-    for op, known in VERSIONS.items():
-        found = {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (op, "")}
-        assert found == set(known)
-
-
-def test_an_opset_of_tomorrow(monkeypatch, caplog):
-    model, _ = build(Case("LSTM", 22))
-    model.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
-    with caplog.at_level("WARNING", "rnn_lower"):
-        assert not remaining(rnn_lower.lower(model))
-    assert "newer than the installed onnx" in caplog.text
-    assert onnx.defs.onnx_opset_version() >= NEWEST_REVIEWED_OPSET
-    row = TABLE["MatMul"]
-    monkeypatch.setitem(TABLE, "MatMul", type(row)(row.since, 9, row.inputs))  # as if 13 had appeared since
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"MatMul has a version 13 .* convert the model"):
-        rnn_lower.lower(build(Case("LSTM", 22))[0])
-
-
 def test_opset_zero_is_refused():
     model, _ = build(Case("LSTM", 14))
     model.opset_import[0].version = 0
@@ -239,4 +195,65 @@ def test_opset_zero_is_refused():
 
 
 def test_combinations_are_many():
-    assert sum(len(cases(op, opset)) for op, opset in itertools.product(VERSIONS, range(1, 29))) > 300
+    assert sum(len(cases(op, opset)) for op, opset in itertools.product(OPERATORS, range(1, 29))) > 300
+
+
+# -- functions, and the other name of the default domain ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["main", "if", "loop", "function"])
+@pytest.mark.parametrize(("opset", "target"), [(14, 17), (11, 17), (18, 22), (14, 12), (20, 18)])
+def test_conversion_reaches_every_scope(place, opset, target):
+    """With an operator beside the recurrent node that is written otherwise at the target (axes of ReduceSum, Squeeze)."""
+    if place == "function" and opset < 14:
+        pytest.skip("functions came with IR version 8")
+    case = Case("GRU", opset, place=place, optional=("B",), outputs=("Y_h",))
+    model, feeds = build(case)
+    model.ir_version = max(model.ir_version, 8)
+    graph = model.functions[0] if place == "function" else model.graph
+    if place in ("if", "loop"):
+        graph = next(a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+    inner = next(node for node in graph.node if node.op_type == "GRU")
+    name, inner.output[1] = inner.output[1], "state"
+    axes = {"axes": [0]} if opset < 13 else {}
+    if not axes:
+        constant = onnx.helper.make_node("Constant", [], ["axes"], value=onnx.numpy_helper.from_array(np.array([0])))
+        graph.node.append(constant)
+    squeeze = onnx.helper.make_node(
+        "Squeeze", ["state"] if axes else ["state", "axes"], ["squeezed"], "squeeze", **axes
+    )
+    squeeze.doc_string = "told"
+    squeeze.metadata_props.add(key="kept", value="yes")
+    graph.node.extend([squeeze, onnx.helper.make_node("Add", ["squeezed", "state"], [name], "last")])
+    wanted = run_onnxruntime(model, feeds)
+    before = model.SerializeToString(deterministic=True)
+    result = rnn_lower.lower(model, opset=target)
+    assert model.SerializeToString(deterministic=True) == before
+    assert not remaining(result)
+    assert {i.version for m in (result, *result.functions) for i in m.opset_import if i.domain == ""} == {target}
+    assert len(result.functions) == len(model.functions)
+    (found,) = [node for node in every_node(result) if node.name == "squeeze"]
+    assert (found.doc_string, found.metadata_props[0].key) == ("told", "kept")
+    close(run_onnxruntime(result, feeds), wanted)
+
+
+def test_a_function_whose_attributes_must_be_converted_is_refused():
+    model, _ = build(Case("GRU", 14, place="function", outputs=("Y_h",)))
+    function = model.functions[0]
+    function.attribute.append("where")
+    split = onnx.helper.make_node("LogSoftmax", ["X"], ["parts"], name="by_attribute")
+    split.attribute.add(name="axis", ref_attr_name="where", type=onnx.AttributeProto.INT)
+    function.node.append(split)
+    graph = ir.from_proto(model)
+    before = ir.to_proto(graph)
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"LogSoftmax 'by_attribute': .* inline"):
+        rnn_lower.lower(graph, opset=12)
+    assert ir.to_proto(graph) == before
+
+
+def test_the_default_domain_by_its_other_name():
+    model, feeds = build(Case("LSTM", 11, optional=("B",)))
+    model.opset_import[0].domain = "ai.onnx"
+    for result, version in ((rnn_lower.lower(model), 11), (rnn_lower.lower(model, opset=17), 17)):
+        assert [(o.domain, o.version) for o in result.opset_import] == [("ai.onnx", version)]
+        close(run_onnxruntime(result, feeds), expected(Case("LSTM", 11, optional=("B",))))

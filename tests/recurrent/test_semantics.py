@@ -360,3 +360,33 @@ def test_softplus_far_out(dtype):
     feeds["X"][:] = [[[300, 80, -20, 0]]]
     (y, _) = run_onnxruntime(model, feeds)
     np.testing.assert_allclose(y.ravel(), [300, 80, np.exp(-20), np.log(2)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [7, 8, 11, 12, 14])
+@pytest.mark.parametrize("limit", [0.3, 50.0, 1e5, 1e30])
+@pytest.mark.parametrize("op", ["RNN", "LSTM"])
+def test_clip_loses_no_digits(op, limit, opset):
+    """A wide bound in double: what lies far below it comes through unrounded."""
+    case = Case(op, opset, dtype="double", clip=limit, optional=("B",))
+    close(run_onnxruntime(lowered(case)[0], build(case)[1]), expected(case), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("opset", [7, 8, 11, 12])
+def test_clip_of_what_is_not_finite(opset):
+    model, feeds = lowered(Case("RNN", opset, dtype="double", activations=("Relu",), clip=2.0, T=1, N=1, I=1))
+    for number in (np.inf, -np.inf, 1e300):
+        feeds["X"][:] = number
+        assert set(run_onnxruntime(model, feeds)[0].ravel()) == {0.0, 2.0}
+
+
+def test_loop_without_steps_and_with_an_unknown_batch():
+    for op in OPTIONAL:
+        model, _ = build(Case(op, 14, T=0, optional=OPTIONAL[op], dynamic=True))
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+        for form in ("loop", "scan", "unroll"):
+            result = rnn_lower.lower(model, form=form)
+            for batch in (1, 3):
+                feeds = build(Case(op, 14, T=0, N=batch, optional=OPTIONAL[op]))[1]
+                y, *states = run_onnxruntime(result, feeds)
+                assert y.shape == (0, 1, batch, 4)
+                assert {state.shape for state in states} == {(1, batch, 4)}

@@ -1,0 +1,119 @@
+"""One way to walk a model: main graph, functions and the bodies in them, each with the opset that holds there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from rnn_lower.options import OP_TYPES
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """A graph, or a function, and what holds for the nodes in it.
+
+    root: the main graph or the function that it lies in.  opset: of the default domain.
+    path: for people, e.g. "main graph/then_branch of If 'x'".
+    """
+
+    graph: ir.Graph | ir.Function
+    root: ir.Graph | ir.Function
+    opset: int
+    path: str
+
+    @property
+    def in_function(self) -> bool:
+        return isinstance(self.root, ir.Function)
+
+    def bodies(self) -> Iterator[Scope]:
+        """The scopes directly below this one."""
+        for node in self.graph:
+            yield from self._bodies_of(node)
+
+    def _bodies_of(self, node: ir.Node) -> Iterator[Scope]:
+        for attribute, body in subgraphs(node):
+            told = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
+            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{told}")
+
+    def walk(self) -> Iterator[tuple[ir.Node, Scope]]:
+        """Every node in and below this scope, before what lies in its bodies."""
+        for node in self.graph:
+            yield node, self
+            for body in self._bodies_of(node):
+                yield from body.walk()
+
+
+def roots(model: ir.Model) -> list[Scope]:
+    """The main graph and the functions."""
+    opset = default_opset(model.opset_imports) or 0
+    functions = model.functions.values()
+    return [
+        Scope(model.graph, model.graph, opset, "main graph"),
+        *(Scope(f, f, default_opset(f.opset_imports) or opset, f"function {f.domain}.{f.name}") for f in functions),
+    ]
+
+
+def scopes(model: ir.Model) -> Iterator[Scope]:
+    """Main graph, functions, and every body in them."""
+    waiting = roots(model)
+    while waiting:
+        scope = waiting.pop()
+        yield scope
+        waiting += scope.bodies()
+
+
+def nodes(model: ir.Model) -> Iterator[tuple[ir.Node, Scope]]:
+    """Every node of a model with the scope that it is in."""
+    for root in roots(model):
+        yield from root.walk()
+
+
+def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iterator[tuple[ir.Node, Scope]]:
+    """The RNN, GRU and LSTM nodes of ONNX; a function of such a name is none of them."""
+    for node, scope in nodes(model):
+        if node.op_type in op_types and node.domain == "" and node.op_identifier() not in model.functions:
+            yield node, scope
+
+
+def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The bodies of a node with the names of their attributes."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.name, attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for index, graph in enumerate(attribute.as_graphs()):
+                yield f"{attribute.name}[{index}]", graph
+
+
+def default_opset(imports: Mapping[str, int]) -> int | None:
+    """The opset of the default domain, which has two names."""
+    return imports.get("", imports.get("ai.onnx"))
+
+
+def count_nodes(nodes: Sequence[ir.Node]) -> int:
+    """Nodes, those of bodies included."""
+    return len(nodes) + sum(count_nodes(list(body)) for node in nodes for _, body in subgraphs(node))
+
+
+def values(model: ir.Model) -> Iterator[ir.Value]:
+    """Inputs and initializers of graphs and outputs of nodes, wherever they are."""
+    for scope in scopes(model):
+        yield from scope.graph.inputs
+        if isinstance(scope.graph, ir.Graph):
+            yield from scope.graph.initializers.values()
+        for node in scope.graph:
+            yield from node.outputs
+
+
+def taken_names(model: ir.Model) -> Iterator[str]:
+    """The names of all values and nodes."""
+    for value in values(model):
+        if value.name:
+            yield value.name
+    for node, _ in nodes(model):
+        if node.name:
+            yield node.name

@@ -1,0 +1,181 @@
+"""One lowering of one model: everything is read, decided and emitted before anything is changed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import logging
+from collections.abc import Sequence
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.emit.constants import ConstantPool, known_tensor
+from rnn_lower.emit.names import Names
+from rnn_lower.emit.versions import TABLE
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.model.facts import Facts
+from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, taken_names
+from rnn_lower.options import Options
+from rnn_lower.recurrent.lowering import lower_node
+from rnn_lower.recurrent.node import RecurrentNode, read_node
+from rnn_lower.targets import find_target, how_to_fix
+
+logger = logging.getLogger("rnn_lower")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A recurrent node as read, with where it is."""
+
+    node: RecurrentNode
+    scope: Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """What takes the place of a recurrent node: nodes, and a new value for each output that is used."""
+
+    place: Place
+    form: str
+    nodes: list[ir.Node]
+    old_values: list[ir.Value]
+    new_values: list[ir.Value]
+
+    @property
+    def count(self) -> int:
+        """Emitted nodes, bodies included."""
+        return count_nodes(self.nodes)
+
+
+class Session:
+    """Owns what the nodes of one model have in common while they are lowered.
+
+    That is the target, the facts, the names that are taken, the constants (stored once for all nodes), the limit of
+    emitted nodes and the review of the opset. Raises InvalidNodeError or UnsupportedError; the model is left as it is
+    until `replacements` has succeeded, which adds the new weights to the main graph.
+    """
+
+    def __init__(self, model: ir.Model, options: Options) -> None:
+        self._model, self._options = model, options
+        self._target = find_target(options.target)
+        self._names = Names(taken_names(model))
+        self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
+        self._left = options.max_nodes
+
+    @functools.cached_property
+    def places(self) -> list[Place]:
+        """The recurrent nodes that the options choose, in the order of the model."""
+        facts, wants_sizes = Facts(self._model), self._options.form == "unroll" or self._options.target is not None
+        found = []
+        for node, scope in recurrent_nodes(self._model, self._options.op_types):
+            x = node.inputs[0] if node.inputs else None
+            shape = None if x is None else facts.shape(x)
+            if shape is None or (wants_sizes and not all(isinstance(dim, int) for dim in shape[:2])):
+                facts.infer = True  # costs a copy of the graph, so only where it can tell something
+            read = read_node(node, scope.opset, scope.path, facts.shape, facts.dtype)
+            if self._options.select is None or self._options.select(read):
+                found.append(Place(read, scope))
+        return found
+
+    @functools.cached_property
+    def replacements(self) -> list[Replacement]:
+        """What takes the place of each node."""
+        forms = [self._form(place) for place in self.places]
+        for opset in {place.scope.opset for place in self.places}:
+            review(opset)
+        found = [self._emit(place, form) for place, form in zip(self.places, forms, strict=True)]
+        for pool in self._pools.values():
+            for value in pool.initializers:
+                self._model.graph.register_initializer(value)
+        for place in self.places:
+            for note in place.node.notes:
+                logger.info("%s: %s", place.node.describe(), note)
+        return found
+
+    def _form(self, place: Place) -> str:
+        """The form for one node: what was asked for, else the target's, else the fastest that serves."""
+        node, opset, form = place.node, place.scope.opset, self._options.form
+        if form == "auto":
+            form = self._target.choose(node, opset)
+        if form == "scan" and opset < TABLE["Scan"].since:
+            raise UnsupportedError(
+                f"{node.describe()}: form scan needs opset {TABLE['Scan'].since}, the model is at opset {opset};"
+                " use form loop, or raise the opset (--opset)"
+            )
+        if form == "unroll" and node.static_length is None:
+            known = f"'{node.seq_length}'" if node.seq_length else "unknown"
+            others = [other for other in self._target.forms_for(node, opset) if other != "unroll"]
+            use = f"use form {' or '.join(others)}, or " if others else ""
+            raise UnsupportedError(
+                f"{node.describe()}: form unroll needs a known sequence length, here it is {known};"
+                f" {use}{how_to_fix(node.seq_length, 100)}"
+            )
+        self._target.check(node, form, opset)
+        return form
+
+    def _emit(self, place: Place, form: str) -> Replacement:
+        node, pool = place.node, self._pool(place.scope)
+        try:
+            lowered = lower_node(
+                node, form, place.scope.opset, self._names, pool, self._target.habits, max(0, self._left)
+            )
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{node.describe()}: {error}") from None
+        self._left -= count_nodes(lowered.nodes)
+        if self._left < 0:
+            raise UnsupportedError(
+                f"{node.describe()}: it takes {count_nodes(lowered.nodes)} nodes, {-self._left} more than are left of"
+                f" the limit of {self._options.max_nodes}; raise the limit (--max-nodes)"
+            )
+        old_values = [node.outputs[name] for name in lowered.outputs]
+        new_values = list(lowered.outputs.values())
+        for old, new in zip(old_values, new_values, strict=True):
+            new.doc_string = old.doc_string
+            new.metadata_props.update(old.metadata_props)
+        return Replacement(place, form, lowered.nodes, old_values, new_values)
+
+    def _pool(self, scope: Scope) -> ConstantPool:
+        """Initializers of the main graph serve all; else Constant nodes, shared within the graph they are in."""
+        as_nodes = self._model.ir_version < 4 or scope.in_function
+        owner = scope.graph if as_nodes else self._model.graph
+        if owner not in self._pools:
+            self._pools[owner] = ConstantPool(self._names, as_nodes, self._shared)
+        return self._pools[owner]
+
+    @functools.cached_property
+    def _shared(self) -> frozenset[int]:
+        """Identities of the tensors that more than one of the nodes uses."""
+        used = (known_tensor(value) for place in self.places for value in place.node.inputs.values())
+        counts = collections.Counter(id(tensor) for tensor in used if tensor is not None)
+        return frozenset(identity for identity, count in counts.items() if count > 1)
+
+
+def review(opset: int) -> None:
+    """A newer opset than this program was written for is taken as long as no emitted operator has changed in it."""
+    newest = onnx.defs.onnx_opset_version()
+    for op_type, row in TABLE.items():
+        version = onnx.defs.get_schema(op_type, min(opset, newest), "").since_version if opset >= row.since else 0
+        if version > row.reviewed:
+            raise UnsupportedError(
+                f"{op_type} has a version {version} at opset {opset}, the newest known here is {row.reviewed};"
+                f" convert the model to opset {row.reviewed} first, or update rnn_lower"
+            )
+    if opset > newest:
+        logger.warning(
+            "opset %d is newer than the installed onnx knows (%d); taken as if nothing changed", opset, newest
+        )
+
+
+def remove_unused(places: Sequence[Place]) -> None:
+    """Drop weights (initializers, Constant nodes) that only the replaced nodes used."""
+    for place in places:
+        for value in place.node.inputs.values():
+            if value.uses() or value.is_graph_output() or value.is_graph_input():
+                continue
+            producer = value.producer()
+            if value.is_initializer() and value.graph is not None:
+                value.graph.initializers.pop(value.name or "")
+            elif producer is not None and producer.op_type == "Constant" and producer.graph is not None:
+                producer.graph.remove(producer, safe=True)

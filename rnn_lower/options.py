@@ -1,0 +1,70 @@
+"""What can be asked of a lowering: the names, defaults and help of its options, for Python and the command line alike.
+
+Needs nothing but the standard library, so that the command line shows its help at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from rnn_lower.errors import RnnLowerError
+
+if TYPE_CHECKING:
+    from rnn_lower.recurrent.node import RecurrentNode
+
+OP_TYPES = ("RNN", "GRU", "LSTM")
+FORMS = ("auto", "scan", "loop", "unroll")
+
+Select = Callable[["RecurrentNode"], bool]
+
+
+def _option(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a lowering, checked as far as that is possible without a model."""
+
+    form: str = _option("auto", "how steps are carried; auto takes the fastest that serves")
+    target: str | None = _option(None, "keep to what this runtime takes; `rnn-lower targets` lists them")
+    op_types: Sequence[str] = _option(OP_TYPES, "lower only these operators")
+    select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
+    opset: int | None = _option(None, "convert the whole model to this opset")
+    dims: Mapping[str, int] | None = _option(None, "sizes of symbolic dimensions of the inputs, fixed before lowering")
+    max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
+
+    def __post_init__(self) -> None:
+        for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
+            if value not in known:
+                raise RnnLowerError(f"unknown {what} '{value}'; known are {', '.join(known)}")
+
+
+class Keywords(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments."""
+
+    form: str
+    target: str | None
+    op_types: Sequence[str]
+    select: Select | None
+    opset: int | None
+    dims: Mapping[str, int] | None
+    max_nodes: int
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes_options(function: F) -> F:
+    """Show the options, with their defaults, in the signature of a function that takes `**options`."""
+    own = inspect.signature(function)
+    parameters = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in dataclasses.fields(Options)
+    ]
+    function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,89 @@
+"""The table of versions: true to the schemas, complete, and nothing in it that is never emitted."""
+
+from __future__ import annotations
+
+import itertools
+
+import onnx
+import pytest
+from features import FEATURES
+from judge import every_node, remaining
+from onenode import OPTIONAL, Case, build
+from strategies import ACTIVATIONS
+
+import rnn_lower
+from rnn_lower.emit.versions import NEWEST_REVIEWED_OPSET, TABLE
+from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.targets import TARGETS
+
+
+@pytest.mark.parametrize("op_type", TABLE)
+def test_no_emitted_operator_has_an_unreviewed_version(op_type):
+    """Fails when the installed onnx brings a new version: read its changelog, then raise `reviewed` in TABLE."""
+    assert onnx.defs.get_schema(op_type, onnx.defs.onnx_opset_version(), "").since_version <= TABLE[op_type].reviewed
+
+
+@pytest.mark.parametrize("op_type", TABLE)
+def test_the_table_is_true_to_the_schemas(op_type):
+    row = TABLE[op_type]
+    versions = {
+        s.since_version: s for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (op_type, "")
+    }
+    if op_type == "Scan":
+        versions.pop(8)  # another operator by the same name
+    if op_type == "Tile":
+        versions.pop(1)  # counts along one axis only; not emitted
+    assert min(versions) == row.since
+    for version, schema in versions.items():
+        for parameter, since in row.inputs.items():
+            assert (parameter in schema.attributes) == (version < since)
+
+
+def test_no_recurrent_version_is_unknown():
+    for op, operator in OPERATORS.items():
+        found = {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.name, s.domain) == (op, "")}
+        assert found == set(operator.versions)
+
+
+def test_an_opset_of_tomorrow(monkeypatch, caplog):
+    model, _ = build(Case("LSTM", 22))
+    model.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
+    with caplog.at_level("WARNING", "rnn_lower"):
+        assert not remaining(rnn_lower.lower(model))
+    assert "newer than the installed onnx" in caplog.text
+    assert onnx.defs.onnx_opset_version() >= NEWEST_REVIEWED_OPSET
+    row = TABLE["MatMul"]
+    monkeypatch.setitem(TABLE, "MatMul", type(row)(row.since, 9, row.inputs))  # as if 13 had appeared since
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"MatMul has a version 13 .* convert the model"):
+        rnn_lower.lower(build(Case("LSTM", 22))[0])
+
+
+def test_every_row_of_the_table_is_emitted():
+    """And nothing else is, but the operators that carry bodies and constants."""
+    found = set()
+    for opset in (1, 6, 7, 8, 9, 10, 11, 13, 18):
+        old = {"output_sequence": 1} if opset < 7 else {}
+        for op, names in itertools.product(OPERATORS, ACTIVATIONS):
+            count = len(OPERATORS[op].activations)
+            case = Case(
+                op, opset, "reverse", dynamic=True, activations=(names,) * count, clip=2.0, optional=OPTIONAL[op], **old
+            )
+            plain = Case(
+                op, opset, "bidirectional", dynamic=True, optional=("sequence_lens",), dtype="double", clip=2.0, **old
+            )
+            for one, options in ((case, {}), (case, {"form": "loop"}), (plain, {"form": "loop"})):
+                found |= {node.op_type for node in every_node(rnn_lower.lower(build(one)[0], **options))}
+            fixed = case.replace(dynamic=False)
+            if opset == 13:
+                found |= {node.op_type for node in every_node(rnn_lower.lower(build(fixed)[0], target="portable"))}
+    assert found == set(TABLE)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_a_target_avoids_is_not_emitted(name):
+    """And is something that would be emitted otherwise."""
+    target = TARGETS[name]
+    assert target.habits.avoid <= set(TABLE)
+    for case in FEATURES.values():
+        found = {node.op_type for node in every_node(rnn_lower.lower(build(case)[0], target=name))}
+        assert not found & target.habits.avoid

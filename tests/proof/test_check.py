@@ -1,0 +1,170 @@
+"""Comparing two models: judges, inputs, and what is said about differences."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from judge import close, run_onnxruntime, run_reference
+from onenode import DTYPES, OPTIONAL, Case, build
+
+import rnn_lower
+from rnn_lower.proof import judging, samples
+
+
+@pytest.mark.parametrize(
+    ("case", "judge"),
+    [
+        (Case("LSTM", 14, dynamic=True, optional=OPTIONAL["LSTM"]), "onnxruntime"),
+        (Case("GRU", 14, layout=1, dynamic=True, optional=OPTIONAL["GRU"]), "layout 1"),
+        (Case("LSTM", 14, dtype="double"), "double"),
+        (Case("GRU", 22, dtype="bfloat16", optional=("B",)), "bfloat16"),
+        (Case("GRU", 14, dtype="float16", optional=("B",)), "onnxruntime"),
+        (Case("GRU", 14, T=0), "empty"),
+        (Case("LSTM", 14, N=0), "empty"),
+        (Case("RNN", 14, hidden_size=False), "hidden_size missing"),
+        (Case("GRU", 14, clip=0.0), "clip 0"),
+        (Case("GRU", 3, output_sequence=1), "GRU version 3"),
+    ],
+)
+def test_judges(case, judge):
+    model, _ = build(case)
+    if case.opset < 7:
+        report = rnn_lower.check(model, rnn_lower.lower(model, opset=17))
+    else:
+        report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert report.ok
+    assert bool(report)
+    assert judge in report.judge
+    assert report.runner.startswith("onnxruntime")
+    assert report.max_abs_error < 1e-2
+
+
+def test_check_samples_lengths_and_sizes():
+    model, _ = build(Case("LSTM", dynamic=True, optional=OPTIONAL["LSTM"], N=2))
+    shapes = set()
+    for index in range(6):
+        feeds = next(samples.candidates(ir.from_proto(model), 0, index))
+        T, N = feeds["X"].shape[:2]
+        shapes.add((T, N))
+        assert feeds["sequence_lens"].shape == (N,)
+        assert feeds["sequence_lens"].max() <= T
+        assert feeds["initial_h"].shape[1] == N
+    assert len(shapes) > 2
+
+
+def test_check_never_hands_an_empty_sequence_to_the_fused_operator():
+    """A Slice that leaves no steps: onnxruntime would end the process on the fused GRU."""
+    model, _ = build(Case("GRU", 14, dynamic=True, outputs=("Y_h",)))
+    model.graph.node[0].input[0] = "cut"
+    model.graph.node.insert(0, onnx.helper.make_node("Slice", ["X", "zero", "zero", "zero"], ["cut"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
+    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert report.ok
+    assert "empty" in report.judge
+
+
+def test_check_reports_what_differs():
+    a = build(Case("RNN", outputs=("Y_h",)))[0]
+    b = build(Case("RNN", outputs=("Y_h",), seed=1))[0]
+    report = rnn_lower.check(a, b)
+    assert not report.ok
+    assert report.max_abs_error > 1e-3
+    assert "values differ" in report.outputs[0].reason
+    b = build(Case("RNN", outputs=("Y_h",), H=5))[0]
+    assert "expected" in rnn_lower.check(a, b).outputs[0].reason
+    with pytest.raises(rnn_lower.RnnLowerError, match="different outputs"):
+        rnn_lower.check(a, build(Case("LSTM"))[0])
+
+
+def test_check_asks_for_inputs_when_none_work():
+    nodes = [onnx.helper.make_node("Split", ["x", "s"], ["y", "z"])]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [onnx.helper.make_tensor_value_info("x", 1, [977]), onnx.helper.make_tensor_value_info("s", 7, [2])],
+        [onnx.helper.make_tensor_value_info("y", 1, None)],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    with pytest.raises(rnn_lower.RnnLowerError, match="--inputs"):
+        rnn_lower.check(model, model)
+    assert rnn_lower.check(model, model, inputs={"x": np.zeros(977, np.float32), "s": np.array([970, 7])}).ok
+
+
+def test_check_of_texts_sequences_and_integers():
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("SplitToSequence", ["x"], ["parts"]),
+            onnx.helper.make_node("Identity", ["t"], ["u"]),
+            onnx.helper.make_node("Identity", ["b"], ["c"]),
+        ],
+        "g",
+        [onnx.helper.make_tensor_value_info(n, e, [2]) for n, e in (("x", 1), ("t", 8), ("b", 9))],
+        [
+            onnx.helper.make_tensor_sequence_value_info("parts", 1, None),
+            onnx.helper.make_tensor_value_info("u", 8, [2]),
+            onnx.helper.make_tensor_value_info("c", 9, [2]),
+        ],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    feeds = {"x": np.ones(2, np.float32), "t": np.array(["a", "b"], object), "b": np.array([True, False])}
+    assert rnn_lower.check(model, model, inputs=feeds).ok
+    with pytest.raises(rnn_lower.RnnLowerError, match="string inputs"):
+        rnn_lower.check(model, model)
+
+
+# -- the oracle agrees with others ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_oracle_agrees_with_the_fused_operator(op):
+    for direction in ("forward", "reverse", "bidirectional"):
+        for variant in (
+            {},
+            {"clip": 0.2},
+            {"lbr": 1} if op == "GRU" else {"clip": 0.1},
+            {"input_forget": 1} if op == "LSTM" else {},
+        ):
+            model, feeds = build(Case(op, 14, direction, optional=OPTIONAL[op], **variant))
+            close(run_reference(model, feeds), run_onnxruntime(model, feeds))
+
+
+def test_lengths_without_names_and_with_the_batch_first():
+    """Sizes carry no names and differ: lengths are held against the time axis, whichever that is."""
+    for layout in (0, 1):
+        case = Case("LSTM", 14, layout=layout, dynamic=True, optional=("sequence_lens",))
+        model, _ = build(case)
+        for value in model.graph.input:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.ClearField("dim_param")
+        largest = 0.0
+        for index in range(40):
+            feeds = next(samples.candidates(ir.from_proto(model), 0, index))
+            length = feeds["X"].shape[layout]
+            assert feeds["sequence_lens"].max(initial=0) <= length
+            largest = max(largest, feeds["sequence_lens"].max(initial=0) / length)
+        assert largest == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_coarse_types_get_one_unit_in_the_last_place(dtype):
+    for value, ok in ((1.0, True), (1.0 + 3 * 2.0**-7, False)):
+        numpy_type = DTYPES[dtype][1]
+        unit = ml_dtypes.finfo(numpy_type).eps
+        a = np.array([1.0], numpy_type)
+        b = np.array([value + float(unit)], numpy_type)
+        assert judging.compare("y", a, b, rtol=1e-6, atol=0.0).ok == ok
+
+
+def test_comparing_leaves_the_logger_of_onnxruntime_alone():
+    code = (
+        "import onnxruntime, unittest.mock as mock\n"
+        "with mock.patch('onnxruntime.set_default_logger_severity') as silence:\n"
+        "    import rnn_lower.proof.judging\n"
+        "assert not silence.called"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,113 @@
+"""The wings import one way, and no file is larger than one idea."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+PACKAGE = ROOT / "rnn_lower"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def wings() -> list[list[str]]:
+    """The layers as docs/architecture.md draws them, the top first; each imports only from layers below it."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    block = text[text.index("```text") : text.index("```", text.index("```text") + 3)]
+    return [re.findall(r"[a-z_]+", line.split("  ")[0]) for line in block.splitlines()[1:] if line.strip()]
+
+
+def room(path: Path) -> str:
+    """The wing of a file, or its own name for those on top."""
+    inside = path.relative_to(PACKAGE)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem.strip("_")
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.stmt, bool]]:
+    """Modules that a file imports when it runs, with the statement and whether it is inside of a function."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    inner = {id(node) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.Lambda)) for node in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module] if node.module != "rnn_lower" else [f"rnn_lower.{alias.name}" for alias in node.names]
+            yield from ((name, node, id(node) in inner) for name in names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node, id(node) in inner) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    layers = wings()
+    depth = {name: level for level, names in enumerate(layers) for name in names}
+    assert room(path) in depth, "every room stands on the map"
+    for name, _, _ in imports(path):
+        if name.startswith("rnn_lower."):
+            other = name.split(".")[1]
+            assert other == room(path) or depth[other] > depth[room(path)], f"{path.name} imports {name}"
+
+
+def test_no_import_circle():
+    graph = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): {
+            name for name, _, _ in imports(path) if name.startswith("rnn_lower")
+        }
+        for path in FILES
+    }
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above, name))
+        for other in graph.get(name, ()):
+            visit(other, (*above, name))
+
+    for name in graph.keys() - {"rnn_lower"}:  # the names of the package are imported on demand
+        visit(name, ())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions_stay_small(path):
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert (node.end_lineno or 0) - node.lineno <= 60, node.name
+
+
+def test_imports_in_functions_are_for_start_up_or_optional():
+    """Only the command line's own rooms and packages that not every use needs."""
+    late = {f"{path.name}: {name}" for path in FILES for name, _, inside in imports(path) if inside}
+    assert late <= {
+        "api.py: rnn_lower.proof",  # onnxruntime
+        "cli.py: rnn_lower",
+        "cli.py: rnn_lower.api",
+        "cli.py: rnn_lower.targets",
+        "cli.py: rich.console",
+        "cli.py: rich.markup",
+        "cli.py: rich.progress",
+        "cli.py: rich.table",
+        "convert.py: onnxscript",
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("rnn_lower", "onnx"),
+        ("rnn_lower.options", "onnx"),
+        ("rnn_lower.cli", "onnx"),
+        ("rnn_lower.recurrent.node", "rnn_lower.emit"),
+        ("rnn_lower.api", "onnxruntime"),
+        ("rnn_lower.api", "onnxscript"),
+    ],
+)
+def test_what_an_import_does_not_bring(module, absent):
+    code = f"import sys, {module}; sys.exit('{absent}' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
