@@ -11,9 +11,9 @@ import onnx_ir as ir
 from typing_extensions import Unpack
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files
+from rnn_lower.model import files, tensors
 from rnn_lower.model.passes import Record, lower_in_place, lower_model
-from rnn_lower.model.session import Session
+from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
 
@@ -48,9 +48,21 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     if isinstance(model, ir.Model):
         lower_in_place(model, chosen)
         return model
-    graph, path = files.open_model(model)
-    _told_with(path, lambda: lower_model(graph, chosen))
-    return ir.to_proto(graph)
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        document, path = files.open_model(copy)
+    else:
+        document, path = files.open_model(model)
+
+    def result() -> onnx.ModelProto:
+        lower_model(document.model, chosen)
+        proto = document.write_back(chosen.dims)
+        if document.folder is not None:
+            tensors.embed(proto, document.folder)
+        return proto
+
+    return _told_with(path, result)
 
 
 @takes_options
@@ -58,25 +70,32 @@ def lower_file(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    accept: Callable[[ir.Model], bool] | None = None,
+    accept: Callable[[str], bool] | None = None,
     progress: files.Progress | None = None,
+    force: bool = False,
     **options: Unpack[Keywords],
 ) -> list[Record]:
     """`lower` from file to file, for models of any size; the answer has one Record per lowered node.
 
-    External data is mapped, not loaded, and is written to `DESTINATION.data`. Source and destination may be the same
-    file. The destination appears whole or not at all.
-    accept: called with the lowered model before anything is written; False leaves the destination as it is.
-    progress: called with (name, index, total) per written weight.
+    Source and destination may be the same file. The destination appears by one rename, whole or not at all; a link is
+    followed, a device or FIFO is written to, "-" is the standard output. Weights in external files are copied, never
+    loaded, to one new file beside it, `DESTINATION.<16 hex digits>.data`; a data file that the replaced model alone
+    referred to is removed.
+    accept: called with the path of the finished file before it is put in place; False leaves the destination as it is.
+    progress: called with (name, index, total) per written weight.  force: replace a read-only file.
     Raises as `lower`, with the file in the message, and RnnLowerError when a file cannot be read or written.
     """
     chosen = Options(**options)
-    model = files.load(source)
-    external = files.has_external_data(model)
-    records = _told_with(source, lambda: lower_model(model, chosen))
-    if accept is None or accept(model):
-        files.save(model, destination, progress, external)
-    return records
+    document = files.load(source)
+
+    def work() -> list[Record]:
+        records = lower_model(document.model, chosen)
+        with files.staged(document, destination, progress, chosen.dims, force) as made:
+            if accept is None or accept(os.fspath(made.path)):
+                made.commit()
+        return records
+
+    return _told_with(source, work)
 
 
 def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:
@@ -84,8 +103,10 @@ def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[
 
     Raises InvalidNodeError for a bad one, RnnLowerError when a file cannot be read.
     """
-    graph, path = files.open_model(model)
-    return _told_with(path, lambda: [place.node for place in Session(graph, Options()).places])
+    if isinstance(model, ir.Model):
+        return read_nodes(model)
+    document, path = files.open_model(model)
+    return _told_with(path, lambda: read_nodes(document.model))
 
 
 def check(

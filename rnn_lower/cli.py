@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import fnmatch
 import json
 import logging
 import math
+import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rnn_lower.errors import RnnLowerError
@@ -20,27 +24,64 @@ if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport
     from rnn_lower.recurrent.node import RecurrentNode
 
-DONE, DIFFERENT, BAD = 0, 1, 2
+DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `rnn-lower`. Answers 0: done, 1: the check found a difference, 2: bad input or usage (one line on stderr)."""
+    """Run `rnn-lower`.
+
+    Answers 0: done, 1: the check found a difference, 2: bad input or usage, or interrupted, 3: an error of rnn_lower
+    itself; from 2 on with one line on stderr.
+    """
     try:
         arguments = _parser().parse_args(argv)
     except SystemExit as end:  # argparse has printed why
         return int(end.code or 0)
     logging.basicConfig(format="rnn-lower: %(message)s", stream=sys.stderr, force=True, level=logging.INFO)
     for noisy in ("onnx_ir", "onnxscript"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        command: Callable[[argparse.Namespace], int] = arguments.command
-        return command(arguments)
+        with _stopped_by_sigterm(), contextlib.redirect_stdout(sys.stdout or open(os.devnull, "w")):
+            code = command(arguments)
+            sys.stdout.flush()
+            return code
     except RnnLowerError as error:
-        print(f"rnn-lower: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return BAD
-    except KeyboardInterrupt:
-        print("rnn-lower: interrupted, nothing written", file=sys.stderr)
-        return BAD
+        return _fail(BAD, f"error: {error}")
+    except KeyboardInterrupt as error:
+        return _fail(BAD, f"interrupted, {error or 'nothing written'}")
+    except MemoryError:
+        return _fail(BAD, "error: there is not enough memory for this model")
+    except OSError as error:  # files are looked after where they are read and written, so this is stdout
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
+        return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")
+    except Exception as error:
+        if os.environ.get("RNN_LOWER_TRACEBACK"):
+            raise
+        told = f"{type(error).__name__}: {error}"[:500]
+        return _fail(UNFORESEEN, f"internal error: {told}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"rnn-lower: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, so that it tidies up. Only the main thread may ask for that."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -60,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     lower = commands.add_parser("lower", help="write a model without recurrent nodes")
     lower.set_defaults(command=_lower)
     lower.add_argument("model", metavar="IN.onnx")
-    lower.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx")
+    lower.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
+    lower.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
     _option(lower, "--form", "form", choices=FORMS)
     _option(lower, "--target", "target", metavar="RUNTIME", action=_Target)
     _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
@@ -115,7 +157,7 @@ def _dims(texts: Sequence[str]) -> dict[str, int]:
     dims = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
-        if not equals or not name or not size.isdigit():
+        if not equals or not name or not (size.isascii() and size.isdecimal()):
             raise RnnLowerError(f"--dim {text}: write NAME=SIZE, e.g. --dim T=100")
         dims[name] = int(size)
     return dims
@@ -149,11 +191,20 @@ def _lower(arguments: argparse.Namespace) -> int:
 
     with _progress() as progress:
         records = api.lower_file(
-            arguments.model, arguments.output, progress=progress, accept=accept if arguments.check else None,
+            arguments.model, arguments.output, progress=progress, force=arguments.force,
+            accept=accept if arguments.check else None,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
-    if arguments.json:
+    with contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout):
+        _print_lowered(arguments.json, written, records, reports)
+    return DONE if written else DIFFERENT
+
+
+def _print_lowered(
+    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport]
+) -> None:
+    if as_json:
         result: dict[str, Any] = {"output": written, "nodes": [_record_row(record) for record in records]}
         if reports:
             result["check"] = _report_data(reports[0])
@@ -162,7 +213,6 @@ def _lower(arguments: argparse.Namespace) -> int:
         _print_records(records, written)
         for report in reports:
             _print_report(report)
-    return DONE if written else DIFFERENT
 
 
 def _check(arguments: argparse.Namespace) -> int:

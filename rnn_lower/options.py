@@ -38,6 +38,12 @@ class Options:
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:
+        numbers = {"opset": self.opset, "max_nodes": self.max_nodes, **(self.dims or {})}
+        for name, number in numbers.items():
+            if number is not None and not isinstance(number, int):
+                raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
+        if self.select is not None and not callable(self.select):
+            raise RnnLowerError("select must be callable: it is asked about each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
             if value not in known:
                 raise RnnLowerError(f"unknown {what} '{value}'; known are {', '.join(known)}")

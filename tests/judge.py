@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from onenode import Case, build
 
 import rnn_lower
+from rnn_lower.model.document import Document
 from rnn_lower.proof import judging
 
 FUSED = ("RNN", "GRU", "LSTM")
 
 
 def run_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return judging.open_onnxruntime(ir.from_proto(model), None)(feeds)
+    return judging.open_onnxruntime(Document(model))(feeds)
 
 
 def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return judging.open_reference(ir.from_proto(model), None)(feeds)
+    return judging.open_reference(Document(model))(feeds)
 
 
 def refused(model: onnx.ModelProto) -> str | None:

@@ -20,7 +20,6 @@ from paths import ROOT, own_models
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.model import files
 from rnn_lower.options import Keywords, Options
 from rnn_lower.recurrent.node import OPERATORS
 from rnn_lower.targets import TARGETS
@@ -278,7 +277,7 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("onnx_ir.save", fail)
+    monkeypatch.setattr("os.fsync", fail)
     code, _, err = run(capsys, "lower", lstm, "-o", lstm)
     assert code == 2
     assert "No space left" in err
@@ -356,7 +355,8 @@ def test_external_data(tmp_path, capsys):
         code, _, err = run(capsys, "lower", path, "-o", out, "--check")
         assert (code, err) == (0, "")
         result = onnx.load(out)
-        assert (tmp_path / f"{out.name}.data").stat().st_size > 2 * 64 * 256 * 4
+        (data,) = tmp_path.glob(f"{out.name}.*.data")
+        assert data.stat().st_size > 2 * 64 * 256 * 4
         assert np.array_equal(
             onnx.numpy_helper.to_array(next(t for t in result.graph.initializer if t.name == "extra")),
             onnx.numpy_helper.to_array(extra),
@@ -382,7 +382,6 @@ def test_progress_is_reported(tmp_path):
     seen = []
     rnn_lower.lower_file(path, tmp_path / "o.onnx", progress=lambda name, index, total: seen.append((name, index)))
     assert len(seen) >= 3
-    assert not files.has_external_data(files.load(path)) or seen
 
 
 def test_from_the_checkout_and_as_a_module_without_runtimes(lstm, tmp_path):

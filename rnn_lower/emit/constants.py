@@ -53,7 +53,7 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.const_value is not None:
         return value.const_value
     node = value.producer()
-    if node is None or node.op_type != "Constant" or node.domain != "":
+    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
         return None
     (attribute,) = node.attributes.values()
     if attribute.is_ref() or attribute.name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):

@@ -16,8 +16,9 @@ from onnx_ir import convenience
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model.facts import Facts, infer_shapes, plain_dim
+from rnn_lower.model.facts import Facts, plain_dim
 from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, roots, subgraphs, taken_names, values
+from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import display_name, version_at
 
 KEEP_IN_PROTO = 4096
@@ -44,7 +45,18 @@ def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
         if value.shape is not None:
             names = map(plain_dim, value.shape)
             value.shape = ir.Shape([dims.get(name, name) if isinstance(name, str) else name for name in names])
-    infer_shapes(model)
+
+
+def fix_proto_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> None:
+    """The same in a protobuf model, for what its values declare."""
+    waiting: list[onnx.GraphProto] = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                if dim.dim_param in dims:
+                    dim.dim_value = dims[dim.dim_param]
+        waiting += [body for node in graph.node for body in graphs_of(node)]
 
 
 def convert_opset(model: ir.Model, opset: int) -> None:
@@ -61,7 +73,6 @@ def convert_opset(model: ir.Model, opset: int) -> None:
     _raise_ir_version(model, opset)
     recurrent = dict(recurrent_nodes(model))
     facts, names = Facts(model), Names(taken_names(model))
-    facts.infer = True  # adapters ask for shapes
     changes = []
     for node, scope in nodes(model):
         if (

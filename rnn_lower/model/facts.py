@@ -1,24 +1,25 @@
-"""What is known of a value: its own annotation first, shape inference on a copy only when that is not enough."""
+"""What is known of a value: what the model's inputs and initializers declare, and what follows from them.
+
+An annotation of any other value may be out of date, and nothing would tell. So it counts only where shape inference,
+which is given no annotation, comes to the same.
+"""
 
 from __future__ import annotations
 
 import functools
 
+import onnx
+import onnx.shape_inference
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.model.isolated import isolated
 from rnn_lower.model.scopes import nodes, values
 from rnn_lower.recurrent.node import Dim
 
-
-def infer_shapes(model: ir.Model) -> None:
-    """Shape inference in place, without the names that it makes up for sizes it cannot tell."""
-    known = {dim for value in values(model) for dim in map(plain_dim, value.shape or ())}
-    ShapeInferencePass(check_type=False, strict_mode=False)(model)
-    for value in values(model):
-        dims = [plain_dim(dim) for dim in value.shape or ()]
-        if any(isinstance(dim, str) and dim not in known for dim in dims):
-            value.shape = ir.Shape([dim if isinstance(dim, int) or dim in known else None for dim in dims])
+SHOWN_TO_INFERENCE = 4096
+"""Tensors up to this many bytes are given to shape inference, which reads axes and shapes from them."""
 
 
 class Facts:
@@ -26,40 +27,53 @@ class Facts:
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
-        self.infer = False
+        self._inputs = set(model.graph.inputs)
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
-        own: tuple[Dim, ...] | None = None
-        if value.shape is not None:
-            own = tuple(plain_dim(dim) for dim in value.shape)
-        elif value.const_value is not None:
-            own = tuple(value.const_value.shape.numpy())
-        if not self.infer or (own is not None and all(isinstance(dim, int) for dim in own)):
-            return own
-        inferred = self._inferred.get(value)
-        if inferred is None or inferred.shape is None:
-            return own
-        found = tuple(plain_dim(dim) for dim in inferred.shape)
-        if own is None or len(own) != len(found):
-            return own or found
-        return tuple(new if isinstance(new, int) or old is None else old for old, new in zip(own, found, strict=True))
+        declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
+        if value in self._inputs or (declared is not None and value.is_initializer()):
+            return declared
+        tensor = known_tensor(value)
+        if tensor is not None:
+            return tuple(tensor.shape.numpy())
+        found = self._inferred.get(value)
+        names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
+        if found is None or found.shape is None:
+            return names
+        inferred = tuple(self._told(plain_dim(dim)) for dim in found.shape)
+        if names is None or len(names) != len(inferred):
+            return inferred
+        return tuple(name if new is None else new for new, name in zip(inferred, names, strict=True))
+
+    def _told(self, dim: Dim) -> Dim:
+        """A size without the names that inference makes up for what it cannot tell."""
+        return dim if isinstance(dim, int) or dim in self._symbols else None
+
+    @functools.cached_property
+    def _symbols(self) -> set[Dim]:
+        return {plain_dim(dim) for value in values(self._model) for dim in value.shape or ()}
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """Element type, or None when unknown."""
-        if value.dtype is None and value.const_value is not None:
+        if value.dtype is not None:
+            return value.dtype
+        if value.const_value is not None:
             return value.const_value.dtype
-        if value.dtype is None and value.is_graph_input():
+        if value in self._arguments:
             return self._argument_dtype(value)
-        if value.dtype is None and self.infer and value in self._inferred:
-            return self._inferred[value].dtype
-        return value.dtype
+        return self._inferred[value].dtype if value in self._inferred else None
 
     def _argument_dtype(self, value: ir.Value) -> ir.DataType | None:
-        """Functions declare no types: look at what their first caller passes."""
-        for argument in self._arguments.get(value, ()):
-            return self.dtype(argument)
-        return None
+        """Functions declare no types: they have those of what is passed, which must be the same at every call."""
+        found = {self.dtype(argument) for argument in self._arguments[value]} - {None}
+        if len(found) > 1:
+            names = " and ".join(sorted(dtype.name for dtype in found if dtype is not None))
+            raise UnsupportedError(
+                f"a function is called with '{value.name}' of type {names}, and one body cannot serve both;"
+                " inline the function first (onnx.inliner)"
+            )
+        return next(iter(found), None)
 
     @functools.cached_property
     def _arguments(self) -> dict[ir.Value, list[ir.Value]]:
@@ -75,11 +89,32 @@ class Facts:
     def _inferred(self) -> dict[ir.Value, ir.Value]:
         """Values of the main graph and its subgraphs -> the same values after shape inference on a copy."""
         copy = self._model.clone()
-        infer_shapes(copy)
-        pairs = zip(self._model.graph.all_nodes(), copy.graph.all_nodes(), strict=True)
+        inputs = set(copy.graph.inputs)
+        for value in values(copy):
+            if value.const_value is not None and value.const_value.nbytes > SHOWN_TO_INFERENCE:
+                value.const_value = _outline(value.const_value)
+            if value not in inputs and value.const_value is None:
+                value.shape = None
+            elif value.shape is not None:
+                value.shape = ir.Shape(map(plain_dim, value.shape))
+        try:
+            serialized = ir.serde.serialize_model(copy).SerializeToString()
+            inferred = onnx.ModelProto.FromString(isolated(onnx.shape_inference.infer_shapes, serialized))
+            result = ir.serde.deserialize_model(inferred)
+        except Exception:  # whatever inference stumbles over, what it could have told is unknown then
+            return {}
+        pairs = zip(self._model.graph.all_nodes(), result.graph.all_nodes(), strict=True)
         return {ours: theirs for a, b in pairs for ours, theirs in zip(a.outputs, b.outputs, strict=True)}
 
 
+def _outline(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """A tensor of which only shape and type are told."""
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or "")
+
+
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
-    """An int, the name of a symbolic size, or None."""
-    return dim if isinstance(dim, int) else dim.value
+    """An int, the name of a symbolic size, or None. A negative size is a way of saying that it is unknown."""
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    return dim.value

@@ -67,13 +67,9 @@ class Session:
     @functools.cached_property
     def places(self) -> list[Place]:
         """The recurrent nodes that the options choose, in the order of the model."""
-        facts, wants_sizes = Facts(self._model), self._options.form == "unroll" or self._options.target is not None
+        facts = Facts(self._model)
         found = []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
-            x = node.inputs[0] if node.inputs else None
-            shape = None if x is None else facts.shape(x)
-            if shape is None or (wants_sizes and not all(isinstance(dim, int) for dim in shape[:2])):
-                facts.infer = True  # costs a copy of the graph, so only where it can tell something
             read = read_node(node, scope.opset, scope.path, facts.shape, facts.dtype)
             if self._options.select is None or self._options.select(read):
                 found.append(Place(read, scope))
@@ -150,6 +146,11 @@ class Session:
         used = (known_tensor(value) for place in self.places for value in place.node.inputs.values())
         counts = collections.Counter(id(tensor) for tensor in used if tensor is not None)
         return frozenset(identity for identity, count in counts.items() if count > 1)
+
+
+def read_nodes(model: ir.Model) -> list[RecurrentNode]:
+    """All recurrent nodes of a model."""
+    return [place.node for place in Session(model, Options()).places]
 
 
 def review(opset: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,18 +17,17 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files
+from rnn_lower.model import files, tensors
+from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import default_opset
-from rnn_lower.model.session import Session
-from rnn_lower.options import Options
-from rnn_lower.proof import reference, samples
+from rnn_lower.model.session import read_nodes
+from rnn_lower.proof import guard, reference, samples
 from rnn_lower.proof.report import CheckReport, OutputReport
 from rnn_lower.proof.samples import Feeds
 from rnn_lower.recurrent.node import RecurrentNode
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
 REFERENCE = "onnx.reference with rnn_lower.proof.reference"
-PROTO_LIMIT = 1_800_000_000
 
 Run = Callable[[Feeds], list[Any]]
 
@@ -36,13 +36,15 @@ def compare_models(
     original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float
 ) -> CheckReport:
     """See `rnn_lower.check`."""
+    if seed < 0:
+        raise RnnLowerError(f"seed {seed} must not be negative")
     models = Pair(original, lowered)
-    fixed = samples.fixed_sizes(models.original, models.lowered)
-    given = [] if inputs is None else [samples.load_inputs(inputs, models.original)]
+    fixed = samples.fixed_sizes(models.original.model, models.lowered.model)
+    given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     comparison = Comparison(rtol, atol)
     runs = 1 if given else max(1, runs)
     for index in range(runs):
-        feeds = iter(given) if given else samples.candidates(models.original, seed, index, fixed)
+        feeds = iter(given) if given else samples.candidates(models.original.model, seed, index, fixed)
         comparison.add(models.output_names, *models.run(feeds))
     return CheckReport(comparison.reports(), models.judge, models.runner, runs, rtol, atol)
 
@@ -53,11 +55,11 @@ class Pair:
     def __init__(self, original: Any, lowered: Any) -> None:
         self.original, self._original_path = files.open_model(original)
         self.lowered, self._lowered_path = files.open_model(lowered)
-        self.output_names = [str(value.name) for value in self.original.graph.outputs]
-        theirs = [str(value.name) for value in self.lowered.graph.outputs]
+        self.output_names = [value.name for value in self.original.proto.graph.output]
+        theirs = [value.name for value in self.lowered.proto.graph.output]
         if self.output_names != theirs:
             raise RnnLowerError(f"the models have different outputs: {self.output_names} and {theirs}")
-        self._nodes = [place.node for place in Session(self.original, Options()).places]
+        self._nodes = read_nodes(self.original.model)
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
@@ -67,7 +69,7 @@ class Pair:
 
     def run(self, candidates: Iterable[Feeds]) -> tuple[list[Any], list[Any]]:
         """Results of both for the first inputs that the original takes."""
-        first_error, feeds = "", None
+        first_error = ""
         for feeds in candidates:
             try:
                 return self._original_results(feeds), self._lowered_results(feeds)
@@ -78,65 +80,42 @@ class Pair:
         )
 
     def _original_results(self, feeds: Feeds) -> list[Any]:
-        if self.judge == ORT and self._would_abort(feeds):
-            self.judge, self._run_original = f"{REFERENCE} (an empty sequence or batch)", None
         try:
             if self._run_original is None:
                 self._run_original = self._open_original()
-            return self._run_original(feeds)
+            try:
+                return self._run_original(feeds)
+            except Exception as error:
+                if guard.NAME not in str(error):
+                    raise
+                self.judge = f"{REFERENCE} (an empty sequence or batch)"
+                self._run_original = open_reference(self.original)
+                return self._run_original(feeds)
         except Exception as error:  # runtimes raise whatever they raise
             raise _OriginalFails(_one_line(error)) from None
 
     def _open_original(self) -> Run:
         if self.judge != ORT:
-            return open_reference(self.original, self._original_path)
+            return open_reference(self.original)
         try:
-            return open_onnxruntime(self.original, self._original_path)
+            return open_onnxruntime(self.original, self._original_path, guarded=True)
         except Exception as error:
             self.judge = f"{REFERENCE} (onnxruntime: {_one_line(error)[:120]})"
-            return open_reference(self.original, self._original_path)
+            return open_reference(self.original)
 
     def _lowered_results(self, feeds: Feeds) -> list[Any]:
         if self._run_lowered is None:
             try:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
-                if (default_opset(self.lowered.opset_imports) or 0) >= 7:
+                if (default_opset(self.lowered.model.opset_imports) or 0) >= 7:
                     raise RnnLowerError(f"the lowered model does not load on {ORT}: {_one_line(error)}") from None
                 self.runner = REFERENCE
-                self._run_lowered = open_reference(self.lowered, self._lowered_path)
+                self._run_lowered = open_reference(self.lowered)
         try:
             return self._run_lowered(feeds)
         except Exception as error:
             raise RnnLowerError(f"the lowered model does not run: {_one_line(error)}") from None
-
-    def _would_abort(self, feeds: Feeds) -> bool:
-        """onnxruntime ends the process on a fused GRU or LSTM without steps or rows, so ask the lowered model first.
-
-        It can be run safely; the inputs X of the recurrent nodes of the main graph become outputs of a copy of it.
-        """
-        risky = [node for node in self._nodes if node.op_type in ("GRU", "LSTM")]
-        if not risky:
-            return False
-        if any(array.size == 0 for array in feeds.values()):
-            return True
-        known = all(node.static_length and node.static_batch for node in risky)
-        names = {value.name for value in self.lowered.graph.inputs}
-        inside = [str(node.inputs["X"].name) for node in risky if node.path == "main graph"]
-        wanted = [name for name in inside if name not in names and self._names_in_lowered(name)]
-        if known or not wanted or files.has_external_data(self.lowered):
-            return False
-        probe = ir.to_proto(self.lowered)
-        del probe.graph.output[:]
-        probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-        try:
-            results = _session(probe.SerializeToString()).run(None, feeds)
-        except Exception:
-            return False  # the same failure awaits the original, before its recurrent nodes
-        return any(result.size == 0 for result in results)
-
-    def _names_in_lowered(self, name: str) -> bool:
-        return any(out.name == name for node in self.lowered.graph for out in node.outputs)
 
 
 class _OriginalFails(Exception):
@@ -161,47 +140,69 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     return None
 
 
-def open_onnxruntime(model: ir.Model, path: str | None) -> Run:
-    """A runner on onnxruntime's CPU; large models are opened from their file."""
-    if files.has_external_data(model) or files.bytes_of_initializers(model) > PROTO_LIMIT:
-        if path is None:
-            with tempfile.TemporaryDirectory() as folder:
-                path = os.path.join(folder, "model.onnx")
-                files.save(model, path)
-                session = _session(path)
-        else:
-            session = _session(path)
+def open_onnxruntime(document: Document, path: str | None = None, guarded: bool = False) -> Run:
+    """A runner on onnxruntime's CPU. guarded: recurrent nodes fail, rather than end the process, without steps."""
+    external = any(map(tensors.is_external, tensors.tensors(document.proto)))
+    if path is not None and external and not (guarded and guard.needed(document)):
+        session = _session(path)
     else:
-        session = _session(_bridged(ir.to_proto(model)).SerializeToString())
+        proto = onnx.ModelProto()
+        proto.CopyFrom(document.proto)
+        folder = _one_folder(proto, document.folder) if external else None
+        session = _session(_bridged(guard.add(proto) if guarded else proto).SerializeToString(), folder)
     names = {value.name for value in session.get_inputs()}
+    wanted = [value.type.tensor_type.elem_type for value in document.proto.graph.output]
 
     def run(feeds: Feeds) -> list[Any]:
         passed = {f"{k}/float": v.astype(np.float32) if _is_bfloat16(v) else v for k, v in feeds.items()}
         passed = {name: value for name, value in {**feeds, **passed}.items() if name in names}
         results = session.run(None, passed)
-        wanted = [value.dtype for value in model.graph.outputs]
-        return [r.astype(d.numpy()) if d == ir.DataType.BFLOAT16 else r for r, d in zip(results, wanted, strict=True)]
+        bfloat16 = onnx.TensorProto.BFLOAT16
+        return [
+            r.astype(ml_dtypes.bfloat16) if dtype == bfloat16 else r for r, dtype in zip(results, wanted, strict=True)
+        ]
 
     return run
 
 
-def open_reference(model: ir.Model, path: str | None) -> Run:
+def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
+    """Name the data files of a copy by where they really are, links followed, since onnxruntime goes by that."""
+    if folder is None:
+        raise RnnLowerError("the model has its weights in files, and the folder is unknown; give the path of the model")
+    found = set()
+    for tensor in filter(tensors.is_external, tensors.tensors(model)):
+        place = tensors.locate(tensor, folder)
+        found.add(place.path.parent)
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = place.path.name
+    if len(found) > 1:
+        raise RnnLowerError(f"the weights lie in {len(found)} folders; put them in one to have them compared")
+    return found.pop()
+
+
+def open_reference(document: Document) -> Run:
     """A runner on onnx.reference, with this project's recurrent operators in place of onnx's own."""
-    proto = onnx.load(path) if path is not None else ir.to_proto(model)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(document.proto)
+    if document.folder is not None:
+        tensors.embed(proto, document.folder)
     if proto.functions:  # the evaluator does not pass its operators on to functions
         proto = onnx.inliner.inline_local_functions(proto)
     evaluator = ReferenceEvaluator(proto, new_ops=list(reference.OPERATORS))
     return lambda feeds: list(evaluator.run(None, feeds))
 
 
-def _session(model: bytes | str) -> Any:
+def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _is_bfloat16(array: Any) -> bool:
-    return bool(getattr(array, "dtype", None) == ir.DataType.BFLOAT16.numpy())
+    return bool(getattr(array, "dtype", None) == ml_dtypes.bfloat16)
 
 
 def _bridged(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -239,17 +240,20 @@ class Comparison:
         for name, wanted, got in zip(names, expected, actual, strict=True):
             new = compare(name, wanted, got, self._rtol, self._atol)
             old = self._reports.get(name, new)
-            self._reports[name] = OutputReport(
-                name, new.shape, max(old.max_abs_error, new.max_abs_error), max(old.max_rel_error, new.max_rel_error),
-                old.ok and new.ok, old.reason or new.reason,
-            )  # fmt: skip
+            self._reports[name] = dataclasses.replace(
+                new,
+                max_abs_error=max(old.max_abs_error, new.max_abs_error),
+                max_rel_error=max(old.max_rel_error, new.max_rel_error),
+                ok=old.ok and new.ok,
+                reason=old.reason or new.reason,
+            )
 
     def reports(self) -> tuple[OutputReport, ...]:
         return tuple(self._reports.values())
 
 
 def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> OutputReport:
-    """One output of one run."""
+    """One output of one run: floating-point numbers within tolerance, everything else equal."""
     if isinstance(expected, list):  # a sequence
         parts = [compare(name, e, a, rtol, atol) for e, a in zip(expected, actual, strict=False)]
         same = len(expected) == len(actual) and all(part.ok for part in parts)
@@ -264,15 +268,20 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
         return OutputReport(name, b.shape, 0.0 if same else float("inf"), 0.0, same, "" if same else "texts differ")
     if a.size == 0:
         return OutputReport(name, b.shape, 0.0, 0.0, True)
-    if a.dtype.kind in "fV":  # V: the narrow types that numpy does not know
-        rtol = max(rtol, float(ml_dtypes.finfo(a.dtype).eps))
-    x, y = a.astype(np.float64), b.astype(np.float64)
+    if a.dtype.kind in "fcV":  # V: the narrow types that numpy does not know
+        rtol = max(rtol, float(ml_dtypes.finfo(a.dtype).eps) if a.dtype.kind != "c" else 0.0)
+    else:
+        rtol = atol = 0.0
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    x, y = a.astype(wide), b.astype(wide)
     with np.errstate(all="ignore"):
-        same_special = (np.isnan(x) & np.isnan(y)) | (x == y)
+        same_special = (np.isnan(x) & np.isnan(y)) | (a == b)
         difference = np.where(same_special, 0.0, np.abs(x - y))
         difference = np.where(np.isnan(difference), np.inf, difference)
         relative = np.where(difference == 0, 0.0, difference / np.maximum(np.abs(x), np.finfo(np.float32).tiny))
-        within = (difference <= atol + rtol * np.abs(x)) & ((difference < np.inf) | same_special)
+        within = same_special | ((difference <= atol + rtol * np.abs(x)) & (difference < np.inf))
+    if not rtol:
+        within = same_special
     ok = bool(np.all(within))
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
     return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason)

@@ -30,7 +30,7 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
         try:
             with np.load(source, allow_pickle=False) as archive:
                 feeds = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, AttributeError) as error:
+        except Exception as error:  # zip, pickle and numpy each raise their own
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:

@@ -1,0 +1,226 @@
+"""A model as protobuf, and the onnx_ir view of it that is lowered.
+
+onnx_ir does not carry everything that a protobuf model can hold, and need not: the view holds what lowering looks at,
+and `write_back` brings the changes into the protobuf. What lowering does not touch stays the message that it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+from rnn_lower.model import tensors, validity
+from rnn_lower.model.convert import fix_proto_dims
+from rnn_lower.model.scopes import default_opset, roots, subgraphs
+
+MAX_NESTING = 29
+"""Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
+
+_A = onnx.AttributeProto
+_UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
+"""Attributes that lowering does not look at and onnx_ir does not read in every case."""
+
+
+class Document:
+    """A protobuf model with its view.
+
+    proto: changed only by `write_back`, and owned.  model: the view, to be lowered.
+    folder: where external data is read from; None for a model that came without one.
+    Raises RnnLowerError for a model that is not valid.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, folder: Path | None = None) -> None:
+        self.proto, self.folder = proto, folder
+        in_order = validity.check(proto, folder)
+        try:
+            self.model = ir.serde.deserialize_model(_view(proto))
+        except Exception as error:  # onnx_ir raises whatever it trips over
+            raise RnnLowerError(f"not an ONNX model: {' '.join(str(error).split())[:300]}") from None
+        self._origin: dict[ir.Node, onnx.NodeProto] = {}
+        self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []
+        self._pair(self.model.graph, proto.graph)
+        for ours, function in zip(self.model.functions.values(), proto.functions, strict=True):
+            self._pair(ours, function)
+        if not in_order:
+            self._sort()
+
+    def _sort(self) -> None:
+        """onnxruntime takes nodes in any order; what walks a model does not."""
+        try:
+            for scope in roots(self.model):
+                scope.graph.sort()
+        except ValueError:
+            raise InvalidNodeError("the nodes need each other's results in a circle") from None
+
+    def _pair(self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto) -> None:
+        """Remember which message each graph and node of the view came from, and attach the weights."""
+        for node, message in zip(graph, proto.node, strict=True):
+            self._origin[node] = message
+            for attribute in message.attribute:
+                if attribute.type == _A.GRAPH:
+                    self._pair(node.attributes[attribute.name].as_graph(), attribute.g)
+                elif attribute.type == _A.GRAPHS:
+                    for inner, body in zip(node.attributes[attribute.name].as_graphs(), attribute.graphs, strict=True):
+                        self._pair(inner, body)
+                elif attribute.type == _A.TENSOR and tensors.is_external(attribute.t) and self.folder is not None:
+                    held = tensors.as_ir(attribute.t, self.folder)
+                    node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
+        if isinstance(graph, ir.Graph):
+            for tensor in proto.initializer:
+                if not tensors.is_external(tensor) or self.folder is not None:
+                    graph.initializers[tensor.name].const_value = tensors.as_ir(tensor, self.folder)
+                else:  # nobody knows where its data is; it is carried along, as known at run time only
+                    graph.initializers[tensor.name].const_value = None
+            for sparse in proto.sparse_initializer:
+                graph.initializers[sparse.values.name].const_value = None
+        self._pairs.append((graph, proto))  # bodies before the graphs that they lie in
+
+    # -- back into the protobuf ----------------------------------------------------------------------------------------
+
+    def write_back(
+        self, dims: Mapping[str, int] | None = None, keep: Callable[[ir.Value], ir.TensorProtocol] | None = None
+    ) -> onnx.ModelProto:
+        """Bring the changes of the view into the protobuf, which is answered.
+
+        dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
+        Raises UnsupportedError when the result would be too deep for protobuf to read.
+        """
+        if _nesting(self.model.graph) > MAX_NESTING:
+            raise UnsupportedError(
+                f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read; use form unroll"
+            )
+        for graph, proto in self._pairs:
+            self._write_graph(graph, proto, keep)
+        self._write_imports()
+        if dims:
+            fix_proto_dims(self.proto, dims)
+        return self.proto
+
+    def _write_graph(
+        self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto,
+        keep: Callable[[ir.Value], ir.TensorProtocol] | None,
+    ) -> None:  # fmt: skip
+        new = [node for node in graph if node not in self._origin]
+        if keep is not None:
+            for value in _weights_of(new):
+                value.const_value = keep(value)
+        nodes = [self._origin[node] if node in self._origin else ir.serde.serialize_node(node) for node in graph]
+        if len(nodes) != len(proto.node) or any(a is not b for a, b in zip(nodes, proto.node, strict=True)):
+            del proto.node[:]
+            proto.node.extend(nodes)
+        if isinstance(graph, ir.Graph):
+            self._write_values(graph, proto, new, keep)
+
+    def _write_values(
+        self, graph: ir.Graph, proto: onnx.GraphProto, new: list[ir.Node],
+        keep: Callable[[ir.Value], ir.TensorProtocol] | None,
+    ) -> None:  # fmt: skip
+        _keep_named(proto.initializer, graph.initializers)
+        _keep_named(proto.input, {value.name for value in graph.inputs})
+        there = {tensor.name for tensor in proto.initializer}
+        for name, value in graph.initializers.items():
+            if name not in there and value.const_value is not None:
+                tensor = value.const_value if keep is None else keep(value)
+                proto.initializer.append(ir.serde.serialize_tensor(tensor))
+        described = {info.name for info in (*proto.value_info, *proto.output)}
+        for node in new:
+            for value in node.outputs:
+                if value.name not in described and value.type is not None:
+                    proto.value_info.append(ir.serde.serialize_value(value))
+
+    def _write_imports(self) -> None:
+        self.proto.ir_version = self.model.ir_version
+        holders = [(self.model.opset_imports, self.proto)]
+        holders += [
+            (ours.opset_imports, function)
+            for ours, function in zip(self.model.functions.values(), self.proto.functions, strict=True)
+        ]
+        for imports, proto in holders:
+            for entry in proto.opset_import:
+                if entry.domain in ("", "ai.onnx"):
+                    entry.version = default_opset(imports)
+
+
+def _keep_named(messages: object, names: object) -> None:
+    """Delete the messages that are not among the names, without copying the others."""
+    for index in reversed(range(len(messages))):  # type: ignore[arg-type]
+        if messages[index].name not in names:  # type: ignore[index,operator]
+            del messages[index]  # type: ignore[attr-defined]
+
+
+def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:
+    """Initializers of the bodies of new nodes."""
+    for node in nodes:
+        for _, body in subgraphs(node):
+            yield from body.initializers.values()
+            yield from _weights_of(list(body))
+
+
+def _nesting(graph: ir.Graph | ir.Function) -> int:
+    return 1 + max((_nesting(body) for node in graph for _, body in subgraphs(node)), default=0)
+
+
+# -- the view ---------------------------------------------------------------------------------------------------------
+
+
+def _view(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What lowering looks at: no data of initializers, nothing that onnx_ir cannot read."""
+    view = onnx.ModelProto(ir_version=proto.ir_version)
+    view.opset_import.extend(proto.opset_import)
+    _view_graph(proto.graph, view.graph)
+    view.functions.extend(proto.functions)
+    for function in view.functions:
+        function.ClearField("attribute_proto")
+        _strip(function)
+    return view
+
+
+def _view_graph(proto: onnx.GraphProto, view: onnx.GraphProto) -> None:
+    view.name = proto.name
+    view.node.extend(proto.node)
+    for mine, theirs in ((view.input, proto.input), (view.output, proto.output), (view.value_info, proto.value_info)):
+        mine.extend(theirs)
+    for tensor in proto.initializer:
+        view.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    for sparse in proto.sparse_initializer:
+        view.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
+    _strip(view)
+
+
+def _strip(view: onnx.GraphProto | onnx.FunctionProto) -> None:
+    """Take out of a copy what is not looked at; what is taken out of a body is its own again in `write_back`."""
+    values = [*view.value_info, *([] if isinstance(view, onnx.FunctionProto) else [*view.input, *view.output])]
+    for value in values:
+        if value.type.WhichOneof("value") in ("map_type", "opaque_type", "sparse_tensor_type"):
+            value.ClearField("type")
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")  # a way of saying that the size is unknown
+    for node in view.node:
+        node.ClearField("device_configurations")
+        for index in reversed(range(len(node.attribute))):
+            attribute = node.attribute[index]
+            if attribute.type in _UNSEEN or not _readable(attribute):
+                del node.attribute[index]
+        for graph in tensors.graphs_of(node):
+            for sparse in graph.sparse_initializer:
+                graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
+            graph.ClearField("sparse_initializer")
+            graph.ClearField("quantization_annotation")
+            for tensor in graph.initializer:
+                outline = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+                tensor.CopyFrom(outline)
+            _strip(graph)
+
+
+def _readable(attribute: onnx.AttributeProto) -> bool:
+    try:
+        for text in (attribute.s, *attribute.strings):
+            text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

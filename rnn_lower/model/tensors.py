@@ -1,0 +1,180 @@
+"""Every tensor of a protobuf model: where they are, whether their data is there, in the model or in files beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.errors import RnnLowerError
+
+EXTERNAL = onnx.TensorProto.EXTERNAL
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Bytes of a file."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor: initializers, sparse ones, and those in attributes, of graphs, functions and training."""
+    graphs = [model.graph, *(g for info in model.training_info for g in (info.initialization, info.algorithm))]
+    for graph in graphs:
+        yield from _of_graph(graph)
+    for function in model.functions:
+        yield from _of_nodes(function.node)
+        for attribute in function.attribute_proto:
+            yield from _of_attribute(attribute)
+
+
+def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from _of_attribute(attribute)
+
+
+def _of_attribute(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    for sparse in ([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []) + [
+        *attribute.sparse_tensors
+    ]:
+        yield from (sparse.values, sparse.indices)
+    for graph in ([attribute.g] if attribute.HasField("g") else []) + [*attribute.graphs]:
+        yield from _of_graph(graph)
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == EXTERNAL)
+
+
+def size_of(tensor: onnx.TensorProto) -> int | None:
+    """Bytes that the shape and the element type ask for; None for texts. Raises RnnLowerError for unknown types."""
+    if any(dim < 0 for dim in tensor.dims):
+        raise RnnLowerError(f"tensor '{tensor.name}' has shape {list(tensor.dims)}; sizes must not be negative")
+    try:
+        dtype = ir.DataType(tensor.data_type)
+        bits = None if dtype == ir.DataType.STRING else dtype.bitwidth
+    except (ValueError, TypeError):
+        raise RnnLowerError(f"tensor '{tensor.name}' is of the unknown element type {tensor.data_type}") from None
+    return None if bits is None else math.ceil(math.prod(tensor.dims) * bits / 8)
+
+
+_VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_FIELD = {"FLOAT": "float_data", "COMPLEX64": "float_data", "DOUBLE": "double_data", "COMPLEX128": "double_data",
+          "INT64": "int64_data", "UINT64": "uint64_data", "UINT32": "uint64_data", "STRING": "string_data"}  # fmt: skip
+
+
+def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
+    """Raise RnnLowerError when a tensor has not the data that its shape asks for: it would be read as zeros, or not."""
+    if is_external(tensor):
+        if folder is not None:
+            locate(tensor, folder)
+        return
+    wanted, count = size_of(tensor), math.prod(tensor.dims)
+    if wanted is not None and tensor.HasField("raw_data"):
+        found, unit = len(tensor.raw_data), "bytes"
+    else:
+        dtype = ir.DataType(tensor.data_type)
+        field = _FIELD.get(dtype.name, "int32_data")
+        stray = [name for name in _VALUES if name != field and len(getattr(tensor, name))]
+        if stray or (wanted is None and tensor.HasField("raw_data")):
+            raise RnnLowerError(f"tensor '{tensor.name}' of type {dtype.name} holds {', '.join(stray) or 'raw_data'}")
+        found, unit = len(getattr(tensor, field)), "values"
+        packed = 8 // dtype.bitwidth if wanted is not None and dtype.bitwidth < 8 else 1
+        wanted = math.ceil(count / packed) * (2 if dtype.name.startswith("COMPLEX") else 1)
+    if found != wanted:
+        raise RnnLowerError(
+            f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {found} {unit} of data where {wanted} belong"
+        )
+
+
+def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
+    """Where the data of an external tensor lies, links followed.
+
+    Raises RnnLowerError for what does not lie in the folder by its name, is no regular file, or does not hold the data.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location, told = entries.get("location", ""), f"tensor '{tensor.name}'"
+    parts = PurePosixPath(location).parts
+    if not location or "\0" in location:
+        raise RnnLowerError(f"{told} has external data without a location")
+    if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
+        raise RnnLowerError(f"{told}: its data is in '{location}'; only files below the model's folder are read")
+    path = folder / location
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise RnnLowerError(f"{told}: its data file {path} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise RnnLowerError(f"{told}: its data file {path} is no regular file")
+    if not os.access(path, os.R_OK):
+        raise RnnLowerError(f"{told}: its data file {path} cannot be read: permission denied")
+    wanted = size_of(tensor)
+    if wanted is None:
+        raise RnnLowerError(f"{told} holds texts, which external data cannot")
+    try:
+        offset = int(entries.get("offset") or 0)
+        length = int(entries["length"]) if entries.get("length") else wanted
+    except ValueError:
+        raise RnnLowerError(f"{told}: offset or length of its external data is no number") from None
+    if offset < 0 or length != wanted:
+        raise RnnLowerError(
+            f"{told} of shape {list(tensor.dims)} needs {wanted} bytes; its external data says {length} at {offset}"
+        )
+    if offset + length > status.st_size:
+        raise RnnLowerError(
+            f"{told}: its data file {path} has {status.st_size} bytes, too few for {length} at {offset}"
+        )
+    return Place(Path(os.path.realpath(path)), offset, length)
+
+
+def as_ir(tensor: onnx.TensorProto, folder: Path | None) -> ir.TensorProtocol:
+    """The tensor for onnx_ir; its data stays where it is."""
+    if not is_external(tensor):
+        return ir.serde.TensorProtoTensor(tensor)
+    dtype, shape = ir.DataType(tensor.data_type), ir.Shape(list(tensor.dims))
+    if folder is None:
+        raise RnnLowerError(
+            f"tensor '{tensor.name}' has its data in a file, and the folder is unknown; give the path of the model"
+        )
+    place = locate(tensor, folder)
+    return ir.ExternalTensor(str(place.path), place.offset, place.length, dtype, shape=shape, name=tensor.name)
+
+
+def embed(model: onnx.ModelProto, folder: Path) -> None:
+    """Take the data of external tensors into the model."""
+    for tensor in tensors(model):
+        if is_external(tensor):
+            place = locate(tensor, folder)
+            with open(place.path, "rb") as file:
+                file.seek(place.offset)
+                tensor.raw_data = file.read(place.length)
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")

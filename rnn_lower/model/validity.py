@@ -1,0 +1,85 @@
+"""What every model must hold before it is worth reading: data for its tensors, a definition for every name."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+
+from rnn_lower.errors import InvalidNodeError, RnnLowerError
+from rnn_lower.model import tensors
+
+
+def check(model: onnx.ModelProto, folder: Path | None) -> bool:
+    """Whether the nodes of a model stand in an order in which they can run; another order is no fault.
+
+    Raises RnnLowerError for tensors without their data, InvalidNodeError for nodes that make no sense as a graph.
+    """
+    if not model.HasField("graph") or not model.opset_import:
+        raise RnnLowerError(
+            "not an ONNX model: it " + ("imports no opset" if model.HasField("graph") else "has no graph")
+        )
+    for tensor in tensors.tensors(model):
+        tensors.check_data(tensor, folder)
+    counts = collections.Counter((f.domain, f.name, f.overload) for f in model.functions)
+    for (domain, name, _), count in counts.items():
+        if count > 1:
+            raise RnnLowerError(f"function {domain}.{name} is defined {count} times")
+    free, in_order = _graph(model.graph, "main graph")
+    if free:
+        raise InvalidNodeError(f"main graph: nothing computes '{min(free)}'")
+    for function in model.functions:
+        path = f"function {function.domain}.{function.name}"
+        free, its_order = _nodes(function.node, set(function.input), path)
+        free |= set(function.output) - set(function.input) - _made_by(function.node)
+        if free:
+            raise InvalidNodeError(f"{path}: nothing computes '{min(free)}'")
+        in_order &= its_order
+    return in_order
+
+
+def _graph(graph: onnx.GraphProto, path: str) -> tuple[set[str], bool]:
+    """Names that a graph takes from outside, and whether its nodes stand in order."""
+    given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    free, in_order = _nodes(graph.node, given, path)
+    return free | ({value.name for value in graph.output} - given - _made_by(graph.node) - {""}), in_order
+
+
+def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    return {name for node in nodes for name in node.output if name}
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str) -> tuple[set[str], bool]:
+    needs: set[str] = set()
+    late: set[str] = set()
+    made: set[str] = set()
+    in_order = True
+    for node in nodes:
+        _check_node(node, path)
+        used = {name for name in node.input if name}
+        for body in tensors.graphs_of(node):
+            free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'")
+            used |= free
+            in_order &= its_order
+        missing = used - given - made
+        late |= missing
+        needs |= missing
+        for name in node.output:
+            if name and (name in made or name in given):
+                raise InvalidNodeError(f"{node.op_type} '{node.name}' in {path}: '{name}' is defined twice")
+            if name:
+                made.add(name)
+    return needs - made, in_order and not late & made
+
+
+def _check_node(node: onnx.NodeProto, path: str) -> None:
+    told = f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
+    counts = collections.Counter(attribute.name for attribute in node.attribute)
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise InvalidNodeError(f"{told}: attribute '{twice[0]}' is given twice")
+    if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) != 1:
+        raise InvalidNodeError(f"{told}: {len(node.attribute)} attributes; a Constant has exactly one")

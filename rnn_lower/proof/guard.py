@@ -1,0 +1,72 @@
+"""Let fused recurrent nodes fail where they would end the process: on a sequence without steps, rows or features.
+
+Every X gets a few nodes before it that pass it on, or make onnxruntime raise an error that carries NAME:
+
+    empty = int(not bool(Size(X)));  X' = Reshape(X, Shape(X) + Gather([0], empty))      Gather([0], 1) is an error
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from rnn_lower.model.document import Document
+from rnn_lower.model.session import read_nodes
+from rnn_lower.model.tensors import graphs_of
+from rnn_lower.options import OP_TYPES
+
+NAME = "rnn_lower/guard"
+
+
+def needed(document: Document) -> bool:
+    """Whether any recurrent node may meet an empty sequence."""
+    nodes = read_nodes(document.model)
+    return not all(node.static_length and node.static_batch and node.input_size for node in nodes)
+
+
+def add(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Guard every recurrent node of a model, in place, wherever it is."""
+    count = _guard(model.graph.node, 0)
+    for function in model.functions:
+        count = _guard(function.node, count)
+    return model
+
+
+def _guard(nodes: MutableSequence[onnx.NodeProto], count: int) -> int:
+    found: list[onnx.NodeProto] = []
+    for node in nodes:
+        for body in graphs_of(node):
+            count = _guard(body.node, count)
+        if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx") and node.input:
+            count += 1
+            found += _checks(node.input[0], f"{NAME}/{count}")
+            node.input[0] = f"{NAME}/{count}/x"
+        found.append(node)
+    if len(found) > len(nodes):
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in found]
+        del nodes[:]
+        nodes.extend(copies)
+    return count
+
+
+def _checks(x: str, name: str) -> list[onnx.NodeProto]:
+    zero = onnx.numpy_helper.from_array(np.zeros(1, np.float64))
+    rows = [
+        ("Constant", [], "zeros_double", {"value": zero}),
+        ("Cast", ["zeros_double"], "zeros", {"to": onnx.TensorProto.INT64}),  # opset 7 has no integer Constant
+        ("Shape", [x], "shape", {}),
+        ("Size", [x], "size", {}),
+        ("Cast", ["size"], "some", {"to": onnx.TensorProto.BOOL}),
+        ("Not", ["some"], "none", {}),
+        ("Cast", ["none"], "empty", {"to": onnx.TensorProto.INT64}),
+        ("Gather", ["zeros", "empty"], "zero", {}),
+        ("Add", ["shape", "zero"], "same_shape", {}),
+        ("Reshape", [x, "same_shape"], "x", {}),
+    ]
+    return [
+        helper.make_node(op, [i if i == x else f"{name}/{i}" for i in inputs], [f"{name}/{out}"], f"{name}/{out}", **at)
+        for op, inputs, out, at in rows
+    ]

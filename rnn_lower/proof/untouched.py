@@ -1,0 +1,219 @@
+"""Field by field: nothing in a model has changed but its recurrent nodes and the weights that they alone used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from rnn_lower.model import tensors
+from rnn_lower.model.convert import fix_proto_dims
+from rnn_lower.options import OP_TYPES
+
+Model = tuple[onnx.ModelProto, Path | None]
+"""A model, with the folder that its external data is in."""
+
+
+def only_recurrent_nodes_changed(
+    before: Model, after: Model, *, opset: int | None = None, dims: Mapping[str, int] | None = None
+) -> list[str]:
+    """What differs between a model and its lowered form beyond what lowering is for; empty when nothing does.
+
+    Emitted nodes are known by their metadata, new weights by being used by those alone. External data is compared by
+    content, wherever it lies. opset, dims: what was asked for; with `opset` nodes of operators that have another
+    version there may differ, and so may the order around them.
+    """
+    (old, old_folder), (new, new_folder) = before, after
+    if dims:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(old)
+        fix_proto_dims(copy, dims)
+        old = copy
+    versions = None if opset is None else (_default_opset(old), opset)
+    context = _Context((old_folder, new_folder), versions)
+    return list(context.models(old, new))
+
+
+class _Context:
+    def __init__(self, folders: tuple[Path | None, Path | None], versions: tuple[int, int] | None) -> None:
+        self._folders, self._versions = folders, versions
+
+    def models(self, old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
+        skipped = ["graph", "functions"] + (["opset_import", "ir_version"] if self._versions else [])
+        yield from _fields("model", old, new, skipped)
+        yield from self.graphs("graph", old.graph, new.graph)
+        if len(old.functions) != len(new.functions):
+            yield f"model: {len(old.functions)} functions before, {len(new.functions)} after"
+        for a, b in zip(old.functions, new.functions, strict=False):
+            path = f"function {a.domain}.{a.name}"
+            yield from _fields(path, a, b, ["node"] + (["opset_import"] if self._versions else []))
+            yield from self.nodes(path, a.node, b.node)
+
+    def graphs(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
+        listed = [tensor.name for tensor in old.initializer] if self._versions else []
+        yield from _fields(path, old, new, ["node", "initializer", "sparse_initializer", "value_info", "input"])
+        yield from self.weights(path, old, new)
+        yield from self.nodes(path, old.node, new.node)
+        emitted = {name for node in new.node if _emitted(node) for name in node.output}
+        known = {value.name for value in old.value_info}
+        infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
+        if self._versions is None:
+            yield from _same(f"{path}: value_info", old.value_info, infos)
+        # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
+        kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
+        yield from _same(f"{path}: input", kept, new.input)
+
+    def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
+        pairs: list[tuple[dict[str, Any], dict[str, Any], Callable[[Any], list[onnx.TensorProto]]]] = [
+            ({t.name: t for t in old.initializer}, {t.name: t for t in new.initializer}, lambda t: [t]),
+            (
+                {s.values.name: s for s in old.sparse_initializer},
+                {s.values.name: s for s in new.sparse_initializer},
+                lambda s: [s.values, s.indices],
+            ),
+        ]
+        used = set(_used(new))
+        used_by_others = set(_used(new, emitted=False))
+        for there, here, parts in pairs:
+            for name, tensor in there.items():
+                if name not in here and name in used:
+                    yield f"{path}: initializer '{name}' is gone, and used"
+                elif name not in here and name not in set(_used_by_recurrent(old)):
+                    yield f"{path}: initializer '{name}' is gone"
+                elif name in here and not (
+                    list(tensor.dims) == list(here[name].dims)
+                    and all(map(self._same_tensor, parts(tensor), parts(here[name])))
+                ):
+                    yield f"{path}: initializer '{name}' has changed"
+            for name in here.keys() - there.keys():
+                if name in used_by_others or name not in used:
+                    yield f"{path}: initializer '{name}' is new, and not for an emitted node"
+            kept = [name for name in there if name in here]
+            if kept != [name for name in here if name in there]:
+                yield f"{path}: the initializers are in another order"
+
+    def nodes(self, path: str, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]) -> Iterator[str]:
+        by_outputs = {tuple(node.output): node for node in new}
+        needed = {name for node in new for name in node.input}
+        before = [node for node in old if not self._replaced(node, by_outputs, needed)]
+        there = {tuple(node.output) for node in before}
+        after = [node for node in new if not _emitted(node) or tuple(node.output) in there]
+        if self._versions is not None:
+            before = [node for node in before if not self._converted(node)]
+            names = {tuple(node.output) for node in before}
+            after = [node for node in after if tuple(node.output) in names]
+        if len(before) != len(after):
+            yield f"{path}: {len(before)} other nodes before, {len(after)} after"
+        for a, b in zip(before, after, strict=False):
+            yield from self._node(f"{path}/{a.op_type} '{a.name or next(iter(a.output), '')}'", a, b)
+
+    def _node(self, path: str, old: onnx.NodeProto, new: onnx.NodeProto) -> Iterator[str]:
+        yield from _fields(path, old, new, ["attribute"])
+        if [a.name for a in old.attribute] != [a.name for a in new.attribute]:
+            yield f"{path}: other attributes"
+        for a, b in zip(old.attribute, new.attribute, strict=False):
+            yield from _fields(f"{path}.{a.name}", a, b, ["g", "graphs", "t", "tensors", "sparse_tensor"])
+            yield from self._parts(f"{path}.{a.name}", a, b)
+
+    def _parts(self, path: str, a: onnx.AttributeProto, b: onnx.AttributeProto) -> Iterator[str]:
+        for old, new in zip([a.g, *a.graphs], [b.g, *b.graphs], strict=True):
+            yield from self.graphs(path, old, new)
+        sparse = [[p.sparse_tensor.values, p.sparse_tensor.indices] for p in (a, b)]
+        if list(a.sparse_tensor.dims) != list(b.sparse_tensor.dims):
+            yield f"{path}: another shape"
+        for old, new in zip([a.t, *a.tensors, *sparse[0]], [b.t, *b.tensors, *sparse[1]], strict=True):
+            if not self._same_tensor(old, new):
+                yield f"{path}: tensor '{old.name}' has changed"
+
+    def _replaced(self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str]) -> bool:
+        there = after.get(tuple(node.output))
+        if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx"):
+            return there is None or there.op_type != node.op_type
+        return node.op_type == "Constant" and there is None and not needed & set(node.output)
+
+    def _converted(self, node: onnx.NodeProto) -> bool:
+        """Whether the operator has another version at the other opset."""
+        assert self._versions is not None
+        if node.domain not in ("", "ai.onnx"):
+            return False
+        try:
+            found = {onnx.defs.get_schema(node.op_type, opset, "").since_version for opset in self._versions}
+        except onnx.defs.SchemaError:
+            return False
+        return len(found) > 1
+
+    def _same_tensor(self, old: onnx.TensorProto, new: onnx.TensorProto) -> bool:
+        inside = ["raw_data", "data_location", "external_data"]
+        if not tensors.is_external(old) and not tensors.is_external(new):
+            return _equal(old, new)
+        if list(_fields("", old, new, inside)):
+            return False
+        return all(a == b for a, b in zip(*map(_pieces, (old, new), self._folders), strict=True))
+
+
+def _pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
+    """The data of a tensor, a few megabytes at a time."""
+    size = 1 << 22
+    if not tensors.is_external(tensor):
+        data = tensor.raw_data
+        yield from (data[start : start + size] for start in range(0, len(data), size))
+    elif folder is None:
+        yield str(sorted((entry.key, entry.value) for entry in tensor.external_data)).encode()
+    else:
+        place = tensors.locate(tensor, folder)
+        with open(place.path, "rb") as file:
+            file.seek(place.offset)
+            for start in range(0, place.length, size):
+                yield file.read(min(size, place.length - start))
+
+
+def _fields(path: str, old: Any, new: Any, skipped: Iterable[str]) -> Iterator[str]:
+    """The fields of two messages that differ, but for some."""
+    for field in old.DESCRIPTOR.fields:
+        if field.name in skipped:
+            continue
+        a, b = getattr(old, field.name), getattr(new, field.name)
+        if (field.has_presence and old.HasField(field.name) != new.HasField(field.name)) or not _equal(a, b):
+            yield f"{path}: {field.name} has changed"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """As messages are, but NaN is NaN, and 0 is not -0."""
+    if hasattr(a, "SerializeToString"):
+        return bool(a == b or a.SerializeToString(deterministic=True) == b.SerializeToString(deterministic=True))
+    if hasattr(a, "__len__") and not isinstance(a, (str, bytes)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return repr(a) == repr(b)
+
+
+def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
+    if not _equal(list(old), list(new)):
+        yield f"{told} has changed"
+
+
+def _emitted(node: onnx.NodeProto) -> bool:
+    return any(entry.key == "rnn_lower.node" for entry in node.metadata_props)
+
+
+def _used(graph: onnx.GraphProto, emitted: bool = True) -> Iterator[str]:
+    """Names that nodes of a graph and its bodies take, or that it gives; emitted=False: those of other nodes only."""
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        if emitted or not _emitted(node):
+            yield from node.input
+        for body in tensors.graphs_of(node):
+            yield from _used(body, emitted) if emitted or not _emitted(node) else ()
+
+
+def _used_by_recurrent(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        if node.op_type in OP_TYPES:
+            yield from node.input
+        for body in tensors.graphs_of(node):
+            yield from _used_by_recurrent(body)
+
+
+def _default_opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
