@@ -117,9 +117,11 @@ def check(
 
     inputs: arrays by input name, or an .npz file of such; they are used for one run. Without, `runs` sets of inputs
     are made from `seed`: symbolic sizes are sampled per name unless the lowered model fixes them, an input that feeds
-    sequence_lens lies in [0, T].
-    An output agrees when |lowered - original| <= atol + rtol * |original|; NaN agrees with NaN; in a type that is
-    coarser than rtol one unit in the last place is allowed.
+    sequence_lens lies in [0, T], numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
+    Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * max |original|, the largest
+    over the output; NaN agrees with NaN; in a type that is coarser than rtol one unit in the last place is allowed.
+    Everything else must be equal. Outputs that are all empty, or the same in all runs, are no agreement: the report
+    says that nothing was compared.
 
     Both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets below 7,
     empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report says so.

@@ -89,6 +89,7 @@ def test_imports_in_functions_are_for_start_up_or_optional():
         "cli.py: rnn_lower",
         "cli.py: rnn_lower.api",
         "cli.py: rnn_lower.targets",
+        "cli.py: rnn_lower.proof",
         "cli.py: rich.console",
         "cli.py: rich.markup",
         "cli.py: rich.progress",

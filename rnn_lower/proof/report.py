@@ -19,7 +19,12 @@ class OutputReport:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """The verdict. judge, runner: what ran the original and the lowered model; runs: how often."""
+    """The verdict.
+
+    judge, runner: what ran the original and the lowered model; runs: how often.
+    nothing_compared: why agreement says nothing here, empty when it does.
+    changed: what else differs between the files; filled where a file was lowered from the other.
+    """
 
     outputs: tuple[OutputReport, ...]
     judge: str
@@ -27,11 +32,13 @@ class CheckReport:
     runs: int
     rtol: float
     atol: float
+    nothing_compared: str = ""
+    changed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether all outputs of all runs agree in shape, type and value."""
-        return all(output.ok for output in self.outputs)
+        """Whether all outputs of all runs agree, there was something to compare, and nothing else has changed."""
+        return not self.nothing_compared and not self.changed and all(output.ok for output in self.outputs)
 
     @property
     def max_abs_error(self) -> float:

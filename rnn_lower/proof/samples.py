@@ -1,7 +1,12 @@
-"""Inputs for a model: sampled from its declared inputs, or read from a file."""
+"""Inputs for a model: sampled so that they reach every part of what recurrent nodes compute, or read from a file.
+
+The first set lies in [-1, 1] and is short; later ones are longer and reach from small values to those that saturate
+every gate, clip and threshold. Integers go over the range that their consumers show.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,17 +14,31 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.facts import Facts, plain_dim
-from rnn_lower.model.scopes import recurrent_nodes
+from rnn_lower.model.scopes import nodes, recurrent_nodes, values
 
 Feeds = dict[str, np.ndarray]
 
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
 
+LENGTHS = (5, 40, 19)
+"""Sizes for those that are the length of a sequence, by run."""
+
+SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
+"""What numbers in [-1, 1] are multiplied with, each step or element with one of these, by run."""
+
+FACTORS = (1.0, 0.3, 3.0, 0.1, 1.0, 0.03, 10.0, 1.0)
+"""What all are multiplied with, by set, in models so small that a run takes several sets of inputs."""
+
+CHEAP_WEIGHTS, CHEAP_INPUTS = 1_000_000, 20_000
+"""Bytes of weights, and elements of inputs, up to which a run takes next to no time beside loading the model."""
+
 ATTEMPTS = 12
 INTEGER_LIMITS = (2, 1, 6, 100)
+LARGEST_FLOAT16 = 6e4
 
 
 def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
@@ -48,8 +67,8 @@ def fixed_sizes(original: ir.Model, lowered: ir.Model) -> dict[str, int]:
     return {
         _symbol(value, axis): size
         for value in required_inputs(original)
-        for axis, (dim, size) in enumerate(zip(value.shape or (), known.get(value.name, ()), strict=False))
-        if not isinstance(dim, int) and isinstance(size, int)
+        for axis, (dim, given) in enumerate(zip(value.shape or (), known.get(value.name, ()), strict=False))
+        if not isinstance(plain_dim(dim), int) and isinstance(size := plain_dim(given), int)
     }
 
 
@@ -59,35 +78,78 @@ def _symbol(value: ir.Value, axis: int) -> str:
     return str(plain_dim(value.shape[axis]) or f"{value.name}/{axis}")
 
 
-def candidates(model: ir.Model, seed: int, index: int, fixed: Mapping[str, int] = {}) -> Iterator[Feeds]:
-    """Sets of inputs for run number `index`, to be tried until the original takes one. fixed: sizes by symbol."""
-    limits = _length_limits(model)
+def sets_in_a_run(model: ir.Model) -> int:
+    """How many sets of inputs one run takes: several for small models, whose runs cost nothing."""
+    weights = sum(value.const_value.nbytes for value in values(model) if value.const_value is not None)
+    sizes = (
+        math.prod(d if isinstance(d, int) else 64 for d in map(plain_dim, v.shape or ()))
+        for v in required_inputs(model)
+    )
+    return len(FACTORS) if weights <= CHEAP_WEIGHTS and sum(sizes) <= CHEAP_INPUTS else 1
+
+
+def candidates(model: ir.Model, seed: int, index: int, fixed: Mapping[str, int] = {}, part: int = 0) -> Iterator[Feeds]:
+    """Sets of inputs for run number `index`, to be tried until the original takes one.
+
+    fixed: sizes by symbol.  part: which of the sets of that run.
+    """
+    limits, ranges = _length_limits(model), _ranges(model)
+    times = {limit for limit in limits.values() if isinstance(limit, str)} | _time_symbols(model)
     for attempt in range(ATTEMPTS):
-        rng = np.random.default_rng([seed, index, attempt])
-        sizes = dict(fixed)
-        # Later attempts also try equal sizes everywhere, which suits models that tie dimensions without saying so.
-        common = SIZES[(index + attempt) % len(SIZES)] if attempt % 2 else None
-
-        def size(name: str, rng: np.random.Generator = rng, sizes: dict[str, int] = sizes, common: int | None = common) -> int:  # fmt: skip  # noqa: E501
-            if name not in sizes:
-                sizes[name] = common or int(rng.choice(SIZES[: 6 + index]))
-            return sizes[name]
-
+        rng = np.random.default_rng([seed, index, attempt, part])
+        sizes = _Sizes(rng, index, attempt, times, dict(fixed))
+        # Later attempts fall back to tame values, in case it was these that the model did not take.
+        scales: tuple[float, ...] = SCALES[index % len(SCALES)] if attempt < 4 else SCALES[0]
+        scales = tuple(FACTORS[part] * scale for scale in scales)
         feeds: Feeds = {}
         for value in required_inputs(model):
             if value.dtype is None or not isinstance(value.type, ir.TensorType):
                 raise RnnLowerError(f"input '{value.name}' is no tensor of a known type; give inputs (--inputs X.npz)")
-            shape = [
-                dim if isinstance(dim, int) else size(_symbol(value, axis))
-                for axis, dim in enumerate(value.shape or ())
-            ]
-            upper = limits.get(str(value.name))
-            if upper is not None:
-                length = upper if isinstance(upper, int) else size(upper)
-                feeds[str(value.name)] = rng.integers(0, length + 1, shape).astype(np.int32)
+            name = str(value.name)
+            shape = [sizes.of(value, axis) for axis in range(len(value.shape or ()))]
+            if name in limits:
+                limit = limits[name]
+                length = limit if isinstance(limit, int) else sizes.named(limit)
+                feeds[name] = _lengths(rng, shape, length, index + part)
+            elif value.dtype.is_integer() and name in ranges:
+                feeds[name] = rng.choice(ranges[name], shape).astype(value.dtype.numpy())
             else:
-                feeds[str(value.name)] = _array(rng, value.dtype, shape, INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)])
+                limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
+                feeds[name] = _array(rng, value.dtype, shape, limit_of_integers, scales)
         yield feeds
+
+
+class _Sizes:
+    """Sizes of one set of inputs, one for each symbol."""
+
+    def __init__(
+        self, rng: np.random.Generator, index: int, attempt: int, times: set[str], known: dict[str, int]
+    ) -> None:
+        self._rng, self._index, self._times, self._known = rng, index, times, known
+        # Later attempts also try equal sizes everywhere, which suits models that tie dimensions without saying so.
+        self._common = SIZES[(index + attempt) % len(SIZES)] if attempt % 2 else None
+
+    def of(self, value: ir.Value, axis: int) -> int:
+        assert value.shape is not None
+        dim = plain_dim(value.shape[axis])
+        return dim if isinstance(dim, int) else self.named(_symbol(value, axis))
+
+    def named(self, symbol: str) -> int:
+        if symbol not in self._known:
+            drawn = int(self._rng.choice(SIZES[: 6 + self._index]))
+            length = LENGTHS[self._index % len(LENGTHS)] if symbol in self._times else drawn
+            self._known[symbol] = self._common or length
+        return self._known[symbol]
+
+
+def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int) -> np.ndarray:
+    """Lengths of sequences: some random one, the whole and none, each in some row or, with one row, in some run."""
+    result = rng.integers(0, length + 1, shape).astype(np.int32)
+    for place, special in enumerate((length, 0, max(0, length - 1))):
+        row = (place + index) % 3 if result.size < 3 else place
+        if row < result.size:
+            result.flat[row] = special
+    return result
 
 
 def _length_limits(model: ir.Model) -> dict[str, int | str]:
@@ -97,19 +159,68 @@ def _length_limits(model: ir.Model) -> dict[str, int | str]:
         lengths = node.inputs[4] if len(node.inputs) > 4 else None
         if lengths is None or not lengths.is_graph_input() or node.inputs[0] is None:
             continue
-        layout = node.attributes.get("layout")
-        time_axis = 0 if layout is None else layout.as_int()
+        time_axis = _time_axis(node)
         shape = facts.shape(node.inputs[0])
         length = shape[time_axis] if shape else None
         limits[str(lengths.name)] = length if length is not None else f"{node.inputs[0].name}/{time_axis}"
     return limits
 
 
-def _array(rng: np.random.Generator, dtype: ir.DataType, shape: list[int], limit: int) -> np.ndarray:
+def _time_symbols(model: ir.Model) -> set[str]:
+    """Symbols of inputs that are the sequence length of a recurrent node."""
+    facts, found = Facts(model), set()
+    for node, _ in recurrent_nodes(model):
+        x = node.inputs[0] if node.inputs else None
+        shape = None if x is None else facts.shape(x)
+        if x is not None and shape and len(shape) == 3 and not isinstance(shape[_time_axis(node)], int):
+            found.add(str(shape[_time_axis(node)] or f"{x.name}/{_time_axis(node)}"))
+    return found
+
+
+def _time_axis(node: ir.Node) -> int:
+    layout = node.attributes.get("layout")
+    return 0 if layout is None or layout.type != ir.AttributeType.INT else int(layout.as_int() == 1)
+
+
+_PASS_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
+_COMPARE = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
+
+
+def _ranges(model: ir.Model) -> dict[str, np.ndarray]:
+    """Integer inputs -> the values that make a difference to what takes them: rows of tables, compared constants."""
+    found: dict[str, set[int]] = {}
+    source = {value: str(value.name) for value in required_inputs(model)}
+    for node, _ in nodes(model):
+        first = node.inputs[0] if node.inputs else None
+        if node.op_type in _PASS_ON and first in source:
+            source[node.outputs[0]] = source[first]  # type: ignore[index]
+        elif node.op_type == "Gather" and len(node.inputs) == 2 and node.inputs[1] in source and first is not None:
+            axis = node.attributes.get("axis")
+            shape = () if first.shape is None else tuple(map(plain_dim, first.shape))
+            place = 0 if axis is None else axis.as_int()
+            rows = shape[place] if -len(shape) <= place < len(shape) else None
+            if isinstance(rows, int) and rows:
+                found.setdefault(source[node.inputs[1]], set()).update(range(min(rows, 1 << 16)))
+        elif node.op_type in _COMPARE:
+            for value, other in ((first, node.inputs[1]), (node.inputs[1], first)):
+                tensor = known_tensor(other)
+                if value in source and tensor is not None and tensor.dtype.is_integer() and tensor.size <= 64:
+                    numbers = {int(number) for number in tensor.numpy().ravel()}
+                    found.setdefault(source[value], set()).update(numbers | {n + 1 for n in numbers})  # type: ignore[index]
+    return {name: np.array(sorted(numbers)) for name, numbers in found.items()}
+
+
+def _array(
+    rng: np.random.Generator, dtype: ir.DataType, shape: list[int], limit: int, scales: tuple[float, ...]
+) -> np.ndarray:
     if dtype == ir.DataType.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
     if dtype == ir.DataType.STRING:
         raise RnnLowerError("the model has string inputs; give inputs (--inputs X.npz)")
     if dtype.is_integer():
         return rng.integers(0, limit, shape).astype(dtype.numpy())
-    return rng.uniform(-1, 1, shape).astype(dtype.numpy())
+    # Whole steps share a scale most of the time, so that a large element does not drown the small ones everywhere.
+    together = [*shape[:-1], 1] if shape and rng.integers(4) else shape
+    numbers = rng.uniform(-1, 1, shape) * rng.choice(scales, together)
+    largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
+    return np.asarray(np.clip(numbers, -largest, largest).astype(dtype.numpy()))

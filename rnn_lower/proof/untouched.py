@@ -36,6 +36,14 @@ def only_recurrent_nodes_changed(
     return list(context.models(old, new))
 
 
+def changed_files(
+    before: str, after: str, *, opset: int | None = None, dims: Mapping[str, int] | None = None
+) -> list[str]:
+    """The same for two files."""
+    pair = [(onnx.load(path, load_external_data=False), Path(path).absolute().parent) for path in (before, after)]
+    return only_recurrent_nodes_changed(pair[0], pair[1], opset=opset, dims=dims)
+
+
 class _Context:
     def __init__(self, folders: tuple[Path | None, Path | None], versions: tuple[int, int] | None) -> None:
         self._folders, self._versions = folders, versions

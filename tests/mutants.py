@@ -1,0 +1,225 @@
+"""How many wrong lowerings the default check catches: single-node mutants of lowered graphs.
+
+    python tests/mutants.py --count 5000 --seed 1 [--failures FOLDER]
+
+A mutant exchanges an operator, drops or swaps operands, swaps outputs of a Split or branches of a Where, turns a
+direction, shifts a slice, or changes a constant. Whether it computes another function is decided by many more inputs,
+wider ones and each element on its own, than the check takes. Ends with `N mutants, N caught, N missed`, by kind.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import argparse
+import collections
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from judge import refused
+from onenode import Case, build
+from strategies import random_case
+
+import rnn_lower
+from rnn_lower.model.document import Document
+from rnn_lower.proof import judging, samples
+
+EXCHANGES = {
+    "Add": ("Sub", "Mul"), "Sub": ("Add",), "Mul": ("Add",), "Sigmoid": ("Tanh", "Identity"),
+    "Tanh": ("Sigmoid", "Identity"), "Relu": ("Identity", "Abs"), "Max": ("Min",), "Min": ("Max",),
+    "Less": ("Greater",), "Exp": ("Identity",), "Clip": ("Identity",), "Softsign": ("Tanh",), "Elu": ("Relu",),
+    "LeakyRelu": ("Relu",), "ThresholdedRelu": ("Relu",), "HardSigmoid": ("Sigmoid",), "Softplus": ("Relu",),
+}  # fmt: skip
+ONE_INPUT = {"Identity", "Abs", "Relu", "Sigmoid", "Tanh"}
+
+
+def nodes_of(graph: onnx.GraphProto) -> Iterator[tuple[onnx.GraphProto, onnx.NodeProto]]:
+    for node in graph.node:
+        yield graph, node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes_of(attribute.g)
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for _, node in nodes_of(graph):
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield attribute.g
+
+
+def exchange(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
+    others = EXCHANGES.get(node.op_type)
+    if not others:
+        return False
+    node.op_type = str(rng.choice(others))
+    del node.attribute[:]
+    if node.op_type in ONE_INPUT:
+        del node.input[1:]
+    return True
+
+
+def swap_operands(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
+    if node.op_type not in ("Sub", "Div", "Less", "MatMul", "Concat") or len(node.input) < 2:
+        return False
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+    return True
+
+
+def drop_operand(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
+    if node.op_type not in ("Add", "Mul", "Sub"):
+        return False
+    kept = node.input[int(rng.integers(2))] if node.op_type != "Sub" else node.input[0]
+    node.op_type, node.input[:] = "Identity", [kept]
+    return True
+
+
+def swap_outputs(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
+    if node.op_type not in ("Split", "Scan", "Loop") or len(node.output) < 2:
+        return False
+    a, b = rng.choice(len(node.output), 2, replace=False)
+    node.output[a], node.output[b] = node.output[b], node.output[a]
+    return True
+
+
+def swap_branches(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
+    if node.op_type != "Where":
+        return False
+    node.input[1], node.input[2] = node.input[2], node.input[1]
+    return True
+
+
+def turn(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
+    directions = [a for a in node.attribute if a.name.endswith("_directions")]
+    if node.op_type != "Scan":
+        return False
+    if directions:
+        del node.attribute[list(node.attribute).index(directions[int(rng.integers(len(directions)))])]
+    else:
+        count = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
+        node.attribute.append(onnx.helper.make_attribute("scan_input_directions", [1] * count))
+    return True
+
+
+def other_initial_state(rng: np.random.Generator, node: onnx.NodeProto) -> bool:
+    if node.op_type not in ("Scan", "Loop") or len(node.input) < 4:
+        return False
+    first = 0 if node.op_type == "Scan" else 2
+    if len(node.input) < first + 2 or node.input[first] == node.input[first + 1]:
+        return False
+    node.input[first], node.input[first + 1] = node.input[first + 1], node.input[first]
+    return True
+
+
+KINDS = (exchange, swap_operands, drop_operand, swap_outputs, swap_branches, turn, other_initial_state)
+
+
+def change_constant(rng: np.random.Generator, model: onnx.ModelProto) -> bool:
+    """One element of one constant by a tenth, or an integer by one."""
+    found = [t for graph in graphs_of(model.graph) for t in graph.initializer if t.name.startswith("node/")]
+    found = [tensor for tensor in found if np.prod(tensor.dims) and tensor.data_type != onnx.TensorProto.BOOL]
+    if not found:
+        return False
+    tensor = found[int(rng.integers(len(found)))]
+    array = onnx.numpy_helper.to_array(tensor).copy()
+    place = int(rng.integers(array.size))
+    array.flat[place] = array.flat[place] + 1 if array.dtype.kind == "i" else array.flat[place] * 1.1 + 0.02
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return True
+
+
+def mutate(rng: np.random.Generator, model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
+    mutant = onnx.ModelProto()
+    mutant.CopyFrom(model)
+    if rng.random() < 0.25:
+        return (mutant, "change_constant") if change_constant(rng, mutant) else None
+    found = [node for _, node in nodes_of(mutant.graph) if node.name.startswith("node/")]
+    node = found[int(rng.integers(len(found)))]
+    kind = KINDS[int(rng.integers(len(KINDS)))]
+    before = node.op_type
+    return (mutant, f"{kind.__name__} {before}") if kind(rng, node) else None
+
+
+def feeds_for(rng: np.random.Generator, case: Case, count: int) -> Iterator[dict[str, np.ndarray]]:
+    """Inputs of the case's own sizes, at every scale, with every kind of length."""
+    model = Document(build(case)[0]).model
+    for index in range(count):
+        for feeds in samples.candidates(model, int(rng.integers(1 << 30)), index):
+            scale = 10.0 ** rng.uniform(-2, 4)
+            yield {
+                name: (array * scale).astype(array.dtype) if array.dtype.kind == "f" and index % 2 else array
+                for name, array in feeds.items()
+            }
+            break
+
+
+def differs(rng: np.random.Generator, case: Case, lowered: onnx.ModelProto, mutant: onnx.ModelProto) -> bool | None:
+    """Whether a mutant computes another function; None when it does not run."""
+    try:
+        good, bad = (judging.open_onnxruntime(Document(model)) for model in (lowered, mutant))
+        for feeds in feeds_for(rng, case, 40):
+            wanted = good(feeds)
+            got = bad(feeds)
+            for a, b in zip(wanted, got, strict=True):
+                if a.shape != b.shape:
+                    return True
+                x, y = a.astype(np.float64), b.astype(np.float64)
+                if not np.all(np.isfinite(x)):
+                    continue
+                with np.errstate(all="ignore"):
+                    if not np.all(np.abs(x - y) <= 2e-3 * np.abs(x) + 2e-5 * np.abs(x).max(initial=0)):
+                        return True
+    except Exception:
+        return None
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--failures", type=Path)
+    arguments = parser.parse_args()
+    caught, missed = run(arguments.count, arguments.seed, arguments.failures)
+    for kind in sorted(caught | missed):
+        print(f"{kind}: {caught[kind]} caught, {missed[kind]} missed")
+    print(f"{caught.total() + missed.total()} mutants, {caught.total()} caught, {missed.total()} missed")
+    return 0
+
+
+def run(
+    count: int, seed: int, failures: Path | None = None
+) -> tuple[collections.Counter[str], collections.Counter[str]]:
+    """Mutants that compute another function, by kind: caught by the default check, and missed."""
+    caught: collections.Counter[str] = collections.Counter()
+    missed: collections.Counter[str] = collections.Counter()
+    rng = np.random.default_rng(seed)
+    while caught.total() + missed.total() < count:
+        case, form = random_case(rng)
+        case = case.replace(place="main", dtype="float", layout=0, opset=max(case.opset, 9))
+        original, _ = build(case)
+        if refused(original) or "Softplus" in (case.activations or ()):
+            continue
+        lowered = rnn_lower.lower(original, form=form)
+        for _ in range(4):
+            made = mutate(rng, lowered)
+            if made is None or not differs(rng, case, lowered, made[0]):
+                continue
+            try:
+                ok = rnn_lower.check(original, made[0]).ok
+            except rnn_lower.RnnLowerError:
+                ok = False  # a mutant that does not run with the sampled inputs
+            (missed if ok else caught)[made[1]] += 1
+            if ok and failures is not None:
+                failures.mkdir(parents=True, exist_ok=True)
+                name = f"{seed}_{missed.total()}"
+                onnx.save(original, failures / f"{name}_original.onnx")
+                onnx.save(made[0], failures / f"{name}_mutant.onnx")
+                (failures / f"{name}.txt").write_text(f"{made[1]}\n{form}\n{case}\n")
+    return caught, missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
