@@ -146,7 +146,7 @@ def feeds_for(rng: np.random.Generator, case: Case, count: int) -> Iterator[dict
     """Inputs of the case's own sizes, at every scale, with every kind of length."""
     model = Document(build(case)[0]).model
     for index in range(count):
-        for feeds in samples.candidates(model, int(rng.integers(1 << 30)), index):
+        for feeds in samples.Samples(model, int(rng.integers(1 << 30))).candidates(index):
             scale = 10.0 ** rng.uniform(-2, 4)
             yield {
                 name: (array * scale).astype(array.dtype) if array.dtype.kind == "f" and index % 2 else array

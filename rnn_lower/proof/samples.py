@@ -33,8 +33,8 @@ SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 FACTORS = (1.0, 0.3, 3.0, 0.1, 1.0, 0.03, 10.0, 1.0)
 """What all are multiplied with, by set, in models so small that a run takes several sets of inputs."""
 
-CHEAP_WEIGHTS, CHEAP_INPUTS = 1_000_000, 20_000
-"""Bytes of weights, and elements of inputs, up to which a run takes next to no time beside loading the model."""
+CHEAP_WEIGHTS, CHEAP_INPUTS, CHEAP_NODES = 1_000_000, 20_000, 100
+"""Bytes of weights, elements of inputs, and nodes up to which a run takes next to no time beside loading the model."""
 
 ATTEMPTS = 12
 INTEGER_LIMITS = (2, 1, 6, 100)
@@ -78,45 +78,48 @@ def _symbol(value: ir.Value, axis: int) -> str:
     return str(plain_dim(value.shape[axis]) or f"{value.name}/{axis}")
 
 
-def sets_in_a_run(model: ir.Model) -> int:
-    """How many sets of inputs one run takes: several for small models, whose runs cost nothing."""
-    weights = sum(value.const_value.nbytes for value in values(model) if value.const_value is not None)
-    sizes = (
-        math.prod(d if isinstance(d, int) else 64 for d in map(plain_dim, v.shape or ()))
-        for v in required_inputs(model)
-    )
-    return len(FACTORS) if weights <= CHEAP_WEIGHTS and sum(sizes) <= CHEAP_INPUTS else 1
+class Samples:
+    """Sets of inputs for a model. fixed: sizes by symbol."""
 
+    def __init__(self, model: ir.Model, seed: int = 0, fixed: Mapping[str, int] = {}) -> None:
+        self._seed, self._fixed, self._inputs = seed, fixed, required_inputs(model)
+        facts = Facts(model)
+        self._limits, self._ranges = _length_limits(model, facts), _ranges(model)
+        self._times = {limit for limit in self._limits.values() if isinstance(limit, str)}
+        self._times |= _time_symbols(model, facts)
+        weights = sum(value.const_value.nbytes for value in values(model) if value.const_value is not None)
+        shapes = (map(plain_dim, value.shape or ()) for value in self._inputs)
+        sizes = (math.prod(dim if isinstance(dim, int) else 64 for dim in shape) for shape in shapes)
+        cheap = weights <= CHEAP_WEIGHTS and sum(sizes) <= CHEAP_INPUTS and sum(1 for _ in nodes(model)) <= CHEAP_NODES
+        self.sets_in_a_run = len(FACTORS) if cheap else 1
 
-def candidates(model: ir.Model, seed: int, index: int, fixed: Mapping[str, int] = {}, part: int = 0) -> Iterator[Feeds]:
-    """Sets of inputs for run number `index`, to be tried until the original takes one.
+    def candidates(self, index: int, part: int = 0) -> Iterator[Feeds]:
+        """Sets of inputs to be tried until the model takes one, for run number `index`, set `part` of that run."""
+        for attempt in range(ATTEMPTS):
+            rng = np.random.default_rng([self._seed, index, attempt, part])
+            sizes = _Sizes(rng, index, attempt, self._times, dict(self._fixed))
+            # Later attempts fall back to tame values, in case it was these that the model did not take.
+            scales = SCALES[index % len(SCALES)] if attempt < 4 else SCALES[0]
+            scaled = [FACTORS[part] * scale for scale in scales]
+            limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
+            yield {
+                str(value.name): self._sample(value, rng, sizes, scaled, limit_of_integers, index + part)
+                for value in self._inputs
+            }
 
-    fixed: sizes by symbol.  part: which of the sets of that run.
-    """
-    limits, ranges = _length_limits(model), _ranges(model)
-    times = {limit for limit in limits.values() if isinstance(limit, str)} | _time_symbols(model)
-    for attempt in range(ATTEMPTS):
-        rng = np.random.default_rng([seed, index, attempt, part])
-        sizes = _Sizes(rng, index, attempt, times, dict(fixed))
-        # Later attempts fall back to tame values, in case it was these that the model did not take.
-        scales: tuple[float, ...] = SCALES[index % len(SCALES)] if attempt < 4 else SCALES[0]
-        scales = tuple(FACTORS[part] * scale for scale in scales)
-        feeds: Feeds = {}
-        for value in required_inputs(model):
-            if value.dtype is None or not isinstance(value.type, ir.TensorType):
-                raise RnnLowerError(f"input '{value.name}' is no tensor of a known type; give inputs (--inputs X.npz)")
-            name = str(value.name)
-            shape = [sizes.of(value, axis) for axis in range(len(value.shape or ()))]
-            if name in limits:
-                limit = limits[name]
-                length = limit if isinstance(limit, int) else sizes.named(limit)
-                feeds[name] = _lengths(rng, shape, length, index + part)
-            elif value.dtype.is_integer() and name in ranges:
-                feeds[name] = rng.choice(ranges[name], shape).astype(value.dtype.numpy())
-            else:
-                limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
-                feeds[name] = _array(rng, value.dtype, shape, limit_of_integers, scales)
-        yield feeds
+    def _sample(
+        self, value: ir.Value, rng: np.random.Generator, sizes: _Sizes, scales: list[float], limit: int, turn: int
+    ) -> np.ndarray:
+        name = str(value.name)
+        if value.dtype is None or not isinstance(value.type, ir.TensorType):
+            raise RnnLowerError(f"input '{name}' is no tensor of a known type; give inputs (--inputs X.npz)")
+        shape = [sizes.of(value, axis) for axis in range(len(value.shape or ()))]
+        if name in self._limits:
+            longest = self._limits[name]
+            return _lengths(rng, shape, longest if isinstance(longest, int) else sizes.named(longest), turn)
+        if value.dtype.is_integer() and name in self._ranges:
+            return np.asarray(rng.choice(self._ranges[name], shape).astype(value.dtype.numpy()))
+        return _array(rng, value.dtype, shape, limit, scales)
 
 
 class _Sizes:
@@ -152,9 +155,9 @@ def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int
     return result
 
 
-def _length_limits(model: ir.Model) -> dict[str, int | str]:
+def _length_limits(model: ir.Model, facts: Facts) -> dict[str, int | str]:
     """Inputs that feed sequence_lens -> the sequence length, or the name of its symbol."""
-    facts, limits = Facts(model), {}
+    limits: dict[str, int | str] = {}
     for node, _ in recurrent_nodes(model):
         lengths = node.inputs[4] if len(node.inputs) > 4 else None
         if lengths is None or not lengths.is_graph_input() or node.inputs[0] is None:
@@ -166,9 +169,9 @@ def _length_limits(model: ir.Model) -> dict[str, int | str]:
     return limits
 
 
-def _time_symbols(model: ir.Model) -> set[str]:
+def _time_symbols(model: ir.Model, facts: Facts) -> set[str]:
     """Symbols of inputs that are the sequence length of a recurrent node."""
-    facts, found = Facts(model), set()
+    found = set()
     for node, _ in recurrent_nodes(model):
         x = node.inputs[0] if node.inputs else None
         shape = None if x is None else facts.shape(x)
@@ -211,7 +214,7 @@ def _ranges(model: ir.Model) -> dict[str, np.ndarray]:
 
 
 def _array(
-    rng: np.random.Generator, dtype: ir.DataType, shape: list[int], limit: int, scales: tuple[float, ...]
+    rng: np.random.Generator, dtype: ir.DataType, shape: list[int], limit: int, scales: list[float]
 ) -> np.ndarray:
     if dtype == ir.DataType.BOOL:
         return rng.integers(0, 2, shape).astype(bool)

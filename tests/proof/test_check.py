@@ -54,7 +54,7 @@ def test_check_samples_lengths_and_sizes():
     model, _ = build(Case("LSTM", dynamic=True, optional=OPTIONAL["LSTM"], N=2))
     shapes = set()
     for index in range(6):
-        feeds = next(samples.candidates(ir.from_proto(model), 0, index))
+        feeds = next(samples.Samples(ir.from_proto(model)).candidates(index))
         T, N = feeds["X"].shape[:2]
         shapes.add((T, N))
         assert feeds["sequence_lens"].shape == (N,)
@@ -148,7 +148,7 @@ def test_lengths_without_names_and_with_the_batch_first():
                     dim.ClearField("dim_param")
         largest = 0.0
         for index in range(40):
-            feeds = next(samples.candidates(ir.from_proto(model), 0, index))
+            feeds = next(samples.Samples(ir.from_proto(model)).candidates(index))
             length = feeds["X"].shape[layout]
             assert feeds["sequence_lens"].max(initial=0) <= length
             largest = max(largest, feeds["sequence_lens"].max(initial=0) / length)
