@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, tensors
-from rnn_lower.model.passes import Record, lower_in_place, lower_model
+from rnn_lower.model.passes import Record, lower_document, lower_in_place
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
@@ -56,7 +56,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         document, path = files.open_model(model)
 
     def result() -> onnx.ModelProto:
-        lower_model(document.model, chosen)
+        lower_document(document, chosen)
         proto = document.write_back(chosen.dims)
         if document.folder is not None:
             tensors.embed(proto, document.folder)
@@ -89,7 +89,7 @@ def lower_file(
     document = files.load(source)
 
     def work() -> list[Record]:
-        records = lower_model(document.model, chosen)
+        records = lower_document(document, chosen)
         with files.staged(document, destination, progress, chosen.dims, force) as made:
             if accept is None or accept(os.fspath(made.path)):
                 made.commit()
@@ -106,7 +106,7 @@ def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[
     if isinstance(model, ir.Model):
         return read_nodes(model)
     document, path = files.open_model(model)
-    return _told_with(path, lambda: read_nodes(document.model))
+    return _told_with(path, lambda: read_nodes(document.model, document.outline))
 
 
 def check(

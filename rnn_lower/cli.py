@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RnnLowerError as error:
         return _fail(BAD, f"error: {error}")
     except KeyboardInterrupt as error:
-        return _fail(BAD, f"interrupted, {error or 'nothing written'}")
+        return _fail(BAD, f"interrupted, {str(error) or 'nothing written'}")
     except MemoryError:
         return _fail(BAD, "error: there is not enough memory for this model")
     except OSError as error:  # files are looked after where they are read and written, so this is stdout
@@ -179,6 +179,8 @@ def _selection(only: Sequence[str], skip: Sequence[str]) -> Callable[[RecurrentN
 def _lower(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
+    if arguments.output == "-" and sys.__stdout__ is None:
+        raise RnnLowerError("-o -: stdout is closed; name a file")
     if arguments.inputs is not None and not arguments.check:
         raise RnnLowerError("--inputs needs --check")
     given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
@@ -337,14 +339,18 @@ def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[s
     from rich.markup import escape
     from rich.table import Table
 
+    class Printer(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # told like every other failure to print
+
     table = Table()
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(row[column])) for column in columns))
-    console = Console()
+    console = Printer()
     if not console.is_terminal:  # pipes and logs keep whole lines
-        console = Console(width=200)
+        console = Printer(width=200)
     console.print(escape(title), highlight=False)
     console.print(table)
 

@@ -24,6 +24,8 @@ from rnn_lower.recurrent.node import display_name, version_at
 KEEP_IN_PROTO = 4096
 """Constants up to this many bytes are shown to the converters, whose adapters read axes and shapes from them."""
 
+LARGEST_SIZE = 2**31 - 1
+
 SCRIPT_CONVERTER = range(18, 26)
 """Opsets between which onnxscript's converter works."""
 
@@ -41,6 +43,8 @@ def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
             raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
         if size < 0:
             raise RnnLowerError(f"size {size} of '{name}' must not be negative")
+        if size > LARGEST_SIZE:
+            raise RnnLowerError(f"size {size} of '{name}' is too large; no axis is longer than {LARGEST_SIZE}")
     for value in values(model):
         if value.shape is not None:
             names = map(plain_dim, value.shape)
@@ -59,10 +63,10 @@ def fix_proto_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> None:
         waiting += [body for node in graph.node for body in graphs_of(node)]
 
 
-def convert_opset(model: ir.Model, opset: int) -> None:
+def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None = None) -> None:
     """Convert a model, its bodies and functions to an opset, in place; recurrent nodes keep their version.
 
-    They are lowered afterwards at the new opset, or restamped by `restamp_rest`.
+    They are lowered afterwards at the new opset, or restamped by `restamp_rest`. outline: as in `Facts`.
     Raises UnsupportedError, naming the node, when an operator cannot be converted.
     """
     newest = onnx.defs.onnx_opset_version()
@@ -72,7 +76,7 @@ def convert_opset(model: ir.Model, opset: int) -> None:
         return
     _raise_ir_version(model, opset)
     recurrent = dict(recurrent_nodes(model))
-    facts, names = Facts(model), Names(taken_names(model))
+    facts, names = Facts(model, outline), Names(taken_names(model))
     changes = []
     for node, scope in nodes(model):
         if (

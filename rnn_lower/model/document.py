@@ -15,31 +15,37 @@ import onnx_ir as ir
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.model import tensors, validity
 from rnn_lower.model.convert import fix_proto_dims
+from rnn_lower.model.outline import outline
 from rnn_lower.model.scopes import default_opset, roots, subgraphs
 
 MAX_NESTING = 29
 """Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
 
 _A = onnx.AttributeProto
-_UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
-"""Attributes that lowering does not look at and onnx_ir does not read in every case."""
 
 
 class Document:
     """A protobuf model with its view.
 
     proto: changed only by `write_back`, and owned.  model: the view, to be lowered.
+    outline: the protobuf without weights that the view was made of.
     folder: where external data is read from; None for a model that came without one.
     Raises RnnLowerError for a model that is not valid.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path | None = None) -> None:
         self.proto, self.folder = proto, folder
-        in_order = validity.check(proto, folder)
         try:
-            self.model = ir.serde.deserialize_model(_view(proto))
+            in_order = validity.check(proto, folder)
+            self.outline = outline(proto, folder)
+            self.model = ir.serde.deserialize_model(self.outline)
+        except (RnnLowerError, MemoryError):
+            raise
+        except UnicodeDecodeError:
+            raise RnnLowerError("not an ONNX model: it has a name that is no UTF-8 text") from None
         except Exception as error:  # onnx_ir raises whatever it trips over
             raise RnnLowerError(f"not an ONNX model: {' '.join(str(error).split())[:300]}") from None
+        self._nesting = _nesting(self.model.graph)
         self._origin: dict[ir.Node, onnx.NodeProto] = {}
         self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []
         self._pair(self.model.graph, proto.graph)
@@ -89,7 +95,7 @@ class Document:
         dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
         Raises UnsupportedError when the result would be too deep for protobuf to read.
         """
-        if _nesting(self.model.graph) > MAX_NESTING:
+        if _nesting(self.model.graph) > max(MAX_NESTING, self._nesting):
             raise UnsupportedError(
                 f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read; use form unroll"
             )
@@ -162,65 +168,3 @@ def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:
 
 def _nesting(graph: ir.Graph | ir.Function) -> int:
     return 1 + max((_nesting(body) for node in graph for _, body in subgraphs(node)), default=0)
-
-
-# -- the view ---------------------------------------------------------------------------------------------------------
-
-
-def _view(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """What lowering looks at: no data of initializers, nothing that onnx_ir cannot read."""
-    view = onnx.ModelProto(ir_version=proto.ir_version)
-    view.opset_import.extend(proto.opset_import)
-    _view_graph(proto.graph, view.graph)
-    view.functions.extend(proto.functions)
-    for function in view.functions:
-        function.ClearField("attribute_proto")
-        _strip(function)
-    return view
-
-
-def _view_graph(proto: onnx.GraphProto, view: onnx.GraphProto) -> None:
-    view.name = proto.name
-    view.node.extend(proto.node)
-    for mine, theirs in ((view.input, proto.input), (view.output, proto.output), (view.value_info, proto.value_info)):
-        mine.extend(theirs)
-    for tensor in proto.initializer:
-        view.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    for sparse in proto.sparse_initializer:
-        view.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
-    _strip(view)
-
-
-def _strip(view: onnx.GraphProto | onnx.FunctionProto) -> None:
-    """Take out of a copy what is not looked at; what is taken out of a body is its own again in `write_back`."""
-    values = [*view.value_info, *([] if isinstance(view, onnx.FunctionProto) else [*view.input, *view.output])]
-    for value in values:
-        if value.type.WhichOneof("value") in ("map_type", "opaque_type", "sparse_tensor_type"):
-            value.ClearField("type")
-        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
-            if dim.HasField("dim_value") and dim.dim_value < 0:
-                dim.ClearField("dim_value")  # a way of saying that the size is unknown
-    for node in view.node:
-        node.ClearField("device_configurations")
-        for index in reversed(range(len(node.attribute))):
-            attribute = node.attribute[index]
-            if attribute.type in _UNSEEN or not _readable(attribute):
-                del node.attribute[index]
-        for graph in tensors.graphs_of(node):
-            for sparse in graph.sparse_initializer:
-                graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
-            graph.ClearField("sparse_initializer")
-            graph.ClearField("quantization_annotation")
-            for tensor in graph.initializer:
-                outline = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-                tensor.CopyFrom(outline)
-            _strip(graph)
-
-
-def _readable(attribute: onnx.AttributeProto) -> bool:
-    try:
-        for text in (attribute.s, *attribute.strings):
-            text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

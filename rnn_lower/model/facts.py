@@ -7,6 +7,7 @@ which is given no annotation, comes to the same.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import onnx
 import onnx.shape_inference
@@ -15,18 +16,21 @@ import onnx_ir as ir
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.isolated import isolated
-from rnn_lower.model.scopes import nodes, values
+from rnn_lower.model.outline import outline_of, without_annotations
+from rnn_lower.model.scopes import nodes, subgraphs, values
+from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import Dim
-
-SHOWN_TO_INFERENCE = 4096
-"""Tensors up to this many bytes are given to shape inference, which reads axes and shapes from them."""
 
 
 class Facts:
-    """Shapes and element types of the values of a model, which is left as it is."""
+    """Shapes and element types of the values of a model, which is left as it is.
 
-    def __init__(self, model: ir.Model) -> None:
-        self._model = model
+    outline: the model as protobuf without its weights, where there is one already; conversion to another opset may
+    have come after it, which changes no shape.
+    """
+
+    def __init__(self, model: ir.Model, outline: onnx.ModelProto | None = None) -> None:
+        self._model, self._outline = model, outline
         self._inputs = set(model.graph.inputs)
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
@@ -37,18 +41,20 @@ class Facts:
         tensor = known_tensor(value)
         if tensor is not None:
             return tuple(tensor.shape.numpy())
-        found = self._inferred.get(value)
+        found = self._inferred_type(value)
         names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
-        if found is None or found.shape is None:
+        if found is None or not found.HasField("shape"):
             return names
-        inferred = tuple(self._told(plain_dim(dim)) for dim in found.shape)
+        inferred = tuple(map(self._told, found.shape.dim))
         if names is None or len(names) != len(inferred):
             return inferred
         return tuple(name if new is None else new for new, name in zip(inferred, names, strict=True))
 
-    def _told(self, dim: Dim) -> Dim:
-        """A size without the names that inference makes up for what it cannot tell."""
-        return dim if isinstance(dim, int) or dim in self._symbols else None
+    def _told(self, dim: onnx.TensorShapeProto.Dimension) -> Dim:
+        """A size, but for the names that inference makes up for what it cannot tell."""
+        if dim.HasField("dim_value"):
+            return int(dim.dim_value) if dim.dim_value >= 0 else None
+        return str(dim.dim_param) if dim.dim_param in self._symbols else None
 
     @functools.cached_property
     def _symbols(self) -> set[Dim]:
@@ -62,7 +68,8 @@ class Facts:
             return value.const_value.dtype
         if value in self._arguments:
             return self._argument_dtype(value)
-        return self._inferred[value].dtype if value in self._inferred else None
+        found = self._inferred_type(value)
+        return ir.DataType(found.elem_type) if found is not None and found.elem_type else None
 
     def _argument_dtype(self, value: ir.Value) -> ir.DataType | None:
         """Functions declare no types: they have those of what is passed, which must be the same at every call."""
@@ -85,32 +92,35 @@ class Facts:
                     found.setdefault(parameter, []).append(argument)
         return found
 
+    def _inferred_type(self, value: ir.Value) -> onnx.TypeProto.Tensor | None:
+        producer = value.producer()
+        owner = value.graph if producer is None else producer.graph
+        info = self._inferred.get(owner, {}).get(value.name)
+        return info.type.tensor_type if info is not None and info.type.HasField("tensor_type") else None
+
     @functools.cached_property
-    def _inferred(self) -> dict[ir.Value, ir.Value]:
-        """Values of the main graph and its subgraphs -> the same values after shape inference on a copy."""
-        copy = self._model.clone()
-        inputs = set(copy.graph.inputs)
-        for value in values(copy):
-            if value.const_value is not None and value.const_value.nbytes > SHOWN_TO_INFERENCE:
-                value.const_value = _outline(value.const_value)
-            if value not in inputs and value.const_value is None:
-                value.shape = None
-            elif value.shape is not None:
-                value.shape = ir.Shape(map(plain_dim, value.shape))
+    def _inferred(self) -> dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]:
+        """By graph and name: what shape inference finds out with no annotation to lean on."""
+        bare = without_annotations(outline_of(self._model) if self._outline is None else self._outline)
         try:
-            serialized = ir.serde.serialize_model(copy).SerializeToString()
-            inferred = onnx.ModelProto.FromString(isolated(onnx.shape_inference.infer_shapes, serialized))
-            result = ir.serde.deserialize_model(inferred)
+            inferred = onnx.ModelProto.FromString(isolated(onnx.shape_inference.infer_shapes, bare.SerializeToString()))
         except Exception:  # whatever inference stumbles over, what it could have told is unknown then
             return {}
-        pairs = zip(self._model.graph.all_nodes(), result.graph.all_nodes(), strict=True)
-        return {ours: theirs for a, b in pairs for ours, theirs in zip(a.outputs, b.outputs, strict=True)}
+        pairs = _same_graphs(self._model.graph, inferred.graph)
+        return {
+            graph: {info.name: info for info in (*proto.value_info, *proto.input, *proto.output)}
+            for graph, proto in pairs
+        }
 
 
-def _outline(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """A tensor of which only shape and type are told."""
-    shape = ir.Shape(tensor.shape.numpy())
-    return ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or "")
+def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:
+    """Both forms of a graph and of every body in it: nodes with bodies stand in the same order in both."""
+    yield graph, proto
+    ours = [body for node in graph for _, body in subgraphs(node)]
+    theirs = [body for node in proto.node for body in graphs_of(node)]
+    if len(ours) == len(theirs):
+        for one, other in zip(ours, theirs, strict=True):
+            yield from _same_graphs(one, other)
 
 
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:

@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> Document:
         proto = onnx.load(path, load_external_data=False)
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except RnnLowerError:
+    except (RnnLowerError, MemoryError):
         raise
     except Exception as error:  # whatever the parsers of the formats raise
         raise RnnLowerError(f"{path}: not an ONNX model: {_one_line(error)}") from None
@@ -103,12 +103,15 @@ class Staged:
 
     def open(self, path: Path) -> BinaryIO:
         """A new file, locked while this run lives, so that no other takes it for left behind."""
-        file = open(path, "xb")  # noqa: SIM115
-        self._locked.append(file)
-        self._complete = path == self.path  # the model comes last
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        return file
+        while True:
+            file = open(path, "xb")  # noqa: SIM115
+            self._complete = path == self.path  # the model comes last
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:
+                self._locked.append(file)
+                return file
+            file.close()  # another run was faster to lock it, and tidied it away
 
     def commit(self) -> None:
         old = _referred(self._destination) if self._destination.exists() else set()
@@ -131,7 +134,8 @@ class Staged:
         """Remove what was not committed."""
         if not self.committed:
             for path in (self.path, self.data):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
         for file in self._locked:
             file.close()
 
@@ -142,9 +146,10 @@ def staged(
     dims: Any = None, force: bool = False,
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there."""
-    path, told = _checked_destination(Path(destination), force), os.fspath(destination)
+    told = os.fspath(destination)
     with contextlib.ExitStack() as stack:
         try:
+            path = _checked_destination(Path(destination), force)
             streamed = str(path) == "-" or (path.exists() and not path.is_file())
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
             if not streamed:

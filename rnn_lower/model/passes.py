@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx
 import onnx_ir as ir
 from onnx_ir import convenience
 from typing_extensions import Unpack
 
 from rnn_lower.model import convert
+from rnn_lower.model.document import Document
 from rnn_lower.model.session import Session, remove_unused
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
@@ -57,21 +59,30 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
     return records
 
 
-def lower_model(model: ir.Model, options: Options) -> list[Record]:
-    """Fix sizes, convert, lower; after an error the model is good for nothing."""
+def lower_document(document: Document, options: Options) -> list[Record]:
+    """`lower_model` for the view of a document."""
+    if options.dims:
+        convert.fix_dims(document.model, options.dims)
+        convert.fix_proto_dims(document.outline, options.dims)
+    return lower_model(document.model, dataclasses.replace(options, dims=None), document.outline)
+
+
+def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
+    """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `Facts`."""
     if options.dims:
         convert.fix_dims(model, options.dims)
     if options.opset is None:
-        return replace_nodes(model, options)
-    convert.convert_opset(model, options.opset)  # first, so that nodes are lowered with the operators of that opset
-    records = replace_nodes(model, options)
+        return replace_nodes(model, options, outline)
+    # First, so that nodes are lowered with the operators of that opset.
+    convert.convert_opset(model, options.opset, outline)
+    records = replace_nodes(model, options, outline)
     convert.restamp_rest(model)
     return records
 
 
-def replace_nodes(model: ir.Model, options: Options) -> list[Record]:
+def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace the chosen nodes, all or none of them."""
-    session = Session(model, options)
+    session = Session(model, options, outline)
     for new in session.replacements:
         node = new.place.node.node
         convenience.replace_nodes_and_values(

@@ -57,8 +57,8 @@ class Session:
     until `replacements` has succeeded, which adds the new weights to the main graph.
     """
 
-    def __init__(self, model: ir.Model, options: Options) -> None:
-        self._model, self._options = model, options
+    def __init__(self, model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> None:
+        self._model, self._options, self._outline = model, options, outline
         self._target = find_target(options.target)
         self._names = Names(taken_names(model))
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
@@ -67,7 +67,7 @@ class Session:
     @functools.cached_property
     def places(self) -> list[Place]:
         """The recurrent nodes that the options choose, in the order of the model."""
-        facts = Facts(self._model)
+        facts = Facts(self._model, self._outline)
         found = []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, facts.shape, facts.dtype)
@@ -148,9 +148,9 @@ class Session:
         return frozenset(identity for identity, count in counts.items() if count > 1)
 
 
-def read_nodes(model: ir.Model) -> list[RecurrentNode]:
-    """All recurrent nodes of a model."""
-    return [place.node for place in Session(model, Options()).places]
+def read_nodes(model: ir.Model, outline: onnx.ModelProto | None = None) -> list[RecurrentNode]:
+    """All recurrent nodes of a model. outline: as in `Facts`."""
+    return [place.node for place in Session(model, Options(), outline).places]
 
 
 def review(opset: int) -> None:

@@ -168,13 +168,18 @@ def as_ir(tensor: onnx.TensorProto, folder: Path | None) -> ir.TensorProtocol:
     return ir.ExternalTensor(str(place.path), place.offset, place.length, dtype, shape=shape, name=tensor.name)
 
 
+def read(tensor: onnx.TensorProto, folder: Path) -> bytes:
+    """The data of an external tensor."""
+    place = locate(tensor, folder)
+    with open(place.path, "rb") as file:
+        file.seek(place.offset)
+        return file.read(place.length)
+
+
 def embed(model: onnx.ModelProto, folder: Path) -> None:
     """Take the data of external tensors into the model."""
     for tensor in tensors(model):
         if is_external(tensor):
-            place = locate(tensor, folder)
-            with open(place.path, "rb") as file:
-                file.seek(place.offset)
-                tensor.raw_data = file.read(place.length)
+            tensor.raw_data = read(tensor, folder)
             tensor.ClearField("data_location")
             tensor.ClearField("external_data")

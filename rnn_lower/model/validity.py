@@ -11,6 +11,9 @@ import onnx
 from rnn_lower.errors import InvalidNodeError, RnnLowerError
 from rnn_lower.model import tensors
 
+DEFAULT_DOMAIN = ("", "ai.onnx")
+_ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
+
 
 def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     """Whether the nodes of a model stand in an order in which they can run; another order is no fault.
@@ -23,15 +26,14 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         )
     for tensor in tensors.tensors(model):
         tensors.check_data(tensor, folder)
-    counts = collections.Counter((f.domain, f.name, f.overload) for f in model.functions)
-    for (domain, name, _), count in counts.items():
-        if count > 1:
-            raise RnnLowerError(f"function {domain}.{name} is defined {count} times")
+    _check_functions(model)
+    _check_imports("main graph", model.graph.node, model.opset_import)
     free, in_order = _graph(model.graph, "main graph")
     if free:
         raise InvalidNodeError(f"main graph: nothing computes '{min(free)}'")
     for function in model.functions:
         path = f"function {function.domain}.{function.name}"
+        _check_imports(path, function.node, function.opset_import)
         free, its_order = _nodes(function.node, set(function.input), path)
         free |= set(function.output) - set(function.input) - _made_by(function.node)
         if free:
@@ -40,8 +42,50 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     return in_order
 
 
+def _check_functions(model: onnx.ModelProto) -> None:
+    keys = [(f.domain, f.name, f.overload) for f in model.functions]
+    for (domain, name, _), count in collections.Counter(keys).items():
+        if count > 1:
+            raise RnnLowerError(f"function {domain}.{name} is defined {count} times")
+    calls = {key: _called(function.node) & set(keys) for key, function in zip(keys, model.functions, strict=True)}
+    while calls:  # take away, again and again, what calls nothing that is left
+        ends = [key for key, called in calls.items() if not called & calls.keys()]
+        if not ends:
+            domain, name, _ = min(calls)
+            raise RnnLowerError(f"function {domain}.{name} calls itself, directly or by way of others")
+        for key in ends:
+            del calls[key]
+
+
+def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
+    found = {(node.domain, node.op_type, node.overload) for node in nodes}
+    for node in nodes:
+        for body in tensors.graphs_of(node):
+            found |= _called(body.node)
+    return found
+
+
+def _check_imports(path: str, nodes: Iterable[onnx.NodeProto], imports: Iterable[onnx.OperatorSetIdProto]) -> None:
+    missing = all(entry.domain not in DEFAULT_DOMAIN for entry in imports)
+    if missing and any(domain in DEFAULT_DOMAIN for domain, *_ in _called(nodes)):
+        raise RnnLowerError(f"{path} imports no opset of the default domain, but has nodes of it")
+
+
+def _check_values(graph: onnx.GraphProto, path: str) -> None:
+    for kind, values in (("input", graph.input), ("output", graph.output), ("value", graph.value_info)):
+        for value in values:
+            dtype = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
+            if dtype not in _ELEMENT_TYPES:
+                raise RnnLowerError(f"{path}: {kind} '{value.name}' is of the unknown element type {dtype}")
+    for names in ([value.name for value in graph.input], [tensor.name for tensor in graph.initializer]):
+        twice = [name for name, count in collections.Counter(names).items() if count > 1]
+        if twice:
+            raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
+
+
 def _graph(graph: onnx.GraphProto, path: str) -> tuple[set[str], bool]:
     """Names that a graph takes from outside, and whether its nodes stand in order."""
+    _check_values(graph, path)
     given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
     free, in_order = _nodes(graph.node, given, path)
@@ -76,10 +120,12 @@ def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str) -> tuple
 
 
 def _check_node(node: onnx.NodeProto, path: str) -> None:
+    if any(isinstance(text, bytes) for text in (node.op_type, node.name, *node.input, *node.output)):
+        raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
     told = f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
     counts = collections.Counter(attribute.name for attribute in node.attribute)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise InvalidNodeError(f"{told}: attribute '{twice[0]}' is given twice")
-    if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.attribute) != 1:
+    if node.op_type == "Constant" and node.domain in DEFAULT_DOMAIN and len(node.attribute) != 1:
         raise InvalidNodeError(f"{told}: {len(node.attribute)} attributes; a Constant has exactly one")

@@ -23,7 +23,7 @@ NAME = "rnn_lower/guard"
 
 def needed(document: Document) -> bool:
     """Whether any recurrent node may meet an empty sequence."""
-    nodes = read_nodes(document.model)
+    nodes = read_nodes(document.model, document.outline)
     return not all(node.static_length and node.static_batch and node.input_size for node in nodes)
 
 

@@ -37,13 +37,14 @@ def compare_models(
     original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float
 ) -> CheckReport:
     """See `rnn_lower.check`."""
-    if seed < 0:
-        raise RnnLowerError(f"seed {seed} must not be negative")
+    for name, number, least in (("seed", seed, 0), ("runs", runs, 1), ("rtol", rtol, 0), ("atol", atol, 0)):
+        if not number >= least:
+            raise RnnLowerError(f"{name} is {number:g}; it must be {least} or more")
     models = Pair(original, lowered)
     fixed = samples.fixed_sizes(models.original.model, models.lowered.model)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     comparison = Comparison(rtol, atol)
-    runs = 1 if given else max(1, runs)
+    runs = 1 if given else runs
     sampled = samples.Samples(models.original.model, seed, fixed)
     sets = 1 if given else sampled.sets_in_a_run
     for index, part in itertools.product(range(runs), range(sets)):
@@ -60,11 +61,18 @@ class Pair:
     def __init__(self, original: Any, lowered: Any) -> None:
         self.original, self._original_path = files.open_model(original)
         self.lowered, self._lowered_path = files.open_model(lowered)
+        for document in (self.original, self.lowered):
+            if document.folder is None and any(map(tensors.is_external, tensors.tensors(document.proto))):
+                raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
         self.output_names = [value.name for value in self.original.proto.graph.output]
         theirs = [value.name for value in self.lowered.proto.graph.output]
         if self.output_names != theirs:
-            raise RnnLowerError(f"the models have different outputs: {self.output_names} and {theirs}")
-        self._nodes = read_nodes(self.original.model)
+            told = f"the models have different outputs: {self.output_names} and {theirs}"
+            raise RnnLowerError(f"{_named(self._lowered_path)}{told}")
+        try:
+            self._nodes = read_nodes(self.original.model, self.original.outline)
+        except RnnLowerError as error:
+            raise type(error)(f"{_named(self._original_path)}{error}") from None
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
@@ -87,9 +95,8 @@ class Pair:
             overflowed = overflowed or (expected, feeds)
         if overflowed is not None:
             return overflowed[0], self._lowered_results(overflowed[1])
-        raise RnnLowerError(
-            f"the original model does not run with the inputs: {first_error}; give others (--inputs X.npz)"
-        )
+        told = f"the original model does not run with the inputs: {first_error}; give others (--inputs X.npz)"
+        raise RnnLowerError(f"{_named(self._original_path)}{told}")
 
     def _original_results(self, feeds: Feeds) -> list[Any]:
         try:
@@ -121,13 +128,19 @@ class Pair:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
                 if (default_opset(self.lowered.model.opset_imports) or 0) >= 7:
-                    raise RnnLowerError(f"the lowered model does not load on {ORT}: {_one_line(error)}") from None
+                    told = f"the lowered model does not load on {ORT}: {_one_line(error)}"
+                    raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
                 self.runner = REFERENCE
                 self._run_lowered = open_reference(self.lowered)
         try:
             return self._run_lowered(feeds)
         except Exception as error:
-            raise RnnLowerError(f"the lowered model does not run: {_one_line(error)}") from None
+            told = f"the lowered model does not run: {_one_line(error)}"
+            raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
+
+
+def _named(path: str | None) -> str:
+    return "" if path is None else f"{path}: "
 
 
 class _OriginalFails(Exception):
@@ -179,8 +192,7 @@ def open_onnxruntime(document: Document, path: str | None = None, guarded: bool 
 
 def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
     """Name the data files of a copy by where they really are, links followed, since onnxruntime goes by that."""
-    if folder is None:
-        raise RnnLowerError("the model has its weights in files, and the folder is unknown; give the path of the model")
+    assert folder is not None
     found = set()
     for tensor in filter(tensors.is_external, tensors.tensors(model)):
         place = tensors.locate(tensor, folder)

@@ -49,8 +49,11 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
         try:
             with np.load(source, allow_pickle=False) as archive:
                 feeds = {name: archive[name] for name in archive.files}
-        except Exception as error:  # zip, pickle and numpy each raise their own
-            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error}") from None
+        except OSError as error:
+            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
+        except Exception:  # zip, pickle and numpy each raise their own
+            told = "it is no archive of plain arrays, as np.savez writes it"
+            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {told}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:
         raise RnnLowerError(f"inputs lack {', '.join(map(str, missing))}; they hold {', '.join(feeds) or 'nothing'}")

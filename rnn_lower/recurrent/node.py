@@ -279,7 +279,7 @@ def _sizes(
     if hidden_size is not None and hidden_size < 1:
         raise InvalidNodeError(f"hidden_size is {hidden_size}; it must be positive")
     sizes: dict[str, Dim] = {"hidden_size": hidden_size, "input_size": None, "seq_length": None, "batch_size": None}
-    source = {"hidden_size": "the attribute"}
+    source = {} if hidden_size is None else {"hidden_size": "the attribute"}
     # R first: a missing hidden_size comes from there, and a contradiction is best told against it.
     for name in ("R", *(name for name in INPUTS if name != "R")):
         shape = shape_of(inputs[name]) if name in inputs else None

@@ -1,0 +1,1089 @@
+"""Bad models and bad commands: what each is made of, and what has to be said about it.
+
+Everything is built by code, so that a reader sees what is wrong with it. `READING` holds files that no command may
+take, `ASKING` commands that cannot be carried out on a good model, `CALLING` the same mistakes made from Python.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onenode import OPTIONAL, Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+Model = onnx.ModelProto
+Build = Callable[[Path], list[str]]
+
+OPS = ("RNN", "GRU", "LSTM")
+A = onnx.AttributeProto
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    """One mistake.
+
+    build: writes what it needs into an empty folder and answers the command line.  words: of the one line on stderr,
+    enough of them to tell which row of docs/errors.md it is, with … for anything.  about: the file, or the option, that the line names.
+    as_root: whether it is a mistake for root too, whom permissions do not stop.
+    """
+
+    name: str
+    build: Build
+    words: str
+    about: str = "bad.onnx"
+    as_root: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class BadCall:
+    """One mistake made from Python: `call` has to raise an RnnLowerError with these words."""
+
+    name: str
+    call: Callable[[], Any]
+    words: str
+
+
+# -- how models go bad ------------------------------------------------------------------------------------------------
+
+
+def lowering(folder: Path, *options: object, model: str = "bad.onnx", out: str = "out.onnx") -> list[str]:
+    place = str(folder / out) if out and out != "-" else out
+    return ["lower", str(folder / model), "-o", place, *map(str, options)]
+
+
+def save(model: Model, path: Path) -> None:
+    """onnx.save refuses some of what is to be written here."""
+    path.write_bytes(model.SerializePartialToString())
+
+
+def content(data: bytes) -> Build:
+    def build(folder: Path) -> list[str]:
+        (folder / "bad.onnx").write_bytes(data)
+        return lowering(folder)
+
+    return build
+
+
+def of(make: Callable[[], Model], *options: object) -> Build:
+    """The model that `make` answers, to be lowered with these options."""
+
+    def build(folder: Path) -> list[str]:
+        save(make(), folder / "bad.onnx")
+        return lowering(folder, *options)
+
+    return build
+
+
+def model_of(op: str = "LSTM", opset: int = 14, **details: Any) -> Model:
+    return build(Case(op, opset, **details))[0]
+
+
+def recurrent(model: Model) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if node.op_type in OPS)
+
+
+def initializer(model: Model, name: str) -> onnx.TensorProto:
+    return next(tensor for tensor in model.graph.initializer if tensor.name == name)
+
+
+def changed(change: Callable[[Model], object], *options: object, **details: Any) -> Build:
+    """A good model after one change."""
+
+    def make() -> Model:
+        model = model_of(**details)
+        change(model)
+        return model
+
+    return of(make, *options)
+
+
+def attribute(name: str, value: object) -> onnx.AttributeProto:
+    return value if isinstance(value, A) else helper.make_attribute(name, value)
+
+
+def with_attribute(op: str, name: str, value: object, opset: int = 14, **details: Any) -> Build:
+    """The attribute instead of the one of that name, if there is one."""
+
+    def change(model: Model) -> None:
+        node = recurrent(model)
+        for old in [a for a in node.attribute if a.name == name]:
+            node.attribute.remove(old)
+        node.attribute.append(attribute(name, value))
+
+    return changed(change, op=op, opset=opset, **details)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def absent(folder: Path) -> list[str]:
+    return lowering(folder)
+
+
+def a_folder(folder: Path) -> list[str]:
+    (folder / "bad.onnx").mkdir()
+    return lowering(folder)
+
+
+def a_fifo(folder: Path) -> list[str]:
+    os.mkfifo(folder / "bad.onnx")
+    return lowering(folder)
+
+
+def dangling_link(folder: Path) -> list[str]:
+    (folder / "bad.onnx").symlink_to("nowhere.onnx")
+    return lowering(folder)
+
+
+def link_to_itself(folder: Path) -> list[str]:
+    (folder / "bad.onnx").symlink_to("bad.onnx")
+    return lowering(folder)
+
+
+def unreadable(folder: Path) -> list[str]:
+    save(model_of(), folder / "bad.onnx")
+    (folder / "bad.onnx").chmod(0)
+    return lowering(folder)
+
+
+def truncated(share: float) -> Build:
+    def build(folder: Path) -> list[str]:
+        data = model_of().SerializeToString()
+        (folder / "bad.onnx").write_bytes(data[: int(len(data) * share)])
+        return lowering(folder)
+
+    return build
+
+
+def nested(depth: int) -> Model:
+    """An LSTM in an If in an If ..."""
+    inner = model_of(outputs=("Y",), opset=18)
+    nodes, outputs = list(inner.graph.node), list(inner.graph.output)
+    for level in range(depth):
+        name = f"out{level}"
+        then = helper.make_graph(nodes, "then", [], outputs)
+        copied = helper.make_node("Identity", ["other"], [f"{name}_else"])
+        declared = helper.make_tensor_value_info(f"{name}_else", TensorProto.FLOAT, [None] * 4)
+        otherwise = helper.make_graph([copied], "else", [], [declared])
+        nodes = [helper.make_node("If", ["condition"], [name], then_branch=then, else_branch=otherwise)]
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4)]
+    del inner.graph.node[:], inner.graph.output[:]
+    inner.graph.node.extend(nodes)
+    inner.graph.output.extend(outputs)
+    inner.graph.input.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
+    inner.graph.input.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [None] * 4))
+    return inner
+
+
+def too_deep(depth: int = 40) -> bytes:
+    """Graphs in nodes in graphs, as bytes, since protobuf does not build what it cannot read."""
+
+    def message(field: int, held: bytes) -> bytes:
+        size, length = len(held), b""
+        while size > 127:
+            length, size = length + bytes([size & 127 | 128]), size >> 7
+        return bytes([field << 3 | 2]) + length + bytes([size]) + held
+
+    held = b""
+    for _ in range(depth):  # AttributeProto.g, NodeProto.attribute, GraphProto.node
+        held = message(1, message(5, message(6, held)))
+    return message(7, held)  # ModelProto.graph
+
+
+# fmt: off
+def no_files() -> Iterator[Bad]:
+    yield Bad("file absent", absent, "no such file")
+    yield Bad("file a folder", a_folder, "not a file")
+    yield Bad("file a fifo", a_fifo, "not a file")
+    yield Bad("file a dangling link", dangling_link, "no such file")
+    yield Bad("file a link to itself", link_to_itself, "no such file")
+    yield Bad("file unreadable", unreadable, "bad.onnx: cannot be read: Permission denied", as_root=False)
+    yield Bad("file empty", content(b""), "not an ONNX model: it has no graph")
+    yield Bad("file is text", content(b"not a model at all"), "not an ONNX model: ")
+    yield Bad("file is html", content(b"<!DOCTYPE html><html><body>404</body></html>"), "not an ONNX model: ")
+    yield Bad("file is a git-lfs pointer", content(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "not an ONNX model: ")
+    yield Bad("file is zeros", content(bytes(100)), "not an ONNX model: ")
+    yield Bad("file is a zip", content(b"PK\x03\x04" + bytes(60)), "not an ONNX model: ")
+    yield Bad("truncated early", truncated(0.1), "not an ONNX model: ")
+    yield Bad("truncated in the middle", truncated(0.5), "not an ONNX model: ")
+    yield Bad("truncated at the end", truncated(0.98), "not an ONNX model: ")
+    yield Bad("too deep to read", content(too_deep()), "not an ONNX model: ")
+    yield Bad("file of no name", lambda folder: ["lower", "", "-o", str(folder / "out.onnx")], "not a file", ".")
+    yield Bad("name is not utf-8", content(model_of().SerializeToString().replace(b"Y_h", b"Y\xff\xfe")), "not an ONNX model: ")
+
+
+def no_models() -> Iterator[Bad]:
+    def imports(*pairs: tuple[str, int]) -> Callable[[Model], None]:
+        def change(model: Model) -> None:
+            del model.opset_import[:]
+            model.opset_import.extend(helper.make_opsetid(*pair) for pair in pairs)
+
+        return change
+
+    yield Bad("no graph", changed(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
+    yield Bad("no opset", changed(imports()), "not an ONNX model: it imports no opset")
+    yield Bad("opset 0", changed(imports(("", 0))), "the model imports opset 0 of the default domain; opsets start at 1")
+    yield Bad("opset -1", changed(imports(("", -1))), "the model imports opset -1 of the default domain; opsets start at 1")
+    yield Bad("opset of another domain only", changed(imports(("local", 1))), "imports no opset of the default domain")
+# fmt: on
+
+
+# -- attributes -------------------------------------------------------------------------------------------------------
+
+
+WRONG_TYPES: tuple[tuple[str, object, str, Sequence[str]], ...] = (
+    # attribute, value of a wrong type, what is said of it, operators
+    ("clip", 3, "is of type INT, it must be FLOAT", OPS),
+    ("clip", "off", "is of type STRING, it must be FLOAT", ("LSTM",)),
+    ("activations", "Tanh", "is of type STRING, it must be STRINGS", OPS),
+    ("activations", [1, 2], "is of type INTS, it must be STRINGS", ("GRU",)),
+    ("activation_alpha", 0.5, "is of type FLOAT, it must be FLOATS", OPS),
+    ("activation_beta", [1, 2], "is of type INTS, it must be FLOATS", OPS),
+    ("direction", 1, "is of type INT, it must be STRING", OPS),
+    ("hidden_size", 4.0, "is of type FLOAT, it must be INT", OPS),
+    ("hidden_size", [4], "is of type INTS, it must be INT", ("RNN",)),
+    ("layout", "batch_first", "is of type STRING, it must be INT", OPS),
+    ("linear_before_reset", 1.0, "is of type FLOAT, it must be INT", ("GRU",)),
+    ("input_forget", "yes", "is of type STRING, it must be INT", ("LSTM",)),
+)
+
+NOT_KNOWN: tuple[tuple[str, str, object, int, str], ...] = (
+    # operator, attribute, value, opset, what is said
+    *((op, "sequence_major", 1, 14, f"{op} version 14 has no attribute 'sequence_major'") for op in OPS),
+    *((op, "layout", 0, 13, f"{op} version 7 has no attribute 'layout'") for op in OPS),
+    *((op, "output_sequence", 1, 7, f"{op} version 7 has no attribute 'output_sequence'") for op in OPS),
+    ("GRU", "linear_before_reset", 1, 2, "GRU version 1 has no attribute 'linear_before_reset'"),
+    ("RNN", "linear_before_reset", 1, 14, "RNN version 14 has no attribute 'linear_before_reset'"),
+    ("LSTM", "linear_before_reset", 1, 22, "LSTM version 22 has no attribute 'linear_before_reset'"),
+    ("GRU", "input_forget", 1, 14, "GRU version 14 has no attribute 'input_forget'"),
+    ("RNN", "input_forget", 0, 14, "RNN version 14 has no attribute 'input_forget'"),
+)
+
+WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
+    # operator, attribute, value, what is said, further details of the node
+    *((op, "direction", "sideways", "unknown direction 'sideways'; known are forward", {}) for op in OPS),
+    ("LSTM", "direction", "", "unknown direction ''; known are forward", {}),
+    ("GRU", "direction", "Forward", "unknown direction 'Forward'; known are forward", {}),
+    *((op, "layout", 2, "layout is 2; it must be 0 or 1", {}) for op in OPS),
+    ("GRU", "layout", -1, "layout is -1; it must be 0 or 1", {}),
+    *((op, "hidden_size", 0, "hidden_size is 0; it must be positive", {}) for op in OPS),
+    ("RNN", "hidden_size", -4, "hidden_size is -4; it must be positive", {}),
+    *((op, "hidden_size", 7, "should be …hidden_size, which is 7 by the attribute", {}) for op in OPS),
+    ("LSTM", "hidden_size", 1 << 62, "should be 4 * hidden_size, which is 4611686018427387904 by the attribute", {}),
+    *((op, "clip", float("nan"), "clip is NaN; it must be a number", {}) for op in OPS),
+    ("GRU", "clip", -1.0, "clip is -1; it must be positive", {}),
+    ("LSTM", "clip", float("-inf"), "clip is -inf; it must be positive", {}),
+    ("RNN", "activations", ["Gelu"], "unknown activation 'Gelu'; known are ", {}),
+    ("GRU", "activations", ["Sigmoid", "Swish"], "unknown activation 'Swish'; known are ", {}),
+    ("LSTM", "activations", ["Sigmoid", "", "Tanh"], "unknown activation ''; known are ", {}),
+    ("RNN", "activations", ["Tanh"] * 3, "3 activations; RNN takes 1 per direction, here 1", {}),
+    ("GRU", "activations", ["Sigmoid"], "1 activations; GRU takes 2 per direction, here 2", {}),
+    ("LSTM", "activations", ["Tanh"], "1 activations; LSTM takes 3 per direction, here 3", {}),
+    ("LSTM", "activations", ["Sigmoid", "Tanh", "Tanh"], "3 activations; LSTM takes 3 per direction, here 6", {"direction": "bidirectional"}),
+    ("RNN", "activations", ["Tanh"], "1 activations; RNN takes 1 per direction, here 2", {"direction": "bidirectional"}),
+    ("GRU", "activations", ["Sigmoid", "Tanh"] * 2, "4 activations; GRU takes 2 per direction, here 2", {"direction": "reverse"}),
+)  # fmt: skip
+
+
+# fmt: off
+def bad_attributes() -> Iterator[Bad]:
+    for name, value, words, ops in WRONG_TYPES:
+        for op in ops:
+            yield Bad(f"{op} {name} {words.split(',')[0]}", with_attribute(op, name, value), f"attribute '{name}' {words}")
+    for op, name, value, opset, words in NOT_KNOWN:
+        yield Bad(f"{op} {name} at opset {opset}", with_attribute(op, name, value, opset), words)
+    for op, name, value, words, details in WRONG_VALUES:
+        told = f"{op} {name} {str(value)[:40]!r} {details.get('direction', '')}".strip()
+        yield Bad(told, with_attribute(op, name, value, **details), words)
+    for op in OPS:
+        twice = changed(lambda m: recurrent(m).attribute.append(helper.make_attribute("hidden_size", 4)), op=op)
+        yield Bad(f"{op} hidden_size twice", twice, "attribute 'hidden_size' is given twice")
+
+    def untyped(model: Model) -> None:
+        next(a for a in recurrent(model).attribute if a.name == "hidden_size").ClearField("type")
+
+    yield Bad("attribute without a type", changed(untyped), "attribute 'hidden_size' is of type UNDEFINED, it must be INT")
+# fmt: on
+
+
+# -- inputs and outputs of a node --------------------------------------------------------------------------------------
+
+SHAPES: dict[str, tuple[tuple[int, ...], str, tuple[int, ...], str]] = {
+    # input of a forward LSTM with T, N, I, H = 5, 2, 3, 4: a shape of wrong rank and what is said, then of wrong size
+    "W": ((16, 3), "must be of rank 3", (1, 20, 3), "20 should be 4 * hidden_size, which is 4"),
+    "R": ((1, 1, 16, 4), "must be of rank 3", (1, 16, 5), "5 should be hidden_size, which is 4"),
+    "B": ((32,), "must be of rank 2", (1, 31), "31 should be 8 * hidden_size, which is 4"),
+    "P": ((1, 12, 1), "must be of rank 2", (1, 16), "16 should be 3 * hidden_size, which is 4"),
+    "sequence_lens": ((2, 1), "must be of rank 1", (3,), "3 should be batch_size, which is 2"),
+    "initial_h": ((2, 4), "must be of rank 3", (1, 3, 4), "3 should be batch_size, which is 2"),
+    "initial_c": ((4,), "must be of rank 3", (1, 2, 5), "5 should be hidden_size, which is 4"),
+}
+HOLDERS = ("initializer", "constant", "input")
+
+
+def reshaped(
+    name: str, shape: tuple[int, ...], holder: str, op: str = "LSTM", dtype: Any = None, **details: Any
+) -> Build:
+    """The named input with another shape, kept in an initializer, in a Constant node or given by the caller."""
+
+    def change(model: Model) -> None:
+        replace_input(model, name, shape, holder, dtype)
+
+    return changed(change, op=op, **{"optional": OPTIONAL[op], **details})
+
+
+def replace_input(model: Model, name: str, shape: tuple[int, ...], holder: str, dtype: Any = None) -> None:
+    graph = model.graph
+    for values in (graph.initializer, graph.input):
+        for old in [value for value in values if value.name == name]:
+            values.remove(old)
+    dtype = dtype or (np.int32 if name == "sequence_lens" else np.float32)
+    tensor = numpy_helper.from_array(np.ones(shape, dtype), name)
+    if holder == "initializer":
+        graph.initializer.append(tensor)
+    elif holder == "constant":
+        graph.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
+    else:
+        graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, shape))
+
+
+FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]], ...] = (
+    # what is wrong, input, shape, words, operator, details
+    ("3 directions", "R", (3, 16, 4), "3 should be num_directions, which is 1", "LSTM", {}),
+    ("3 directions for bidirectional", "W", (3, 12, 3), "3 should be num_directions, which is 2", "GRU", {"direction": "bidirectional"}),
+    ("1 direction for bidirectional", "R", (1, 4, 4), "1 should be num_directions, which is 2", "RNN", {"direction": "bidirectional"}),
+    ("0 directions", "W", (0, 16, 3), "0 should be num_directions, which is 1", "LSTM", {}),
+    ("4 gates for GRU", "W", (1, 16, 3), "16 should be 3 * hidden_size, which is 4", "GRU", {}),
+    ("4 gates for GRU in R", "R", (1, 16, 4), "16 should be 3 * hidden_size, which is 4", "GRU", {}),
+    ("3 gates for LSTM", "R", (1, 12, 4), "12 should be 4 * hidden_size, which is 4", "LSTM", {}),
+    ("3 gates for RNN", "W", (1, 12, 3), "12 should be hidden_size, which is 4", "RNN", {}),
+    ("no number of gates", "R", (1, 16, 4), "16 is no multiple of 3 (gates)", "GRU", {"hidden_size": False}),
+    ("W transposed", "W", (1, 3, 16), "3 should be 4 * hidden_size, which is 4", "LSTM", {}),
+    ("W of another hidden_size than R", "W", (1, 20, 3), "20 should be 4 * hidden_size, which is 4 by R", "LSTM", {"hidden_size": False}),
+    ("W of another input_size than X", "W", (1, 12, 9), "9 should be input_size, which is 3 by X", "GRU", {}),
+    ("X of rank 2", "X", (5, 3), "X has shape … of rank …; it must be of rank 3", "RNN", {}),
+    ("X of rank 4", "X", (5, 2, 3, 1), "X has shape … of rank …; it must be of rank 3", "LSTM", {}),
+    ("X a scalar", "X", (), "X has shape … of rank …; it must be of rank 3", "GRU", {}),
+    ("B for one half", "B", (1, 16), "16 should be 8 * hidden_size, which is 4", "LSTM", {}),
+    ("B too long", "B", (1, 48), "48 should be 6 * hidden_size, which is 4", "GRU", {}),
+    ("B for one of two directions", "B", (1, 8), "1 should be num_directions, which is 2", "RNN", {"direction": "bidirectional"}),
+    ("P too short", "P", (1, 8), "8 should be 3 * hidden_size, which is 4", "LSTM", {}),
+    ("P for two directions", "P", (2, 12), "2 should be num_directions, which is 1", "LSTM", {}),
+    ("initial_h with the batch first", "initial_h", (2, 1, 4), "initial_h has shape [2, 1, 4]; 2 should be num_directions, which is 1", "GRU", {}),
+    ("initial_h with the batch second", "initial_h", (1, 2, 4), "initial_h has shape [1, 2, 4]; 1 should be batch_size, which is 2", "GRU", {"layout": 1}),
+    ("initial_h of another hidden_size", "initial_h", (1, 2, 8), "8 should be hidden_size, which is 4", "RNN", {}),
+    ("sequence_lens of the time axis", "sequence_lens", (5,), "5 should be batch_size, which is 2", "GRU", {}),
+)  # fmt: skip
+
+
+# fmt: off
+def bad_inputs() -> Iterator[Bad]:
+    for name, (rank, said_of_rank, size, said_of_size) in SHAPES.items():
+        for holder in HOLDERS:
+            yield Bad(f"{name} of wrong rank as {holder}", reshaped(name, rank, holder), f"{name} has shape {list(rank)} of rank {len(rank)}; it {said_of_rank}")
+            yield Bad(f"{name} of wrong size as {holder}", reshaped(name, size, holder), f"{name} has shape {list(size)}; {said_of_size}")
+    for what, name, shape, words, op, details in FURTHER_SHAPES:
+        yield Bad(what, reshaped(name, shape, "input" if name == "X" else "initializer", op, **details), words)
+
+    for op in OPS:
+        for place, name in enumerate(("X", "W", "R")):
+            yield Bad(f"{op} without {name}", changed(lambda m, i=place: recurrent(m).input.__setitem__(i, ""), op=op), f"input {name} is missing; X, W and R are required")
+        count, outputs = 6 + 2 * (op == "LSTM"), 2 + (op == "LSTM")
+        yield Bad(f"{op} with too many inputs", changed(lambda m: recurrent(m).input.append("X"), op=op, optional=OPTIONAL[op]), f"{count + 1} inputs, the operator has {count}")
+        yield Bad(f"{op} with too many outputs", changed(lambda m: recurrent(m).output.append("Z"), op=op), f"{outputs + 1} outputs, the operator has {outputs}")
+    yield Bad("no inputs at all", changed(lambda m: recurrent(m).ClearField("input")), "input X is missing; X, W and R are required")
+    yield Bad("only X", changed(lambda m: recurrent(m).input.__delitem__(slice(1, None))), "input W is missing; X, W and R are required")
+
+    def shapeless(model: Model) -> None:
+        for value in model.graph.input:
+            if value.name in ("W", "R"):
+                value.type.tensor_type.ClearField("shape")
+
+    unknown = changed(shapeless, weights="input", hidden_size=False)
+    yield Bad("hidden_size nowhere", unknown, "hidden_size is not given and the shape of R is unknown")
+
+
+def bad_types() -> Iterator[Bad]:
+    for holder in HOLDERS:
+        yield Bad(f"sequence_lens INT64 as {holder}", reshaped("sequence_lens", (2,), holder, dtype=np.int64), "sequence_lens is of type INT64; it must be INT32")
+        yield Bad(f"W of halves as {holder}", reshaped("W", (1, 16, 3), holder, dtype=np.float16), "element types differ: X is FLOAT, W is FLOAT16")
+        yield Bad(f"R of integers as {holder}", reshaped("R", (1, 16, 4), holder, dtype=np.int8), "R is of type INT8; it must be one of FLOAT")
+        yield Bad(f"initial_h of doubles as {holder}", reshaped("initial_h", (1, 2, 4), holder, dtype=np.float64), "element types differ: X is FLOAT, initial_h is DOUBLE")
+    yield Bad("sequence_lens FLOAT", reshaped("sequence_lens", (2,), "input", dtype=np.float32), "sequence_lens is of type FLOAT; it must be INT32")
+    yield Bad("B of truth values", reshaped("B", (1, 8), "initializer", "RNN", dtype=np.bool_), "B is of type BOOL; it must be one of FLOAT")
+    yield Bad("P of doubles", reshaped("P", (1, 12), "constant", dtype=np.float64), "element types differ: X is FLOAT, P is DOUBLE")
+    yield Bad("X of integers", reshaped("X", (5, 2, 3), "input", "GRU", dtype=np.int64), "X is of type INT64; it must be one of FLOAT")
+    yield Bad("X of texts", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", TensorProto.STRING)), "X is of type STRING; it must be one of FLOAT")
+    yield Bad("Y declared as DOUBLE", changed(lambda m: setattr(m.graph.output[0].type.tensor_type, "elem_type", TensorProto.DOUBLE)), "element types differ: X is FLOAT, Y is DOUBLE")
+    yield Bad("X of an unknown type", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99)), "is of the unknown element type 99")
+# fmt: on
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def tensor_change(change: Callable[[onnx.TensorProto], object], name: str = "W", **details: Any) -> Build:
+    return changed(lambda model: change(initializer(model, name)), **details)
+
+
+def no_data(tensor: onnx.TensorProto) -> None:
+    tensor.ClearField("raw_data")
+
+
+def in_field(field: str, count: int) -> Callable[[onnx.TensorProto], None]:
+    def change(tensor: onnx.TensorProto) -> None:
+        tensor.ClearField("raw_data")
+        getattr(tensor, field).extend([b"1" if field == "string_data" else 1] * count)
+
+    return change
+
+
+def also(tensor: onnx.TensorProto, in_constant: bool = False) -> Callable[[Model], None]:
+    """A tensor that has nothing to do with the recurrent node."""
+
+    def change(model: Model) -> None:
+        if in_constant:
+            model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=tensor))
+        else:
+            model.graph.initializer.append(tensor)
+        model.graph.node.append(helper.make_node("Identity", [tensor.name], ["copied"]))
+        model.graph.output.append(helper.make_tensor_value_info("copied", TensorProto.FLOAT, None))
+
+    return change
+
+
+def in_branch(model: Model) -> None:
+    """Weights of an If's branch, without data."""
+    graph = next(a.g for a in model.graph.node[-1].attribute if a.name == "then_branch")
+    moved = graph.initializer.add()
+    moved.CopyFrom(initializer(model, "W"))
+    moved.name = "own"
+    moved.ClearField("raw_data")
+    next(node for node in graph.node if node.op_type in OPS).input[1] = "own"
+
+
+def in_function(model: Model) -> None:
+    tensor = TensorProto(name="own", data_type=TensorProto.FLOAT, dims=[1, 16, 3])
+    model.functions[0].node.insert(0, helper.make_node("Constant", [], ["own"], value=tensor))
+    model.functions[0].node[1].input[1] = "own"
+
+
+def in_sparse(model: Model) -> None:
+    sparse = model.graph.sparse_initializer.add(dims=[1, 16, 3])
+    sparse.values.CopyFrom(TensorProto(name="sparse", data_type=TensorProto.FLOAT, dims=[2]))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([0, 5]), "sparse/indices"))
+
+
+# fmt: off
+def bad_tensors() -> Iterator[Bad]:
+    size = 16 * 3
+    texts = TensorProto(name="texts", data_type=TensorProto.STRING, dims=[1], raw_data=b"abcd")
+    narrow = TensorProto(name="narrow", data_type=TensorProto.INT4, dims=[3], int32_data=[1, 2, 3])
+    alone = TensorProto(name="alone", data_type=TensorProto.FLOAT, dims=[2])
+    yield Bad("tensor without data", tensor_change(no_data), f"tensor 'W' of shape [1, 16, 3] has 0 values of data where {size} belong")
+    yield Bad("tensor without data in a Constant", changed(also(alone, True)), "tensor 'alone' of shape [2] has 0 values of data where 2 belong")
+    yield Bad("tensor without data, unused by the node", changed(also(alone)), "tensor 'alone' of shape [2] has 0 values of data where 2 belong")
+    yield Bad("tensor without data in a branch", changed(in_branch, place="if"), "tensor 'own' of shape [1, 16, 3] has 0 values of data where 48 belong")
+    yield Bad("tensor without data in a function", changed(in_function, place="function"), "tensor 'own' of shape [1, 16, 3] has 0 values of data where 48 belong")
+    yield Bad("sparse tensor without data", changed(in_sparse), "tensor 'sparse' of shape [2] has 0 values of data where 2 belong")
+    yield Bad("too little raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-4])), f"has {size * 4 - 4} bytes of data where {size * 4} belong")
+    yield Bad("a byte too little", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-1])), f"has {size * 4 - 1} bytes of data where {size * 4} belong")
+    yield Bad("too much raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data + bytes(4))), f"has {size * 4 + 4} bytes of data where {size * 4} belong")
+    yield Bad("empty raw data", tensor_change(lambda t: setattr(t, "raw_data", b"")), f"has 0 bytes of data where {size * 4} belong")
+    yield Bad("too few values", tensor_change(in_field("float_data", size - 1)), f"has {size - 1} values of data where {size} belong")
+    yield Bad("too many values", tensor_change(in_field("float_data", size + 1)), f"has {size + 1} values of data where {size} belong")
+    yield Bad("values in the wrong field", tensor_change(in_field("double_data", size)), "tensor 'W' of type FLOAT holds double_data")
+    yield Bad("values in two fields", tensor_change(lambda t: (in_field("float_data", size)(t), t.int32_data.append(1))), "tensor 'W' of type FLOAT holds int32_data")
+    yield Bad("halves as floats", tensor_change(in_field("float_data", size), dtype="float16"), "tensor 'W' of type FLOAT16 holds float_data")
+    yield Bad("texts as bytes", changed(also(texts)), "tensor 'texts' of type STRING holds raw_data")
+    yield Bad("too many narrow integers", changed(also(narrow)), "tensor 'narrow' of shape [3] has 3 values of data where 2 belong")
+    yield Bad("negative size", tensor_change(lambda t: t.dims.__setitem__(1, -16)), "tensor 'W' has shape [1, -16, 3]; sizes must not be negative")
+    yield Bad("two negative sizes", tensor_change(lambda t: t.dims.__setitem__(slice(0, 2), [-1, -16])), "tensor 'W' has shape [-1, -16, 3]; sizes must not be negative")
+    yield Bad("unknown element type", tensor_change(lambda t: setattr(t, "data_type", 99)), "tensor 'W' is of the unknown element type 99")
+    yield Bad("undefined element type", tensor_change(lambda t: setattr(t, "data_type", 0)), "tensor 'W' is of the unknown element type 0")
+    yield Bad("no element type", tensor_change(lambda t: t.ClearField("data_type")), "tensor 'W' is of the unknown element type 0")
+    yield Bad("negative element type", tensor_change(lambda t: setattr(t, "data_type", -1)), "tensor 'W' is of the unknown element type -1")
+# fmt: on
+
+
+# -- tensors in files beside the model ----------------------------------------------------------------------------------
+
+
+def externally(model: Model, name: str = "bad.weights") -> bytes:
+    """Put the weights of a model into a file; answers what belongs in it."""
+    held = bytearray()
+    for tensor in model.graph.initializer:
+        data = tensor.raw_data
+        for key, value in (("location", name), ("offset", len(held)), ("length", len(data))):
+            tensor.external_data.add(key=key, value=str(value))
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.ClearField("raw_data")
+        held += data
+    return bytes(held)
+
+
+def external(spoil: Callable[[Path, Model], object], *options: object, **details: Any) -> Build:
+    """A model with its weights in a file beside it, spoilt."""
+
+    def build(folder: Path) -> list[str]:
+        model = model_of(**details)
+        (folder / "bad.weights").write_bytes(externally(model))
+        spoil(folder / "bad.weights", model)
+        save(model, folder / "bad.onnx")
+        return lowering(folder, *options)
+
+    return build
+
+
+def entry(key: str, value: str | None) -> Callable[[Path, Model], None]:
+    """What the model says of the data of W."""
+
+    def spoil(_: Path, model: Model) -> None:
+        data = initializer(model, "W").external_data
+        for old in [entry for entry in data if entry.key == key]:
+            data.remove(old)
+        if value is not None:
+            data.add(key=key, value=value)
+
+    return spoil
+
+
+def replaced(make: Callable[[Path], object]) -> Callable[[Path, Model], None]:
+    def spoil(path: Path, _: Model) -> None:
+        path.unlink()
+        make(path)
+
+    return spoil
+
+
+def escaping(path: Path, model: Model) -> None:
+    """The file is there, but not below the model's folder."""
+    entry("location", f"../{path.parent.name}/bad.weights")(path, model)
+
+
+def absolute(path: Path, model: Model) -> None:
+    entry("location", str(path))(path, model)
+
+
+def of_texts(path: Path, model: Model) -> None:
+    tensor = TensorProto(name="texts", data_type=TensorProto.STRING, dims=[1], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=path.name)
+    also(tensor)(model)
+
+
+def of_constant(path: Path, model: Model) -> None:
+    tensor = TensorProto(name="constant", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="absent.weights")
+    also(tensor, True)(model)
+
+
+# fmt: off
+def bad_external() -> Iterator[Bad]:
+    lost = "its data file …bad.weights cannot be read: No such file or directory"
+    below = "only files below the model's folder are read"
+    yield Bad("data file missing", external(lambda path, _: path.unlink()), lost)
+    yield Bad("data file a dangling link", external(replaced(lambda path: path.symlink_to("nowhere"))), lost)
+    yield Bad("data file a link to itself", external(replaced(lambda path: path.symlink_to(path.name))), "its data file …bad.weights cannot be read: Too many levels of symbolic links")
+    yield Bad("data file of a Constant missing", external(of_constant), "its data file …absent.weights cannot be read: No such file or directory")
+    yield Bad("data file truncated", external(lambda path, _: os.truncate(path, 100)), "its data file …bad.weights has 100 bytes, too few for … at ")
+    yield Bad("data file empty", external(lambda path, _: os.truncate(path, 0)), "its data file …bad.weights has 0 bytes, too few for … at 0")
+    yield Bad("data file unreadable", external(lambda path, _: path.chmod(0)), "its data file …bad.weights cannot be read: permission denied", as_root=False)
+    yield Bad("data file a folder", external(replaced(Path.mkdir)), "its data file …bad.weights is no regular file")
+    yield Bad("data file a fifo", external(replaced(os.mkfifo)), "its data file …bad.weights is no regular file")
+    yield Bad("data file a device", external(replaced(lambda path: path.symlink_to("/dev/zero"))), "its data file …bad.weights is no regular file")
+    yield Bad("location absolute", external(absolute), below)
+    yield Bad("location of Windows", external(entry("location", "C:\\weights\\bad.weights")), below)
+    yield Bad("location outside", external(escaping), below)
+    yield Bad("location .. in the middle", external(entry("location", "a/../../bad.weights")), below)
+    yield Bad("location empty", external(entry("location", "")), "has external data without a location")
+    yield Bad("location missing", external(entry("location", None)), "has external data without a location")
+    yield Bad("location is the folder", external(entry("location", ".")), "its data file … is no regular file")
+    yield Bad("location in a missing folder", external(entry("location", "no/bad.weights")), lost)
+    yield Bad("location through a file", external(entry("location", "bad.weights/x")), "its data file …bad.weights/x cannot be read: Not a directory")
+    yield Bad("location with a zero byte", external(entry("location", "bad\0weights")), "has external data without a location")
+    yield Bad("location too long", external(entry("location", "x" * 300)), "its data file …xxx cannot be read: File name too long")
+    yield Bad("length contradicts the shape", external(entry("length", "64")), "needs 192 bytes; its external data says 64 at 0")
+    yield Bad("length negative", external(entry("length", "-192")), "needs 192 bytes; its external data says -192 at 0")
+    yield Bad("length no number", external(entry("length", "all")), "offset or length of its external data is no number")
+    yield Bad("offset no number", external(entry("offset", "0x10")), "offset or length of its external data is no number")
+    yield Bad("offset negative", external(entry("offset", "-8")), "needs 192 bytes; its external data says 192 at -8")
+    yield Bad("offset behind the end", external(entry("offset", "1000000")), " bytes, too few for 192 at 1000000")
+    yield Bad("shape larger than the data", external(lambda _, m: initializer(m, "W").dims.append(1000)), "needs 192000 bytes; its external data says 192 at 0")
+    yield Bad("texts in a data file", external(of_texts), "tensor 'texts' holds texts, which external data cannot")
+# fmt: on
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def identity(source: str, target: str, name: str = "") -> Callable[[Model], None]:
+    return lambda model: model.graph.node.append(helper.make_node("Identity", [source], [target], name=name))
+
+
+def circle(model: Model) -> None:
+    identity("b", "a", "first")(model)
+    identity("a", "b", "second")(model)
+
+
+def through_the_node(model: Model) -> None:
+    """X is computed from Y."""
+    model.graph.node.append(helper.make_node("Squeeze", ["Y", "one"], ["again"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "one"))
+    recurrent(model).input[0] = "again"
+
+
+def constant_with(*attributes: onnx.AttributeProto) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        node = helper.make_node("Constant", [], ["c"], name="constant")
+        node.attribute.extend(attributes)
+        model.graph.node.append(node)
+
+    return change
+
+
+def twice_in_relu(model: Model) -> None:
+    node = helper.make_node("LeakyRelu", ["X"], ["relu"], name="relu", alpha=0.1)
+    node.attribute.append(helper.make_attribute("alpha", 0.2))
+    model.graph.node.append(node)
+
+
+def branch_takes_nothing(model: Model) -> None:
+    graph = next(a.g for a in model.graph.node[-1].attribute if a.name == "else_branch")
+    graph.node[0].input[0] = "nowhere"
+
+
+def two_element_types(model: Model) -> None:
+    """The function is called with float, and once more with float16."""
+    call = model.functions[0].input
+    casts = [helper.make_node("Cast", [name], [f"{name}/half"], to=TensorProto.FLOAT16) for name in call]
+    model.graph.node.extend(casts)
+    outputs = [f"{name}/half" for name in model.functions[0].output]
+    model.graph.node.append(helper.make_node("Recurrent", [f"{name}/half" for name in call], outputs, domain="local"))
+
+
+def refers(name: str) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        node = model.functions[0].node[0]
+        for old in [a for a in node.attribute if a.name == name]:
+            node.attribute.remove(old)
+        kind = {"hidden_size": A.INT, "direction": A.STRING, "clip": A.FLOAT}[name]
+        node.attribute.append(A(name=name, ref_attr_name="given", type=kind))
+        model.functions[0].attribute.append("given")
+        model.graph.node[-1].attribute.append(
+            helper.make_attribute("given", {A.INT: 4, A.STRING: "forward", A.FLOAT: 1.0}[kind])
+        )
+
+    return change
+
+
+def calls_itself(model: Model) -> None:
+    function = model.functions[0]
+    function.node.append(helper.make_node("Recurrent", list(function.input), ["again"], domain="local"))
+    function.opset_import.append(helper.make_opsetid("local", 1))
+
+
+def without_default_opset(model: Model) -> None:
+    del model.functions[0].opset_import[:]
+    model.functions[0].opset_import.append(helper.make_opsetid("local", 1))
+
+
+# fmt: off
+def bad_graphs() -> Iterator[Bad]:
+    twice = "is defined twice"
+    yield Bad("nothing computes an input", changed(lambda m: recurrent(m).input.__setitem__(0, "nowhere")), "main graph: nothing computes 'nowhere'")
+    yield Bad("nothing computes a weight", changed(lambda m: m.graph.ClearField("initializer")), "main graph: nothing computes 'R'")
+    yield Bad("nothing computes an output", changed(lambda m: m.graph.output.append(helper.make_tensor_value_info("Z", 1, None))), "main graph: nothing computes 'Z'")
+    yield Bad("nothing computes an input in a branch", changed(branch_takes_nothing, place="if"), "main graph: nothing computes 'nowhere'")
+    yield Bad("nothing computes an input in a function", changed(lambda m: m.functions[0].node[0].input.__setitem__(0, "nowhere"), place="function"), "function local.Recurrent: nothing computes 'nowhere'")
+    yield Bad("nothing computes an output of a function", changed(lambda m: m.functions[0].output.append("Z"), place="function"), "function local.Recurrent: nothing computes 'Z'")
+    yield Bad("nodes in a circle", changed(circle), "the nodes need each other's results in a circle")
+    yield Bad("the node in a circle", changed(through_the_node), "the nodes need each other's results in a circle")
+    yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes need each other's results in a circle")
+    yield Bad("two nodes of one result", changed(identity("X", "Y", "again")), f"Identity 'again' in main graph: 'Y' {twice}")
+    yield Bad("a node computes an input", changed(identity("Y", "X", "back")), f"Identity 'back' in main graph: 'X' {twice}")
+    yield Bad("a node computes a weight", changed(identity("X", "W", "over")), f"Identity 'over' in main graph: 'W' {twice}")
+    yield Bad("one node, one name twice", changed(lambda m: recurrent(m).output.__setitem__(1, "Y")), f"LSTM 'node' in main graph: 'Y' {twice}")
+    yield Bad("two weights of one name", changed(lambda m: m.graph.initializer.append(initializer(m, "W"))), f"'W' {twice}")
+    yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
+    yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
+    yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph: 0 attributes; a Constant has exactly one")
+    yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph: 2 attributes; a Constant has exactly one")
+    yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is given twice")
+    yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
+    yield Bad("function with two element types", changed(two_element_types, place="function"), "of type FLOAT and FLOAT16, and one body cannot serve both")
+    for name in ("hidden_size", "direction", "clip"):
+        yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function")
+    yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
+    yield Bad("function without a default opset", changed(without_default_opset, place="function"), "imports no opset of the default domain")
+# fmt: on
+
+
+READING: tuple[Bad, ...] = (
+    *no_files(), *no_models(), *bad_attributes(), *bad_inputs(), *bad_types(), *bad_tensors(), *bad_external(),
+    *bad_graphs(),
+)  # fmt: skip
+
+
+# -- good models, impossible wishes ------------------------------------------------------------------------------------
+
+
+def asked(*options: object, **details: Any) -> Build:
+    return of(lambda: model_of(**details), *options)
+
+
+def with_node(op: str, inputs: Sequence[str], *options: object, opset: int = 14, **attributes: Any) -> Build:
+    """A further node, which has to be converted too."""
+
+    def change(model: Model) -> None:
+        model.graph.node.append(helper.make_node(op, inputs, ["further"], name="further", **attributes))
+        model.graph.output.append(helper.make_tensor_value_info("further", TensorProto.FLOAT, None))
+
+    return changed(change, *options, opset=opset)
+
+
+def computed_slice(model: Model) -> None:
+    """Opset 9 has starts and ends as attributes; these are known at run time only."""
+    model.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("from", "to"))
+    model.graph.node.append(helper.make_node("Slice", ["X", "from", "to"], ["further"], name="further"))
+    model.graph.output.append(helper.make_tensor_value_info("further", TensorProto.FLOAT, None))
+
+
+def old_scan(model: Model) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["s"], ["s_out"]), helper.make_node("Identity", ["x"], ["x_out"])],
+        "body",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("s", "x")],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("s_out", "x_out")],
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((5, 3), np.float32), "state"))
+    model.graph.input.append(helper.make_tensor_value_info("state", TensorProto.FLOAT, [5, 3]))
+    model.graph.node.append(
+        helper.make_node("Scan", ["", "state", "X"], ["s_end", "xs"], name="scan", body=body, num_scan_inputs=1)
+    )
+
+
+def referring_node(model: Model) -> None:
+    """A node whose attribute is the function's, and which opset 13 wrote with an attribute instead of an input."""
+    node = helper.make_node("Softmax", ["Y"], ["soft"], name="soft")
+    node.attribute.append(A(name="axis", ref_attr_name="given", type=A.INT))
+    model.functions[0].node.append(node)
+    model.functions[0].attribute.append("given")
+    model.graph.node[-1].attribute.append(helper.make_attribute("given", 1))
+
+
+def computed_weights(model: Model) -> None:
+    """R comes out of a node, so a Scan would have to capture it."""
+    model.graph.node.insert(0, helper.make_node("Neg", ["R"], ["negative"]))
+    recurrent(model).input[2] = "negative"
+
+
+# fmt: off
+def bad_wishes() -> Iterator[Bad]:
+    newest = f"is unknown; the installed onnx knows 1 to {NEWEST}"
+    yield Bad("form unknown", asked("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
+    yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use form loop, or raise the opset (--opset)")
+    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use form scan or loop")
+    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "use form scan or loop, or raise the limit (--max-nodes)")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; raise the limit (--max-nodes)")
+    yield Bad("no nodes allowed", asked("--max-nodes", 0), "more than are left of the limit of 0; raise the limit (--max-nodes)")
+    yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
+    yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; known are ", "abacus")
+    yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use form unroll")
+    yield Bad("target without the opset", asked("--target", "onnx2torch", opset=18), "target onnx2torch takes opsets 9 to 17, not 18: convert the model (--opset 17)")
+    yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
+    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "takes no weights that are computed outside of a Scan (or cast there); use form loop or unroll")
+    yield Bad("op unknown", asked("--op", "SRU"), "unknown operator 'SRU'; known are RNN, GRU, LSTM", "SRU")
+    yield Bad("op empty", asked("--op", ""), "unknown operator ''; known are RNN, GRU, LSTM", "operator")
+    for opset in (0, -1, NEWEST + 1, 3000):
+        yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
+    yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
+    yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist there")
+    yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': Scan of opset 8 has a batch axis of its own")
+    yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes are the function's; inline the function (onnx.inliner)")
+    yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
+    yield Bad("layout kept at opset 13", asked("--skip", "*", "--opset", 13, layout=1), "has a layout, which opset 13 cannot say; lower it too, or convert to opset 14 or newer")
+    for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
+        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE, e.g. --dim T=100".replace(" :", ":") if text else "write NAME=SIZE, e.g. --dim T=100", "--dim")
+    for text in (str(1 << 63), "9" * 20, "9" * 400):
+        yield Bad(f"dim of {len(text)} digits", asked("--dim", f"T={text}", dynamic=True), "of 'T' is too large", "T")
+    yield Bad("dim beyond memory", asked("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
+    yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: N, T")
+    yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
+    yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "3 should be input_size, which is 7 by X")
+    yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests more than 29 graphs, which protobuf cannot read; use form unroll")
+# fmt: on
+
+
+def symbolic_features(model: Model) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "I"
+
+
+# -- inputs to compare with ---------------------------------------------------------------------------------------------
+
+
+def comparing(write: Callable[[Path], object], *options: object, **details: Any) -> Build:
+    """A good model, with an X.npz for the check."""
+
+    def build(folder: Path) -> list[str]:
+        save(model_of(**details), folder / "bad.onnx")
+        write(folder / "X.npz")
+        return lowering(folder, "--check", "--inputs", folder / "X.npz", *options)
+
+    return build
+
+
+def archive(share: float = 1.0, **arrays: np.ndarray) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        np.savez(path, **arrays)
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * share)])
+
+    return write
+
+
+def spoilt(path: Path) -> None:
+    """The archive opens; one byte of the array in it is another."""
+    np.savez(path, X=np.zeros((5, 2, 3), np.float32))
+    data = bytearray(path.read_bytes())
+    place = data.index(b"NUMPY") + 150
+    data[place] ^= 0xFF
+    path.write_bytes(data)
+
+
+def pair(change: Callable[[Model], object], *options: object) -> Build:
+    """Two models to compare, the second one changed."""
+
+    def build(folder: Path) -> list[str]:
+        model = model_of()
+        save(model, folder / "good.onnx")
+        change(model)
+        save(model, folder / "bad.onnx")
+        return ["check", str(folder / "good.onnx"), str(folder / "bad.onnx"), *map(str, options)]
+
+    return build
+
+
+def fewer_outputs(model: Model) -> None:
+    del model.graph.output[1:]
+
+
+def does_not_load(model: Model) -> None:
+    model.graph.node.append(helper.make_node("NoSuchOperator", ["X"], ["none"]))
+
+
+def does_not_run(model: Model) -> None:
+    """Loads, for nobody knows the sizes until it runs."""
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([7, 7, 7, 7]), "shape"))
+    model.graph.node.append(helper.make_node("Identity", ["X"], ["copied"]))
+    recurrent(model).output[0] = "before"
+    model.graph.node.append(helper.make_node("Identity", ["shape"], ["target"]))
+    model.graph.node.append(helper.make_node("Reshape", ["before", "target"], ["Y"]))
+
+
+def texts_wanted(model: Model) -> None:
+    model.graph.input.append(helper.make_tensor_value_info("texts", TensorProto.STRING, [1]))
+    model.graph.node.append(helper.make_node("Identity", ["texts"], ["copied"]))
+    model.graph.output.append(helper.make_tensor_value_info("copied", TensorProto.STRING, [1]))
+
+
+def sequence_wanted(model: Model) -> None:
+    model.graph.input.append(helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None))
+    model.graph.node.append(helper.make_node("SequenceLength", ["list"], ["count"]))
+    model.graph.output.append(helper.make_tensor_value_info("count", TensorProto.INT64, []))
+
+
+def never_runs(model: Model) -> None:
+    """No X fits: it is reshaped to a size that none has."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array([7, 7]), "shape"))
+    model.graph.node.append(helper.make_node("Identity", ["shape"], ["target"]))
+    model.graph.node.append(helper.make_node("Reshape", ["X", "target"], ["never"]))
+    model.graph.output.append(helper.make_tensor_value_info("never", TensorProto.FLOAT, None))
+
+
+# fmt: off
+def bad_comparisons() -> Iterator[Bad]:
+    x = np.zeros((5, 2, 3), np.float32)
+    npz = "X.npz: cannot be read as .npz: "
+    yield Bad("inputs without check", asked("--inputs", "X.npz"), "--inputs needs --check", "--inputs")
+    yield Bad("inputs missing", comparing(lambda path: None), npz, "X.npz")
+    yield Bad("inputs empty", comparing(Path.touch), npz, "X.npz")
+    yield Bad("inputs a folder", comparing(Path.mkdir), npz, "X.npz")
+    yield Bad("inputs truncated", comparing(archive(0.5, X=x)), npz, "X.npz")
+    yield Bad("inputs spoilt", comparing(spoilt), npz, "X.npz")
+    yield Bad("inputs not npz", comparing(lambda path: path.write_bytes(b"1,2,3\n")), npz, "X.npz")
+    yield Bad("inputs a lone array", comparing(lambda path: np.save(path.open("wb"), x)), npz, "X.npz")
+    yield Bad("inputs pickled", comparing(archive(X=np.array([{}], object))), npz, "X.npz")
+    yield Bad("inputs of another name", comparing(archive(x=x)), "inputs lack X; they hold x")
+    yield Bad("inputs of nothing", comparing(archive()), "inputs lack X; they hold nothing")
+    yield Bad("inputs lack one", comparing(archive(X=x), optional=("initial_h",)), "inputs lack initial_h; they hold X")
+    runs = "the original model does not run with the inputs: "
+    yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
+    yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
+    yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)
+    yield Bad("never runs", changed(never_runs, "--check"), runs)
+    yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; give inputs (--inputs X.npz)")
+    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is no tensor of a known type; give inputs (--inputs X.npz)")
+    yield Bad("seed negative", asked("--check", "--seed", -1), "seed is -1; it must be 0 or more", "seed")
+    yield Bad("seed no number", asked("--check", "--seed", "x"), "argument --seed: invalid int value: 'x'", "--seed")
+    yield Bad("runs no number", asked("--check", "--runs", "x"), "argument --runs: invalid int value: 'x'", "--runs")
+    for runs_asked in (0, -2):
+        words = f"runs is {runs_asked}; it must be 1 or more"
+        yield Bad(f"runs {runs_asked}", asked("--check", "--runs", runs_asked), words, "runs")
+    for option in ("rtol", "atol"):
+        for value in ("nan", "-1"):
+            words = f"{option} is {value}; it must be 0 or more"
+            yield Bad(f"{option} {value}", asked("--check", f"--{option}={value}"), words, option)
+    yield Bad("rtol no number", asked("--check", "--rtol", "small"), "argument --rtol: invalid float value: 'small'", "--rtol")
+    yield Bad("atol no number", asked("--check", "--atol", "1e"), "argument --atol: invalid float value: '1e'", "--atol")
+    yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
+    yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
+    yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
+    yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")
+    yield Bad("compare with nothing", pair(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
+# fmt: on
+
+
+# -- where to write ---------------------------------------------------------------------------------------------------
+
+
+def writing(
+    out: str, prepare: Callable[[Path], object] | None = None, *options: object, with_data: bool = False
+) -> Build:
+    """A good model, and a bad place for the result."""
+
+    def build(folder: Path) -> list[str]:
+        model = model_of()
+        if with_data:
+            (folder / "bad.weights").write_bytes(big_weights(model))
+        save(model, folder / "bad.onnx")
+        if prepare is not None:
+            prepare(folder)
+        return lowering(folder, *options, out=out)
+
+    return build
+
+
+def big_weights(model: Model) -> bytes:
+    """A weight too large to stay in the .onnx file."""
+    also(numpy_helper.from_array(np.ones((64, 64), np.float32), "large"))(model)
+    return externally(model)
+
+
+def read_only(folder: Path) -> None:
+    (folder / "out.onnx").write_bytes(b"precious")
+    (folder / "out.onnx").chmod(0o444)
+
+
+def locked_folder(folder: Path) -> None:
+    (folder / "locked").mkdir()
+    (folder / "locked").chmod(0o555)
+
+
+def link_elsewhere(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "out.onnx").symlink_to("elsewhere/out.onnx")
+
+
+# fmt: off
+def bad_places() -> Iterator[Bad]:
+    cannot = "cannot be written: "
+    yield Bad("output a folder", writing("out.onnx", lambda folder: (folder / "out.onnx").mkdir()), f"{cannot}it is a folder", "out.onnx")
+    yield Bad("output a link to a folder", writing("out.onnx", lambda f: ((f / "there").mkdir(), (f / "out.onnx").symlink_to("there"))), f"{cannot}it is a folder", "out.onnx")
+    yield Bad("output in a missing folder", writing("no/such/out.onnx"), f"{cannot}No such file or directory", "no/such/out.onnx")
+    yield Bad("output below a file", writing("bad.onnx/out.onnx"), f"{cannot}Not a directory", "bad.onnx/out.onnx")
+    yield Bad("output a link into a missing folder", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("no/such")), f"{cannot}No such file or directory", "out.onnx")
+    yield Bad("output of too long a name", writing("x" * 250 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
+    yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; --force replaces it all the same", "out.onnx")
+    yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
+    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "the following arguments are required: -o/--output", "lower")
+    yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
+    stream = "the model has weights in a file beside it, which a stream cannot carry; name a file"
+    yield Bad("weights to a fifo", writing("out.onnx", lambda folder: os.mkfifo(folder / "out.onnx"), with_data=True), stream, "out.onnx")
+    yield Bad("weights to a device", writing("/dev/null", with_data=True), stream, "/dev/null")
+    yield Bad("weights to stdout", writing("-", with_data=True), stream, "-")
+    yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which a link cannot carry along; write to ", "out.onnx")
+
+
+def bad_usage() -> Iterator[Bad]:
+    required = "the following arguments are required: "
+    yield Bad("no command", lambda _: [], f"{required}COMMAND", "rnn-lower")
+    yield Bad("unknown command", lambda _: ["lift"], "argument COMMAND: invalid choice: 'lift'", "lift")
+    yield Bad("lower nothing", lambda _: ["lower"], f"{required}IN.onnx, -o/--output", "lower")
+    yield Bad("check one", lambda _: ["check", "a.onnx"], f"{required}B.onnx", "check")
+    yield Bad("inspect nothing", lambda _: ["inspect"], f"{required}IN.onnx", "inspect")
+    yield Bad("unknown option", asked("--fast"), "unrecognized arguments: --fast", "--fast")
+    yield Bad("option without a value", asked("--opset"), "argument --opset: expected one argument", "--opset")
+    yield Bad("two models", asked("another.onnx"), "unrecognized arguments: another.onnx", "another.onnx")
+# fmt: on
+
+
+ASKING: tuple[Bad, ...] = (*bad_wishes(), *bad_comparisons(), *bad_places(), *bad_usage())
+
+
+# -- from Python ------------------------------------------------------------------------------------------------------
+
+
+def _detached() -> Model:
+    model = copy.deepcopy(model_of())
+    externally(model)
+    return model
+
+
+def _failing() -> ir.Model:
+    """A weight that is computed when it is asked for, which fails."""
+
+    def compute() -> ir.TensorProtocol:
+        raise ValueError("the download was refused")
+
+    model = ir.serde.deserialize_model(model_of())
+    weights = model.graph.initializers["W"]
+    weights.const_value = ir.LazyTensor(compute, ir.DataType.FLOAT, ir.Shape([1, 16, 3]), name="W")
+    return model
+
+
+def _without_data() -> ir.Model:
+    model = ir.serde.deserialize_model(model_of())
+    model.graph.initializers["W"].const_value = None
+    return model
+
+
+# fmt: off
+def _calls() -> Iterator[BadCall]:
+    import rnn_lower
+
+    whole: Any = "; it must be a whole number"
+    anything: Any = rnn_lower.lower
+    yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
+    yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
+    yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
+    yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
+    yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known are auto, scan")
+    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable: it is asked about each RecurrentNode")
+    yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTM"), "unknown operator 'L'; known are RNN, GRU, LSTM")
+    yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
+    yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
+    yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")
+    yield BadCall("compare a number", lambda: rnn_lower.check(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
+    yield BadCall("model empty", lambda: anything(onnx.ModelProto()), "not an ONNX model: it has no graph")
+    yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph: nothing computes 'W'")
+    yield BadCall("view whose data fails", lambda: rnn_lower.check(_failing(), model_of()), "the model cannot be serialized: ")
+    yield BadCall("compare weights of nowhere", lambda: rnn_lower.check(_detached(), model_of()), "the folder is unknown; give the path of the model")
+    yield BadCall("inputs lack one", lambda: rnn_lower.check(model_of(), model_of(), inputs={}), "inputs lack X; they hold nothing")
+    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+# fmt: on
+
+
+CALLING: tuple[BadCall, ...] = tuple(_calls())

@@ -1,0 +1,26 @@
+"""A model that is lowered in place is all old or all new, whenever it is killed; tests/crash.py does more of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from crash import every_line, soak
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="children are watched as Linux offers it")
+
+
+def test_killed_at_random_moments(tmp_path):
+    tally = soak(15, 0, 4, tmp_path, forked_share=1)
+    assert tally.faults == []
+    assert tally.counts["kills"] == 15
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_before_every_line_that_handles_files(number, tmp_path):
+    tally = every_line(0.1, number, tmp_path, stride=2)
+    assert tally.faults == []
+    assert tally.counts["kills"] > 50
+    assert tally.counts["old"]
+    assert tally.counts["new"]
