@@ -16,6 +16,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import faulthandler
 import gc
 import os
 import re
@@ -372,6 +373,7 @@ def _prepare(errors: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    faulthandler.disable()  # which pytest has turned on
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -132,6 +132,10 @@ class Document:
             if name not in there and value.const_value is not None:
                 tensor = value.const_value if keep is None else keep(value)
                 proto.initializer.append(ir.serde.serialize_tensor(tensor))
+        given = {value.name: value for node in new for value in node.inputs if value is not None}
+        for info in proto.value_info:
+            if info.name in given and given[info.name].shape is not None:
+                _unsay(info, given[info.name])
         described = {info.name for info in (*proto.value_info, *proto.output)}
         for node in new:
             for value in node.outputs:
@@ -149,6 +153,14 @@ class Document:
             for entry in proto.opset_import:
                 if entry.domain in ("", "ai.onnx"):
                     entry.version = default_opset(imports)
+
+
+def _unsay(info: onnx.ValueInfoProto, value: ir.Value) -> None:
+    """Take back sizes that the view has taken back."""
+    if info.type.HasField("tensor_type"):
+        for dim, known in zip(info.type.tensor_type.shape.dim, value.shape or (), strict=False):
+            if dim.HasField("dim_value") and not isinstance(known, int):
+                dim.ClearField("dim_value")
 
 
 def _keep_named(messages: object, names: object) -> None:

@@ -58,17 +58,17 @@ class Session:
     """
 
     def __init__(self, model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> None:
-        self._model, self._options, self._outline = model, options, outline
+        self._model, self._options = model, options
         self._target = find_target(options.target)
         self._names = Names(taken_names(model))
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
+        self._facts = Facts(model, outline)
 
     @functools.cached_property
     def places(self) -> list[Place]:
         """The recurrent nodes that the options choose, in the order of the model."""
-        facts = Facts(self._model, self._outline)
-        found = []
+        facts, found = self._facts, []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, facts.shape, facts.dtype)
             if self._options.select is None or self._options.select(read):
@@ -86,9 +86,17 @@ class Session:
             for value in pool.initializers:
                 self._model.graph.register_initializer(value)
         for place in self.places:
+            self._unsay(place.node.inputs["X"])
+        for place in self.places:
             for note in place.node.notes:
                 logger.info("%s: %s", place.node.describe(), note)
         return found
+
+    def _unsay(self, x: ir.Value) -> None:
+        """Take back sizes of an X that nothing confirms: runtimes believe them, and reshape products by them."""
+        known = self._facts.shape(x)
+        if x.shape is not None and known is not None and not x.is_graph_input():
+            x.shape = ir.Shape(known)
 
     def _form(self, place: Place) -> str:
         """The form for one node: what was asked for, else the target's, else the fastest that serves."""

@@ -67,8 +67,10 @@ class _Context:
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
+        fed = {name for node in new.node if _emitted(node) for name in node.input}
+        told = {info.name: info for info in infos if info.name in fed}
         if self._versions is None:
-            yield from _same(f"{path}: value_info", old.value_info, infos)
+            yield from _same(f"{path}: value_info", [_unsaid(a, told) for a in old.value_info], infos)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
         yield from _same(f"{path}: input", kept, new.input)
@@ -83,12 +85,13 @@ class _Context:
             ),
         ]
         used = set(_used(new))
+        replaceable = set(_used_by_recurrent(old))
         used_by_others = set(_used(new, emitted=False))
         for there, here, parts in pairs:
             for name, tensor in there.items():
                 if name not in here and name in used:
                     yield f"{path}: initializer '{name}' is gone, and used"
-                elif name not in here and name not in set(_used_by_recurrent(old)):
+                elif name not in here and name not in replaceable:
                     yield f"{path}: initializer '{name}' is gone"
                 elif name in here and not (
                     list(tensor.dims) == list(here[name].dims)
@@ -199,6 +202,19 @@ def _equal(a: Any, b: Any) -> bool:
 def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
     if not _equal(list(old), list(new)):
         yield f"{told} has changed"
+
+
+def _unsaid(old: onnx.ValueInfoProto, fed: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+    """What is told of a value; of one that feeds emitted nodes sizes that nothing confirms may be taken back."""
+    new = fed.get(old.name, old)
+    if old == new:
+        return old
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(old)
+    for a, b in zip(copy.type.tensor_type.shape.dim, new.type.tensor_type.shape.dim, strict=False):
+        if a.HasField("dim_value") and not b.HasField("dim_value"):
+            a.ClearField("dim_value")
+    return copy
 
 
 def _emitted(node: onnx.NodeProto) -> bool:

@@ -1,0 +1,159 @@
+"""What counts as known: declared inputs, initializers, and what inference makes of them; never an annotation alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import pytest
+from judge import close, every_node, run_onnxruntime
+from onenode import Case, build
+
+import rnn_lower
+from rnn_lower.model import facts
+from rnn_lower.model.document import Document
+
+
+def behind_an_unknown(case: Case, claimed: list[int | None]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The node's X comes out of a Slice whose ends are an input: what is said of its shape nothing confirms."""
+    model, feeds = build(case)
+    graph = model.graph
+    graph.node[0].input[0] = "cut"
+    graph.node.insert(0, onnx.helper.make_node("Slice", ["X", "zero", "ends", "axes"], ["cut"]))
+    graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(v), n) for n, v in (("zero", [0, 0]), ("axes", [0, 1]))
+    )
+    graph.input.append(onnx.helper.make_tensor_value_info("ends", onnx.TensorProto.INT64, [2]))
+    graph.value_info.append(onnx.helper.make_tensor_value_info("cut", onnx.TensorProto.FLOAT, claimed))
+    feeds["ends"] = np.array([case.T, case.N])
+    return model, feeds
+
+
+@pytest.mark.parametrize("claimed", [[5, 2, 3], [5, 1, 3], [0, 2, 3], [7, 0, 3], [5, None, None], [-1, -1, 3]])
+@pytest.mark.parametrize("form", ["auto", "scan", "loop"])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_stale_annotations_are_not_believed(op, form, claimed):
+    """7 steps of 3 rows arrive, whatever the annotation says."""
+    model, feeds = behind_an_unknown(Case(op, 14, "bidirectional", T=7, N=3, optional=("B",)), claimed)
+    for outputs in (slice(None), slice(1, None)):
+        close(
+            run_onnxruntime(rnn_lower.lower(model, form=form), feeds)[outputs], run_onnxruntime(model, feeds)[outputs]
+        )
+
+
+def test_an_unconfirmed_length_is_not_unrolled():
+    model, _ = behind_an_unknown(Case("LSTM", 14, T=7, N=3), [5, 3, 3])
+    for options in ({"form": "unroll"}, {"target": "opencv"}):
+        with pytest.raises(rnn_lower.UnsupportedError, match="known"):
+            rnn_lower.lower(model, **options)
+
+
+def test_a_confirmed_length_is_unrolled():
+    """Shape inference finds it without any annotation, in a body as well."""
+    for place in ("main", "if", "loop"):
+        model, _ = build(Case("GRU", 14, place=place, outputs=("Y_h",)))
+        graph = model.graph
+        node = onnx.helper.make_node("Relu", ["X"], ["positive"])
+        graph.node.insert(0, node)
+        recurrent = next(node for node in every_node(model) if node.op_type == "GRU")
+        recurrent.input[0] = "positive"
+        result = rnn_lower.lower(model, form="unroll")
+        assert not {"Scan", "GRU"} & {node.op_type for node in every_node(result)}
+
+
+def test_negative_sizes_are_unknown():
+    """Of inputs too: Paddle writes them, and onnxruntime takes them so."""
+    for op in ("RNN", "GRU", "LSTM"):
+        case = Case(op, 14, "reverse", T=4, N=3, optional=("B",))
+        model, feeds = build(case)
+        wanted = run_onnxruntime(model, feeds)
+        for dims in ((-1, 3), (-1, -1), (4, -2)):
+            for axis, size in enumerate(dims):
+                model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
+            for form in ("auto", "scan", "loop"):
+                close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), wanted)
+            assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+            (node,) = rnn_lower.inspect(model)
+            assert node.seq_length == (4 if dims[0] == 4 else None)
+
+
+def test_inference_that_dies_tells_nothing(monkeypatch):
+    """It aborts the process on some models; the child's death leaves sizes unknown, and the rest goes on."""
+
+    def die(_: bytes) -> bytes:
+        import os
+
+        os.abort()
+
+    monkeypatch.setattr(facts.onnx.shape_inference, "infer_shapes", die)
+    model, feeds = behind_an_unknown(Case("GRU", 14, T=7, N=3), [7, 3, 3])
+    close(run_onnxruntime(rnn_lower.lower(model), feeds), run_onnxruntime(model, feeds))
+
+
+def test_inference_that_aborts_on_a_slice_of_a_negative_size():
+    model, feeds = build(Case("LSTM", 14, T=5))
+    model.graph.node[0].input[0] = "cut"
+    model.graph.node.insert(0, onnx.helper.make_node("Slice", ["X", "zero", "five"], ["cut"]))
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array([v]), n) for n, v in (("zero", 0), ("five", 5))
+    )
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    close(run_onnxruntime(rnn_lower.lower(model), feeds), run_onnxruntime(model, feeds))
+
+
+def test_made_up_names_are_not_told():
+    model, _ = build(Case("GRU", 14))
+    model.graph.node[0].input[0] = "some"
+    model.graph.node.insert(0, onnx.helper.make_node("NonZero", ["X"], ["positions"]))
+    model.graph.node.insert(1, onnx.helper.make_node("Cast", ["positions"], ["numbers"], to=1))
+    model.graph.node.insert(2, onnx.helper.make_node("Unsqueeze", ["numbers", "one"], ["some"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
+    model.graph.initializer.remove(next(t for t in model.graph.initializer if t.name == "W"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("W", 1, [1, 12, None]))
+    (node,) = rnn_lower.inspect(model)
+    assert (node.seq_length, node.batch_size, node.input_size) == (3, 1, None)
+
+
+def test_a_function_called_with_two_types_is_refused():
+    model, _ = build(Case("RNN", 18, place="function", weights="input"))
+    call = onnx.NodeProto()
+    call.CopyFrom(model.graph.node[0])
+    call.name, call.input[:], call.output[:] = "second", [f"{n}16" for n in call.input], ["Z", "Z_h"]
+    model.graph.node.append(call)
+    for value in list(model.graph.input):
+        half = onnx.ValueInfoProto()
+        half.CopyFrom(value)
+        half.name, half.type.tensor_type.elem_type = f"{value.name}16", onnx.TensorProto.FLOAT16
+        model.graph.input.append(half)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("Z_h", onnx.TensorProto.FLOAT16, None))
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"FLOAT and FLOAT16.*onnx\.inliner"):
+        rnn_lower.lower(model)
+    inlined = onnx.inliner.inline_local_functions(model)
+    assert {node.op_type for node in every_node(rnn_lower.lower(inlined))} >= {"Scan"}
+
+
+def test_weights_without_a_folder_are_carried_along(tmp_path):
+    """A ModelProto whose weights are in files: nothing is read from the working directory."""
+    model, feeds = build(Case("LSTM", 14, H=16, I=16, optional=("B",)))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w", size_threshold=0)
+    bare = onnx.load(path, load_external_data=False)
+    result = rnn_lower.lower(bare)
+    assert not {"LSTM"} & {node.op_type for node in every_node(result)}
+    onnx.save(result, tmp_path / "out.onnx")
+    loaded = onnx.load(tmp_path / "out.onnx")
+    close(run_onnxruntime(loaded, feeds), run_onnxruntime(onnx.load(path), feeds))
+    with pytest.raises(rnn_lower.RnnLowerError, match="the folder is unknown"):
+        rnn_lower.check(bare, result)
+
+
+def test_facts_of_a_document_and_of_an_onnx_ir_model_are_the_same():
+    model, _ = build(Case("GRU", 14, place="if"))
+    document = Document(model)
+    for known in (facts.Facts(document.model, document.outline), facts.Facts(document.model)):
+        shapes = {v.name: known.shape(v) for v in document.model.graph.inputs}
+        assert shapes["X"] == (5, 2, 3)
+        node = next(node for node in document.model.graph.all_nodes() if node.op_type == "GRU")
+        assert known.shape(node.outputs[0]) == (5, 1, 2, 4)
+        assert known.dtype(node.outputs[0]) == ir.DataType.FLOAT
