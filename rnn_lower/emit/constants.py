@@ -59,7 +59,7 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if attribute.is_ref() or attribute.name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
         return None
     if attribute.name == "value":
-        return attribute.as_tensor()
+        return attribute.as_tensor() if attribute.type == ir.AttributeType.TENSOR else None
     dtype = np.float32 if attribute.name.startswith("value_float") else np.int64
     return ir.tensor(np.asarray(attribute.value, dtype))
 

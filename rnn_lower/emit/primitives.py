@@ -33,6 +33,18 @@ from rnn_lower.emit.versions import (
 from rnn_lower.emit.writer import NodeWriter, Operand
 from rnn_lower.errors import UnsupportedError
 
+LARGE = 1 << 24
+"""Elements up to which zeros and positions of known sizes are constants of the model."""
+
+
+def _positions(length: int) -> np.ndarray:
+    if length > LARGE:
+        raise UnsupportedError(
+            f"{length} steps would take a constant of as many positions, and {LARGE} is the limit;"
+            " declare the length as a symbol"
+        )
+    return np.arange(length)
+
 
 class Emitter(NodeWriter):
     """One method per primitive, each valid at `opset`."""
@@ -256,7 +268,7 @@ class Emitter(NodeWriter):
 
     def zeros(self, rows: int | ir.Value, columns: int, name: str = "zeros") -> Operand:
         """A [rows, columns] block of zeros; before ConstantOfShape a row of zeros is tiled."""
-        if isinstance(rows, int):
+        if isinstance(rows, int) and (rows * columns <= LARGE or not self.has("ConstantOfShape")):
             return filled(0.0, (rows, columns), self.dtype)
         if self.has("ConstantOfShape"):
             zero = ir.tensor(np.zeros(1, self.dtype.numpy()))
@@ -275,7 +287,7 @@ class Emitter(NodeWriter):
     def iota(self, length: int | ir.Value, name: str = "positions") -> Operand:
         """0, 1 ... length - 1 as int64 [length]."""
         if isinstance(length, int):
-            return constant(np.arange(length), ir.DataType.INT64)
+            return constant(_positions(length), ir.DataType.INT64)
         if self.has("Range"):
             zero, one = (constant(number, ir.DataType.INT64) for number in (0, 1))
             return self.op("Range", zero, length, one, name=name)
@@ -318,7 +330,7 @@ class Emitter(NodeWriter):
     def backward_iota(self, length: int | ir.Value) -> Operand:
         """length - 1 ... 1, 0 as int64 [length]."""
         if isinstance(length, int):
-            return constant(np.arange(length)[::-1], ir.DataType.INT64)
+            return constant(_positions(length)[::-1], ir.DataType.INT64)
         positions = self.iota(length)
         if self.opset >= BROADCASTS_BY_RULE:
             last_position = self.op("Sub", length, constant(1, ir.DataType.INT64), name="last")

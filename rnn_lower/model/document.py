@@ -99,8 +99,11 @@ class Document:
             raise UnsupportedError(
                 f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read; use form unroll"
             )
-        for graph, proto in self._pairs:
-            self._write_graph(graph, proto, keep)
+        try:
+            for graph, proto in self._pairs:
+                self._write_graph(graph, proto, keep)
+        except ir.serde.SerdeError as error:
+            raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         if dims:
             fix_proto_dims(self.proto, dims)

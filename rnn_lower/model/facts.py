@@ -101,8 +101,8 @@ class Facts:
     @functools.cached_property
     def _inferred(self) -> dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]:
         """By graph and name: what shape inference finds out with no annotation to lean on."""
-        bare = without_annotations(outline_of(self._model) if self._outline is None else self._outline)
         try:
+            bare = without_annotations(outline_of(self._model) if self._outline is None else self._outline)
             inferred = onnx.ModelProto.FromString(isolated(onnx.shape_inference.infer_shapes, bare.SerializeToString()))
         except Exception:  # whatever inference stumbles over, what it could have told is unknown then
             return {}

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import onnx
 
-from rnn_lower.errors import InvalidNodeError, RnnLowerError
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.model import tensors
 
 DEFAULT_DOMAIN = ("", "ai.onnx")
+_A = onnx.AttributeProto
+_FIELDS = {
+    _A.FLOAT: "f", _A.INT: "i", _A.STRING: "s", _A.TENSOR: "t", _A.GRAPH: "g", _A.SPARSE_TENSOR: "sparse_tensor",
+    _A.TYPE_PROTO: "tp", _A.FLOATS: "floats", _A.INTS: "ints", _A.STRINGS: "strings", _A.TENSORS: "tensors",
+    _A.GRAPHS: "graphs", _A.SPARSE_TENSORS: "sparse_tensors", _A.TYPE_PROTOS: "type_protos",
+}  # fmt: skip
+"""The field that holds the value of an attribute of each type."""
 _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 
 
@@ -24,6 +31,9 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         raise RnnLowerError(
             "not an ONNX model: it " + ("imports no opset" if model.HasField("graph") else "has no graph")
         )
+    for entry in (*model.opset_import, *(entry for function in model.functions for entry in function.opset_import)):
+        if entry.domain in DEFAULT_DOMAIN and not 1 <= entry.version < 1 << 31:
+            raise UnsupportedError(f"the model imports opset {entry.version} of the default domain; opsets start at 1")
     for tensor in tensors.tensors(model):
         tensors.check_data(tensor, folder)
     _check_functions(model)
@@ -77,7 +87,12 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
             dtype = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
             if dtype not in _ELEMENT_TYPES:
                 raise RnnLowerError(f"{path}: {kind} '{value.name}' is of the unknown element type {dtype}")
-    for names in ([value.name for value in graph.input], [tensor.name for tensor in graph.initializer]):
+    weights = [*(tensor.name for tensor in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]
+    for names in ([value.name for value in graph.input], weights):
+        if "" in names:
+            raise InvalidNodeError(f"{path}: an input or initializer has no name")
+        if any(isinstance(name, bytes) for name in names):
+            raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
         twice = [name for name, count in collections.Counter(names).items() if count > 1]
         if twice:
             raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
@@ -89,7 +104,10 @@ def _graph(graph: onnx.GraphProto, path: str) -> tuple[set[str], bool]:
     given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
     free, in_order = _nodes(graph.node, given, path)
-    return free | ({value.name for value in graph.output} - given - _made_by(graph.node) - {""}), in_order
+    outside = {value.name for value in graph.output} - given - _made_by(graph.node)
+    if outside and path != "main graph":
+        raise InvalidNodeError(f"{path}: nothing in it computes its output '{min(outside)}'")
+    return free | outside, in_order
 
 
 def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
@@ -127,5 +145,12 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise InvalidNodeError(f"{told}: attribute '{twice[0]}' is given twice")
+    for attribute in node.attribute:
+        own = _FIELDS.get(attribute.type)
+        held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
+        if own is None or any(name != own for name in held):
+            kind = _A.AttributeType.Name(attribute.type)
+            found = ", ".join(held) or "nothing"
+            raise InvalidNodeError(f"{told}: attribute '{attribute.name}' is of type {kind} and holds {found}")
     if node.op_type == "Constant" and node.domain in DEFAULT_DOMAIN and len(node.attribute) != 1:
         raise InvalidNodeError(f"{told}: {len(node.attribute)} attributes; a Constant has exactly one")

@@ -14,7 +14,6 @@ from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled, f
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.primitives import Emitter
 from rnn_lower.emit.writer import Habits, Operand
-from rnn_lower.errors import UnsupportedError
 from rnn_lower.recurrent.cells import CELLS, Cell, CellKind, Weights
 from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.node import RecurrentNode
@@ -24,10 +23,6 @@ ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     ir.DataType.FLOAT16: ir.DataType.FLOAT,
     ir.DataType.BFLOAT16: ir.DataType.FLOAT,
 }
-
-
-LONGEST_MASKED = 1 << 24
-"""Known lengths up to this one get a mask of sequence_lens; its positions are a constant of 8 bytes a step."""
 
 
 @dataclasses.dataclass
@@ -97,11 +92,6 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     nonempty: Operand = None
     lengths = node.inputs.get("sequence_lens")
     if lengths is not None and not _all_full(given(lengths), node.seq_length):
-        if (node.static_length or 0) > LONGEST_MASKED:
-            raise UnsupportedError(
-                f"sequence_lens over {node.static_length} steps take a mask of as many rows; {LONGEST_MASKED} are the"
-                " limit: leave the length symbolic, or drop sequence_lens"
-            )
         mask, nonempty = _masks(e, given(lengths), span, single)
     return _Sequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
 

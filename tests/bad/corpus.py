@@ -311,7 +311,7 @@ def bad_attributes() -> Iterator[Bad]:
     def untyped(model: Model) -> None:
         next(a for a in recurrent(model).attribute if a.name == "hidden_size").ClearField("type")
 
-    yield Bad("attribute without a type", changed(untyped), "attribute 'hidden_size' is of type UNDEFINED, it must be INT")
+    yield Bad("attribute without a type", changed(untyped), "attribute 'hidden_size' is of type UNDEFINED and holds i")
 # fmt: on
 
 
@@ -796,7 +796,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "use form scan or loop, or raise the limit (--max-nodes)")
     yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; raise the limit (--max-nodes)")
     yield Bad("no nodes allowed", asked("--max-nodes", 0), "more than are left of the limit of 0; raise the limit (--max-nodes)")
-    yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), optional=("sequence_lens",)), "leave the length symbolic, or drop sequence_lens")
+    yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), optional=("sequence_lens",)), "declare the length as a symbol")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; known are ", "abacus")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use form unroll")
