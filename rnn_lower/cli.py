@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RnnLowerError as error:
         return _fail(BAD, f"error: {error}")
     except KeyboardInterrupt as error:
-        return _fail(BAD, f"interrupted, {str(error) or 'nothing written'}")
+        return _fail(BAD, ", ".join(filter(None, ["interrupted", str(error)])))
     except MemoryError:
         return _fail(BAD, "error: there is not enough memory for this model")
     except OSError as error:  # files are looked after where they are read and written, so this is stdout

@@ -67,6 +67,8 @@ class Document:
         for node, message in zip(graph, proto.node, strict=True):
             self._origin[node] = message
             for attribute in message.attribute:
+                if attribute.ref_attr_name:
+                    continue
                 if attribute.type == _A.GRAPH:
                     self._pair(node.attributes[attribute.name].as_graph(), attribute.g)
                 elif attribute.type == _A.GRAPHS:

@@ -71,9 +71,19 @@ class Facts:
         found = self._inferred_type(value)
         return ir.DataType(found.elem_type) if found is not None and found.elem_type else None
 
+    def is_given(self, value: ir.Value) -> bool:
+        """Whether the callers of a function pass a parameter at all; what is no parameter is there."""
+        passed = {argument is not None for argument in self._arguments.get(value, [value])}
+        if len(passed) > 1:
+            raise UnsupportedError(
+                f"a function is called with '{value.name}' and without it, and one body cannot serve both;"
+                " inline the function first (onnx.inliner)"
+            )
+        return passed != {False}
+
     def _argument_dtype(self, value: ir.Value) -> ir.DataType | None:
         """Functions declare no types: they have those of what is passed, which must be the same at every call."""
-        found = {self.dtype(argument) for argument in self._arguments[value]} - {None}
+        found = {self.dtype(argument) for argument in self._arguments[value] if argument is not None} - {None}
         if len(found) > 1:
             names = " and ".join(sorted(dtype.name for dtype in found if dtype is not None))
             raise UnsupportedError(
@@ -83,13 +93,14 @@ class Facts:
         return next(iter(found), None)
 
     @functools.cached_property
-    def _arguments(self) -> dict[ir.Value, list[ir.Value]]:
-        found: dict[ir.Value, list[ir.Value]] = {}
+    def _arguments(self) -> dict[ir.Value, list[ir.Value | None]]:
+        """Parameters of functions -> what each call passes, None where it passes nothing."""
+        found: dict[ir.Value, list[ir.Value | None]] = {}
         for node, _ in nodes(self._model):
             function = self._model.functions.get(node.op_identifier())
-            for parameter, argument in zip(function.inputs if function else (), node.inputs, strict=False):
-                if argument is not None:
-                    found.setdefault(parameter, []).append(argument)
+            for place, parameter in enumerate(function.inputs if function else ()):
+                argument = node.inputs[place] if place < len(node.inputs) else None
+                found.setdefault(parameter, []).append(argument)
         return found
 
     def _inferred_type(self, value: ir.Value) -> onnx.TypeProto.Tensor | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import json
 import os
-import re
 import secrets
 import stat
 import sys
@@ -18,15 +17,8 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model import tensors
+from rnn_lower.model import leftovers, tensors
 from rnn_lower.model.document import Document
-
-try:
-    import fcntl
-except ImportError:  # Windows: what a killed run has left is not told from what a live one writes, so it stays
-    fcntl = None  # type: ignore[assignment]
-
-logger = logging.getLogger("rnn_lower")
 
 EMBEDDED_UP_TO = 1_500_000_000
 """Bytes of weights up to which they stay in the .onnx file if they were there; protobuf ends at 2 GB."""
@@ -39,9 +31,6 @@ ALIGNMENT = 4096
 
 Progress = Callable[[str, int, int], None]
 """Called while weights are written: name, index, total."""
-
-_OURS = re.compile(r"\.?.+\.[0-9a-f]{16}\.(data|tmp)")
-"""Names that this module gives: OUT.onnx.TOKEN.data, and .OUT.onnx.TOKEN.tmp until it is in place."""
 
 
 def load(path: str | os.PathLike[str]) -> Document:
@@ -98,32 +87,34 @@ class Staged:
         self._destination, self.folder = destination, folder
         self.path = folder / f".{destination.name}.{token}.tmp"
         self.data = folder / f"{destination.name}.{token}.data"
-        self._locked: list[BinaryIO] = []
+        self._journal = folder / f".{destination.name}.{token}.old"
+        self._held: list[BinaryIO] = []
         self._complete = False
 
     def open(self, path: Path) -> BinaryIO:
         """A new file, locked while this run lives, so that no other takes it for left behind."""
-        while True:
-            file = open(path, "xb")  # noqa: SIM115
-            self._complete = path == self.path  # the model comes last
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:
-                self._locked.append(file)
-                return file
-            file.close()  # another run was faster to lock it, and tidied it away
+        file = leftovers.create(path)
+        self._held.append(file)
+        self._complete = path == self.path  # the model comes last
+        return file
 
     def commit(self) -> None:
-        old = _referred(self._destination) if self._destination.exists() else set()
-        if self._destination.exists():
-            mode = stat.S_IMODE(self._destination.stat().st_mode)
-            for path in (self.path, self.data):
-                if path.exists():
-                    os.chmod(path, mode)
-        os.replace(self.path, self._destination)
-        _sync_folder(self.folder)
-        for name in old:
-            _remove_unreferred(self.folder / name)
+        exists = self._destination.exists()
+        old = leftovers.referred(self._destination) if exists else set()
+        for path in (self.path, self.data):
+            if exists and path.exists():
+                os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
+        if old:  # should this run be killed after the rename, the next one finishes the job
+            journal = leftovers.create(self._journal)
+            self._held.append(journal)
+            journal.write(json.dumps(sorted(old)).encode())
+            sync(journal)
+        with leftovers.undisturbed():
+            os.replace(self.path, self._destination)
+            _sync_folder(self.folder)
+            for name in old:
+                leftovers.remove_unreferred(self.folder / name)
+            self._journal.unlink(missing_ok=True)
 
     @property
     def committed(self) -> bool:
@@ -133,10 +124,11 @@ class Staged:
     def close(self) -> None:
         """Remove what was not committed."""
         if not self.committed:
-            for path in (self.path, self.data):
+            self._complete = False
+            for path in (self._journal, self.path, self.data):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-        for file in self._locked:
+        for file in self._held:
             file.close()
 
 
@@ -146,30 +138,29 @@ def staged(
     dims: Any = None, force: bool = False,
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there."""
-    told = os.fspath(destination)
-    with contextlib.ExitStack() as stack:
-        try:
+    told, made = os.fspath(destination), None
+    try:
+        with contextlib.ExitStack() as stack:
             path = _checked_destination(Path(destination), force)
             streamed = str(path) == "-" or (path.exists() and not path.is_file())
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
             if not streamed:
-                remove_left_behind(folder)
+                leftovers.remove_left_behind(folder)
             made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8))
             stack.callback(made.close)
             _write(document, made, progress, dims)
-        except OSError as error:
-            raise RnnLowerError(f"{told}: cannot be written: {error.strerror or error}") from None
-        if made.data.exists() and (streamed or path.parent.resolve() != Path(destination).absolute().parent.resolve()):
-            raise UnsupportedError(
-                f"{told}: the model has weights in a file beside it, which "
-                + ("a stream cannot carry; name a file" if streamed else f"a link cannot carry along; write to {path}")
-            )
-        try:
+            linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
+            if made.data.exists() and (streamed or linked):
+                way_out = (
+                    f"a link cannot carry along; write to {path}" if linked else "a stream cannot carry; name a file"
+                )
+                raise UnsupportedError(f"{told}: the model has weights in a file beside it, which {way_out}")
             yield made
-        except OSError as error:
-            raise RnnLowerError(f"{told}: cannot be written: {error.strerror or error}") from None
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{told} was written" if made.committed else "") from None
+    except OSError as error:
+        raise RnnLowerError(f"{told}: cannot be written: {error.strerror or error}") from None
+    except KeyboardInterrupt:
+        state = f"{told} was written" if made is not None and made.committed else "nothing written"
+        raise KeyboardInterrupt(state) from None
 
 
 class _Stream(Staged):
@@ -207,12 +198,10 @@ def _write(document: Document, made: Staged, progress: Progress | None, dims: An
         data.move(proto, document.folder, large)
     content = proto.SerializeToString()
     if data is not None and data.file is not None:
-        data.file.flush()
-        os.fsync(data.file.fileno())
+        sync(data.file)
     model = made.open(made.path)
     model.write(content)
-    model.flush()
-    os.fsync(model.fileno())
+    sync(model)
 
 
 class _DataFile:
@@ -285,65 +274,10 @@ class _DataFile:
         return place.length
 
 
-# -- what is no longer needed -----------------------------------------------------------------------------------------
-
-
-def _referred(path: Path) -> set[str]:
-    """The data files that a model refers to, as names in its folder."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception:  # not a model: it refers to nothing
-        return set()
-    external = (tensor for tensor in tensors.tensors(model) if tensors.is_external(tensor))
-    names = {entry.value for tensor in external for entry in tensor.external_data if entry.key == "location"}
-    return {name for name in names if name and os.path.basename(name) == name}
-
-
-def _remove_unreferred(path: Path) -> bool:
-    """Delete a data file, unless any file of its folder speaks of it, or it is a link, or has another name."""
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            return False
-        name = path.name.encode()
-        others = (other for other in path.parent.iterdir() if other != path and other.is_file())
-        if any(_speaks_of(other, name) for other in others if not _is_data(other)):
-            return False
-        path.unlink()
-    except OSError:
-        return False
-    return True
-
-
-def _is_data(path: Path) -> bool:
-    """What cannot be a model: weights that this module has written, and what is too large for protobuf."""
-    return bool(_OURS.fullmatch(path.name) and path.suffix == ".data") or path.stat().st_size >= 1 << 31
-
-
-def _speaks_of(path: Path, name: bytes) -> bool:
-    """Whether a file holds a name; that is cheaper than parsing it, and errs on the side of keeping."""
-    overlap = b""
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            if name in overlap + piece:
-                return True
-            overlap = piece[-len(name) :]
-    return False
-
-
-def remove_left_behind(folder: Path) -> None:
-    """Remove, and name, what a killed run has left in a folder: files of ours that no live run holds."""
-    # Sorted, since a model that was never put in place (.NAME) speaks of its data.
-    for path in sorted(folder.iterdir()) if fcntl is not None and folder.is_dir() else ():
-        if not _OURS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-            continue
-        try:
-            with open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _remove_unreferred(path):
-                    logger.warning("removed %s, which an interrupted run had left", path)
-        except OSError:  # held by a run that lives, or gone
-            continue
+def sync(file: BinaryIO) -> None:
+    """So that what was written is there before what refers to it."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

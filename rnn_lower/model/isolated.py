@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.leftovers import undisturbed
 
 
 def isolated(function: Callable[[Any], Any], argument: Any) -> bytes:
@@ -17,7 +18,8 @@ def isolated(function: Callable[[Any], Any], argument: Any) -> bytes:
     if not hasattr(os, "fork"):
         return _bytes(function(argument))
     reader, writer = os.pipe()
-    child = os.fork()
+    with undisturbed():  # Python's own handlers around a fork do not bear an interruption
+        child = os.fork()
     if child == 0:
         status = 1
         try:

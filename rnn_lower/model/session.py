@@ -70,7 +70,7 @@ class Session:
         """The recurrent nodes that the options choose, in the order of the model."""
         facts, found = self._facts, []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
-            read = read_node(node, scope.opset, scope.path, facts.shape, facts.dtype)
+            read = read_node(node, scope.opset, scope.path, facts)
             if self._options.select is None or self._options.select(read):
                 found.append(Place(read, scope))
         return found

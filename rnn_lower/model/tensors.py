@@ -29,9 +29,8 @@ class Place:
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of a node."""
     for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+        if not attribute.ref_attr_name:
+            yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -19,6 +19,7 @@ _FIELDS = {
     _A.GRAPHS: "graphs", _A.SPARSE_TENSORS: "sparse_tensors", _A.TYPE_PROTOS: "type_protos",
 }  # fmt: skip
 """The field that holds the value of an attribute of each type."""
+_MESSAGES = ("t", "g", "sparse_tensor", "tp")
 _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 
 
@@ -146,9 +147,11 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
     if twice:
         raise InvalidNodeError(f"{told}: attribute '{twice[0]}' is given twice")
     for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            continue
         own = _FIELDS.get(attribute.type)
         held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
-        if own is None or any(name != own for name in held):
+        if own is None or any(name != own for name in held) or (own in _MESSAGES and not held):
             kind = _A.AttributeType.Name(attribute.type)
             found = ", ".join(held) or "nothing"
             raise InvalidNodeError(f"{told}: attribute '{attribute.name}' is of type {kind} and holds {found}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
 
 import onnx.defs
 import onnx_ir as ir
@@ -69,8 +69,13 @@ ATTRIBUTES: dict[str, tuple[_A, tuple[str, ...], int, int]] = {
 Dim = int | str | None
 """A size: known, symbolic, or unknown."""
 
-ShapeOf = Callable[[ir.Value], "tuple[Dim, ...] | None"]
-DtypeOf = Callable[[ir.Value], "ir.DataType | None"]
+
+class Facts(Protocol):
+    """What is known of values."""
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...] | None: ...
+    def dtype(self, value: ir.Value) -> ir.DataType | None: ...
+    def is_given(self, value: ir.Value) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,24 +147,25 @@ def display_name(node: ir.Node) -> str:
     return node.name or next((out.name for out in node.outputs if out.name), "") or node.op_type.lower()
 
 
-def read_node(node: ir.Node, opset: int, path: str, shape_of: ShapeOf, dtype_of: DtypeOf) -> RecurrentNode:
+def read_node(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
     """Read and check one node.
 
-    opset: of the default domain where the node lives.  shape_of, dtype_of: what is known of a value.
+    opset: of the default domain where the node lives.
     Raises InvalidNodeError when the node contradicts the ONNX text of its version, UnsupportedError when it is of a
     version, or says something, that this program does not know.
     """
     try:
-        return _read(node, opset, path, shape_of, dtype_of)
+        return _read(node, opset, path, facts)
     except RnnLowerError as error:
         raise type(error)(f"{node.op_type} '{display_name(node)}' in {path}: {error}") from None
 
 
-def _read(node: ir.Node, opset: int, path: str, shape_of: ShapeOf, dtype_of: DtypeOf) -> RecurrentNode:
+def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
     op = node.op_type
     version = version_at(op, node.version or opset)  # what onnx_ir calls a node's version is an opset too
     attributes = _attributes(node, version)
     inputs = _named(node.inputs, OPERATORS[op].inputs, "inputs")
+    inputs = {name: value for name, value in inputs.items() if facts.is_given(value)}
     outputs = _named(node.outputs, OPERATORS[op].outputs, "outputs")
     for required in ("X", "W", "R"):
         if required not in inputs:
@@ -173,7 +179,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_of: ShapeOf, dtype_of: Dty
         raise InvalidNodeError(f"layout is {layout}; it must be 0 or 1")
     notes: list[str] = []
     activations = _activations(op, len(DIRECTIONS[direction]), attributes, notes)
-    sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, shape_of)
+    sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, facts)
     if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
         notes.append("output_sequence is 0 but Y is used; Y is computed")
     return RecurrentNode(
@@ -184,7 +190,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_of: ShapeOf, dtype_of: Dty
         inputs=inputs,
         outputs={name: value for name, value in outputs.items() if value.uses() or value.is_graph_output()},
         direction="forward" if direction == "foward" else direction,
-        dtype=_dtype(inputs, outputs, dtype_of, notes),
+        dtype=_dtype(inputs, outputs, facts, notes),
         activations=activations,
         clip=_clip(op, attributes.get("clip"), notes),
         linear_before_reset=bool(attributes.get("linear_before_reset", 0)),
@@ -273,7 +279,7 @@ def _sizes(
     hidden_size: int | None,
     num_directions: int,
     layout: int,
-    shape_of: ShapeOf,
+    facts: Facts,
 ) -> dict[str, Dim]:
     """hidden_size, input_size, seq_length, batch_size from all inputs; a contradiction is an error."""
     if hidden_size is not None and hidden_size < 1:
@@ -282,7 +288,7 @@ def _sizes(
     source = {} if hidden_size is None else {"hidden_size": "the attribute"}
     # R first: a missing hidden_size comes from there, and a contradiction is best told against it.
     for name in ("R", *(name for name in INPUTS if name != "R")):
-        shape = shape_of(inputs[name]) if name in inputs else None
+        shape = facts.shape(inputs[name]) if name in inputs else None
         if shape is None:
             continue
         axes = _axes(name, OPERATORS[op].gates, num_directions, layout)
@@ -334,11 +340,11 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTyp
 
 
 def _dtype(
-    inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], dtype_of: DtypeOf, notes: list[str]
+    inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], facts: Facts, notes: list[str]
 ) -> ir.DataType:
     found: dict[ir.DataType, str] = {}
     for name, value in (*inputs.items(), *outputs.items()):
-        dtype = dtype_of(value)
+        dtype = facts.dtype(value)
         if dtype is None:
             continue
         if name == "sequence_lens":

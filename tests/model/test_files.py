@@ -21,7 +21,7 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.model import files
+from rnn_lower.model import leftovers
 
 OPS = {"RNN", "GRU", "LSTM"}
 CASE = Case("LSTM", 14, H=32, I=32, optional=("B",))
@@ -483,10 +483,10 @@ def test_a_file_that_is_not_yet_locked_is_not_lost(data, tmp_path, monkeypatch):
     def late(file: Any, flags: int) -> None:
         if flags == fcntl.LOCK_EX and len(times) < 2:  # once for the data, once for the model
             times.append(file.name)
-            files.remove_left_behind(tmp_path)
+            leftovers.remove_left_behind(tmp_path)
         lock(file, flags)
 
-    monkeypatch.setattr(files.fcntl, "flock", late)
+    monkeypatch.setattr(leftovers.fcntl, "flock", late)
     rnn_lower.lower_file(source, tmp_path / "out.onnx")
     monkeypatch.undo()
     assert times
