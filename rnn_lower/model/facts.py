@@ -36,11 +36,11 @@ class Facts:
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
         declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
+        tensor = known_tensor(value)
+        if tensor is not None:  # before what is told of it, which may be something else
+            return tuple(tensor.shape.numpy())
         if value in self._inputs or (declared is not None and value.is_initializer()):
             return declared
-        tensor = known_tensor(value)
-        if tensor is not None:
-            return tuple(tensor.shape.numpy())
         found = self._inferred_type(value)
         names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
         if found is None or not found.HasField("shape"):
@@ -62,8 +62,9 @@ class Facts:
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """Element type, or None when unknown."""
-        if value.dtype is not None:
-            return value.dtype
+        tensor = known_tensor(value)
+        if tensor is not None or value.dtype is not None:
+            return value.dtype if tensor is None else tensor.dtype
         if value.const_value is not None:
             return value.const_value.dtype
         if value in self._arguments:

@@ -157,3 +157,13 @@ def test_facts_of_a_document_and_of_an_onnx_ir_model_are_the_same():
         node = next(node for node in document.model.graph.all_nodes() if node.op_type == "GRU")
         assert known.shape(node.outputs[0]) == (5, 1, 2, 4)
         assert known.dtype(node.outputs[0]) == ir.DataType.FLOAT
+
+
+def test_a_weight_has_the_shape_of_its_data():
+    """Whatever value_info tells of it."""
+    model, _ = build(Case("GRU", 14))
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "W")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("W", 1, list(weight.dims)))
+    weight.dims[:] = [3, 1, 12]
+    with pytest.raises(rnn_lower.InvalidNodeError, match="W has shape"):
+        rnn_lower.lower(model)
