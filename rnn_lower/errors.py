@@ -13,3 +13,8 @@ class InvalidNodeError(RnnLowerError):
 
 class UnsupportedError(RnnLowerError):
     """What was asked for is valid but cannot be done; the message names what would work."""
+
+
+def one_line(error: BaseException) -> str:
+    """What somebody else's error says, for a message of ours."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -38,6 +38,10 @@ class Options:
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:
+        if self.dims is not None and not isinstance(self.dims, Mapping):
+            raise RnnLowerError(f"dims is {self.dims!r}; it must map names to sizes")
+        if not isinstance(self.op_types, (list, tuple, set, frozenset, str)):
+            raise RnnLowerError(f"op_types is {self.op_types!r}; it must list operators")
         numbers = {"opset": self.opset, "max_nodes": self.max_nodes, **(self.dims or {})}
         for name, number in numbers.items():
             if number is not None and not isinstance(number, int):

@@ -72,9 +72,9 @@ def close(actual: list[np.ndarray], wanted: list[np.ndarray], rtol: float = 1e-4
     for a, b in zip(actual, wanted, strict=True):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
-        if a.dtype.itemsize == 2:  # one unit in the last place of the 16-bit type, both round once
-            rtol = max(rtol, 2**-7 if a.dtype != np.float16 else 2**-10)
-        np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=rtol, atol=atol)
+        # One unit in the last place of a 16-bit type, both round once.
+        unit = {2: 2**-10 if a.dtype == np.float16 else 2**-7}.get(a.dtype.itemsize, 0.0)
+        np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=max(rtol, unit), atol=atol)
 
 
 def agrees(case: Case, form: str = "auto") -> None:

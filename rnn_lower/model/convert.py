@@ -17,12 +17,20 @@ from rnn_lower.emit.constants import known_tensor
 from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.model.facts import Facts, plain_dim
-from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, roots, subgraphs, taken_names, values
+from rnn_lower.model.outline import SHOWN, UNSEEN
+from rnn_lower.model.scopes import (
+    DEFAULT_DOMAINS,
+    Scope,
+    default_opset,
+    nodes,
+    recurrent_nodes,
+    roots,
+    subgraphs,
+    taken_names,
+    values,
+)
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import display_name, version_at
-
-KEEP_IN_PROTO = 4096
-"""Constants up to this many bytes are shown to the converters, whose adapters read axes and shapes from them."""
 
 LARGEST_SIZE = 2**31 - 1
 
@@ -90,8 +98,9 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
     for node, scope, new in changes:
         _put_in_place(node, scope, new, names)
     for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
-        if default_opset(imports) is not None:
-            imports["ai.onnx" if "ai.onnx" in imports else ""] = opset
+        for domain in DEFAULT_DOMAINS:
+            if domain in imports:
+                imports[domain] = opset
 
 
 def restamp_rest(model: ir.Model) -> None:
@@ -129,13 +138,20 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         raise _refusal(node, scope.opset, opset, "the operator does not exist there")
     if old.since_version == new.since_version:
         return False
+    if node.op_type == "Constant":  # its versions differ in what they may hold
+        held = set(node.attributes) or {"sparse_value"}
+        if not held <= set(new.attributes):
+            raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown there")
+        return False
     if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
         if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
             raise _refusal(node, scope.opset, opset, "Scan of opset 8 has a batch axis of its own")
+        if node.op_type == "Loop" and new.since_version < 11 and len(node.inputs) < 3:
+            raise _refusal(node, scope.opset, opset, "before opset 11 a Loop must carry a value")
         return False
-    if _signature(old) != _signature(new) or scope.opset < 7:
+    if _signature(old) != _signature(new) or scope.opset < 7 or new.deprecated:
         return True
-    # Since opset 7 what keeps its signature has only grown: by types, by broadcasting in 8, by negative axes in 11.
+    # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11).
     return opset < scope.opset and not (opset >= 8 and _takes(new, node, facts))
 
 
@@ -175,6 +191,8 @@ def _refusal(node: ir.Node, current: int, opset: int, why: object) -> Unsupporte
 
 def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Graph:
     """The node at the new opset: a graph with inputs, outputs and constants under the names that the node uses."""
+    if UNSEEN in node.metadata_props:
+        raise _refusal(node, current, opset, "it has an attribute that the converters cannot be shown")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         raise _refusal(node, current, opset, "its attributes are the function's; inline the function (onnx.inliner)")
     alone = _alone(node, current, facts)
@@ -190,7 +208,7 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     raise _refusal(node, current, opset, first_error or "no converter serves")
 
 
-def _with_onnx(model: onnx.ModelProto, current: int, opset: int) -> ir.Model:
+def _with_onnx(model: onnx.ModelProto, _: int, opset: int) -> ir.Model:
     return ir.serde.deserialize_model(onnx.version_converter.convert_version(model, opset))
 
 
@@ -209,7 +227,7 @@ def _alone(node: ir.Node, opset: int, facts: Facts) -> onnx.ModelProto:
     inputs, initializers = {}, {}
     for value in node.inputs:
         tensor = known_tensor(value)
-        if tensor is not None and value is not None and tensor.nbytes <= KEEP_IN_PROTO:
+        if tensor is not None and value is not None and tensor.nbytes <= SHOWN:
             initializers[value.name] = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), name=value.name))
         elif value is not None:
             inputs[value.name] = _value_info(value, facts)

@@ -12,11 +12,11 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import tensors, validity
 from rnn_lower.model.convert import fix_proto_dims
-from rnn_lower.model.outline import outline
-from rnn_lower.model.scopes import default_opset, roots, subgraphs
+from rnn_lower.model.outline import outline, outline_of
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, roots, subgraphs
 
 MAX_NESTING = 29
 """Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
@@ -44,8 +44,8 @@ class Document:
         except UnicodeDecodeError:
             raise RnnLowerError("not an ONNX model: it has a name that is no UTF-8 text") from None
         except Exception as error:  # onnx_ir raises whatever it trips over
-            raise RnnLowerError(f"not an ONNX model: {' '.join(str(error).split())[:300]}") from None
-        self._nesting = _nesting(self.model.graph)
+            raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
+        self._nesting_before = self._nesting()
         self._origin: dict[ir.Node, onnx.NodeProto] = {}
         self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []
         self._pair(self.model.graph, proto.graph)
@@ -54,6 +54,9 @@ class Document:
         if not in_order:
             self._sort()
 
+    def _nesting(self) -> int:
+        return max(_nesting(scope.graph) for scope in roots(self.model))
+
     def _sort(self) -> None:
         """onnxruntime takes nodes in any order; what walks a model does not."""
         try:
@@ -61,6 +64,7 @@ class Document:
                 scope.graph.sort()
         except ValueError:
             raise InvalidNodeError("the nodes need each other's results in a circle") from None
+        self.outline = outline_of(self.model)  # in the same order
 
     def _pair(self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto) -> None:
         """Remember which message each graph and node of the view came from, and attach the weights."""
@@ -97,7 +101,7 @@ class Document:
         dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
         Raises UnsupportedError when the result would be too deep for protobuf to read.
         """
-        if _nesting(self.model.graph) > max(MAX_NESTING, self._nesting):
+        if self._nesting() > max(MAX_NESTING, self._nesting_before):
             raise UnsupportedError(
                 f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read; use form unroll"
             )
@@ -156,13 +160,15 @@ class Document:
         ]
         for imports, proto in holders:
             for entry in proto.opset_import:
-                if entry.domain in ("", "ai.onnx"):
+                if entry.domain in DEFAULT_DOMAINS:
                     entry.version = default_opset(imports)
 
 
 def _unsay(info: onnx.ValueInfoProto, value: ir.Value) -> None:
     """Take back sizes that the view has taken back."""
-    if info.type.HasField("tensor_type"):
+    if info.type.HasField("tensor_type") and len(info.type.tensor_type.shape.dim) != len(value.shape or ()):
+        info.type.tensor_type.ClearField("shape")
+    elif info.type.HasField("tensor_type"):
         for dim, known in zip(info.type.tensor_type.shape.dim, value.shape or (), strict=False):
             if dim.HasField("dim_value") and not isinstance(known, int):
                 dim.ClearField("dim_value")

@@ -9,14 +9,15 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
+import onnx.serialization
 import onnx_ir as ir
 
-from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import leftovers, tensors
 from rnn_lower.model.document import Document
 
@@ -35,6 +36,8 @@ Progress = Callable[[str, int, int], None]
 
 def load(path: str | os.PathLike[str]) -> Document:
     """Read a model; external data stays where it is. Raises RnnLowerError when there is no valid model."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise RnnLowerError(f"a file must be given by its path, not {type(path).__name__}")
     path = Path(path)
     try:
         if not path.is_file():
@@ -45,7 +48,7 @@ def load(path: str | os.PathLike[str]) -> Document:
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:  # whatever the parsers of the formats raise
-        raise RnnLowerError(f"{path}: not an ONNX model: {_one_line(error)}") from None
+        raise RnnLowerError(f"{path}: not an ONNX model: {one_line(error)}") from None
     try:
         return Document(proto, path.parent.absolute())
     except RnnLowerError as error:
@@ -70,7 +73,7 @@ def _serialized(model: ir.Model) -> onnx.ModelProto:
     try:
         return ir.serde.serialize_model(model)
     except Exception as error:
-        raise RnnLowerError(f"the model cannot be serialized: {_one_line(error)}") from None
+        raise RnnLowerError(f"the model cannot be serialized: {one_line(error)}") from None
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -85,20 +88,27 @@ class Staged:
 
     def __init__(self, destination: Path, folder: Path, token: str) -> None:
         self._destination, self.folder = destination, folder
-        self.path = folder / f".{destination.name}.{token}.tmp"
+        self.path = folder / f".{destination.name}.{token}{leftovers.TMP}"
         self.data = folder / f"{destination.name}.{token}.data"
-        self._journal = folder / f".{destination.name}.{token}.old"
+        self._journal = folder / f".{destination.name}.{token}{leftovers.OLD}"
         self._held: list[BinaryIO] = []
-        self._complete = False
+        self._begun = False
 
     def open(self, path: Path) -> BinaryIO:
         """A new file, locked while this run lives, so that no other takes it for left behind."""
         file = leftovers.create(path)
         self._held.append(file)
-        self._complete = path == self.path  # the model comes last
+        self._begun |= path == self.path  # the model comes first, so that data without one is nobody's leftover
         return file
 
     def commit(self) -> None:
+        """Raises RnnLowerError when the destination cannot be replaced."""
+        try:
+            self._commit()
+        except OSError as error:
+            raise _unwritable(os.fspath(self._destination), error) from None
+
+    def _commit(self) -> None:
         exists = self._destination.exists()
         old = leftovers.referred(self._destination) if exists else set()
         for path in (self.path, self.data):
@@ -119,12 +129,12 @@ class Staged:
     @property
     def committed(self) -> bool:
         """The rename itself tells, so that no interruption can come between it and a note of it."""
-        return self._complete and not self.path.exists()
+        return self._begun and not self.path.exists()
 
     def close(self) -> None:
         """Remove what was not committed."""
         if not self.committed:
-            self._complete = False
+            self._begun = False
             for path in (self._journal, self.path, self.data):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -135,20 +145,23 @@ class Staged:
 @contextlib.contextmanager
 def staged(
     document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
-    dims: Any = None, force: bool = False,
+    dims: Mapping[str, int] | None = None, force: bool = False,
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there."""
     told, made = os.fspath(destination), None
     try:
         with contextlib.ExitStack() as stack:
-            path = _checked_destination(Path(destination), force)
-            streamed = str(path) == "-" or (path.exists() and not path.is_file())
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
-            if not streamed:
-                leftovers.remove_left_behind(folder)
-            made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8))
-            stack.callback(made.close)
-            _write(document, made, progress, dims)
+            try:
+                path = _checked_destination(Path(destination), force)
+                streamed = str(path) == "-" or (path.exists() and not path.is_file())
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
+                if not streamed:
+                    leftovers.remove_left_behind(folder)
+                made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8))
+                stack.callback(made.close)
+                _write(document, made, progress, dims)
+            except OSError as error:
+                raise _unwritable(told, error) from None
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
             if made.data.exists() and (streamed or linked):
                 way_out = (
@@ -156,21 +169,26 @@ def staged(
                 )
                 raise UnsupportedError(f"{told}: the model has weights in a file beside it, which {way_out}")
             yield made
-    except OSError as error:
-        raise RnnLowerError(f"{told}: cannot be written: {error.strerror or error}") from None
     except KeyboardInterrupt:
         state = f"{told} was written" if made is not None and made.committed else "nothing written"
         raise KeyboardInterrupt(state) from None
 
 
+def _unwritable(path: str, error: OSError) -> RnnLowerError:
+    return RnnLowerError(f"{path}: cannot be written: {error.strerror or error}")
+
+
 class _Stream(Staged):
     """A destination that is no file (-, a device, a FIFO): it is written to, never replaced."""
 
-    def commit(self) -> None:
+    def _commit(self) -> None:
         content = self.path.read_bytes()
         if str(self._destination) == "-":
-            sys.stdout.buffer.write(content)
-            sys.stdout.buffer.flush()
+            stream = getattr(sys.stdout, "buffer", None)
+            if stream is None:
+                raise RnnLowerError("-: stdout takes no bytes; name a file")
+            stream.write(content)
+            stream.flush()
             return
         with open(self._destination, "wb") as stream:
             stream.write(content)
@@ -181,6 +199,8 @@ def _checked_destination(path: Path, force: bool) -> Path:
     if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return path
     real = Path(os.path.realpath(path))
+    if onnx.serialization.registry.get_format_from_file_extension(real.suffix) not in (None, "protobuf"):
+        raise RnnLowerError(f"{path}: cannot be written: its ending is that of a text format; name it .onnx")
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR and not force:
@@ -188,8 +208,9 @@ def _checked_destination(path: Path, force: bool) -> Path:
     return real
 
 
-def _write(document: Document, made: Staged, progress: Progress | None, dims: Any) -> None:
+def _write(document: Document, made: Staged, progress: Progress | None, dims: Mapping[str, int] | None) -> None:
     """The data file, if there is need for one, then the model that refers to it."""
+    model = made.open(made.path)
     large = sum(len(tensor.raw_data) for tensor in tensors.tensors(document.proto)) > EMBEDDED_UP_TO
     outside = large or any(map(tensors.is_external, tensors.tensors(document.proto)))
     data = _DataFile(made, progress) if outside else None
@@ -199,7 +220,6 @@ def _write(document: Document, made: Staged, progress: Progress | None, dims: An
     content = proto.SerializeToString()
     if data is not None and data.file is not None:
         sync(data.file)
-    model = made.open(made.path)
     model.write(content)
     sync(model)
 
@@ -288,7 +308,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.leftovers import undisturbed
+
+_DONE = b"/done"
 
 
 def isolated(function: Callable[[Any], Any], argument: Any) -> bytes:
@@ -18,7 +22,8 @@ def isolated(function: Callable[[Any], Any], argument: Any) -> bytes:
     if not hasattr(os, "fork"):
         return _bytes(function(argument))
     reader, writer = os.pipe()
-    with undisturbed():  # Python's own handlers around a fork do not bear an interruption
+    with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
         child = os.fork()
     if child == 0:
         status = 1
@@ -26,16 +31,18 @@ def isolated(function: Callable[[Any], Any], argument: Any) -> bytes:
             os.close(reader)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
             with os.fdopen(writer, "wb") as pipe:
-                pipe.write(_bytes(function(argument)))
+                pipe.write(_bytes(function(argument)) + _DONE)
             status = 0
         finally:
             os._exit(status)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         content = pipe.read()
-    if os.waitpid(child, 0)[1] != 0:
+    with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD has nothing to wait for
+        os.waitpid(child, 0)
+    if not content.endswith(_DONE):
         raise RnnLowerError(f"{function.__name__} failed")
-    return content
+    return content.removesuffix(_DONE)
 
 
 def _bytes(result: Any) -> bytes:

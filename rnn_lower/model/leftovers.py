@@ -27,8 +27,10 @@ except ImportError:  # Windows: what a killed run has left is not told from what
 
 logger = logging.getLogger("rnn_lower")
 
-_OURS = re.compile(r"\.?.+\.[0-9a-f]{16}\.(data|tmp|old)")
-"""OUT.onnx.TOKEN.data; until it is in place, .OUT.onnx.TOKEN.tmp; while old data is removed, .OUT.onnx.TOKEN.old."""
+TMP, OLD = ".rnn_lower.tmp", ".rnn_lower.old"
+"""Endings of a model until it is in place, which stands there before its data does, and of a journal."""
+
+_OURS = re.compile(r"\.(.+\.[0-9a-f]{16})(\.rnn_lower\.tmp|\.rnn_lower\.old)")
 
 
 def create(path: Path) -> BinaryIO:
@@ -67,14 +69,20 @@ def referred(path: Path) -> set[str]:
 
 
 def remove_unreferred(path: Path) -> bool:
-    """Delete a data file, unless any file of its folder speaks of it, or it is a link, or has another name."""
+    """Delete a file, unless it is a link, or has another name, or another file speaks of it.
+
+    That is any file of its folder, and any .onnx file in the two folders above.
+    """
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             return False
         name = path.name.encode()
-        others = (other for other in path.parent.iterdir() if other != path and other.is_file())
-        if any(_speaks_of(other, name) for other in others if not _is_data(other)):
+        others = [*path.parent.iterdir()]
+        for above in path.absolute().parents[1:3]:
+            with contextlib.suppress(OSError):
+                others += above.glob("*.onnx")
+        if any(_speaks_of(other, name) for other in others if other != path and _may_be_a_model(other)):
             return False
         path.unlink()
     except OSError:
@@ -82,9 +90,9 @@ def remove_unreferred(path: Path) -> bool:
     return True
 
 
-def _is_data(path: Path) -> bool:
-    """What cannot be a model: what rnn_lower has written as such, and what is too large for protobuf."""
-    return bool(_OURS.fullmatch(path.name) and path.suffix in (".data", ".old")) or path.stat().st_size >= 1 << 31
+def _may_be_a_model(path: Path) -> bool:
+    """What is not a journal, nor too large for protobuf."""
+    return path.is_file() and not path.name.endswith(OLD) and path.stat().st_size < 1 << 31
 
 
 def _speaks_of(path: Path, name: bytes) -> bool:
@@ -114,16 +122,16 @@ def _tell_of(path: Path) -> None:
 
 def remove_left_behind(folder: Path) -> None:
     """Remove, and name, what a killed run has left in a folder: files of ours that no live run holds."""
-    # Sorted, since a model that was never put in place (.NAME) speaks of its data.
     for path in sorted(folder.iterdir()) if fcntl is not None and folder.is_dir() else ():
-        if not _OURS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+        ours = _OURS.fullmatch(path.name)
+        if ours is None or path.is_symlink() or not path.is_file():
             continue
-        try:
-            with open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.suffix == ".old":
-                    finish(path)
-                elif remove_unreferred(path):
-                    _tell_of(path)
-        except OSError:  # held by a run that lives, or gone
-            continue
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # gone, or held by a run that lives
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.name.endswith(OLD):
+                finish(path)
+                continue
+            path.unlink()  # first, since it speaks of its data
+            _tell_of(path)
+            if remove_unreferred(folder / f"{ours[1]}.data"):
+                _tell_of(folder / f"{ours[1]}.data")

@@ -13,6 +13,9 @@ from rnn_lower.model import tensors
 SHOWN = 4096
 """Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
 
+UNSEEN = "rnn_lower.unseen"
+"""Marks the nodes of an outline that lack an attribute; nobody but their own message can stand for them."""
+
 _A = onnx.AttributeProto
 _UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
 """Attributes that lowering does not look at and onnx_ir does not read in every case."""
@@ -50,9 +53,18 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
 
 
 def without_annotations(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which only inputs and initializers of the main graph say their shape."""
+    """A copy in which, but for functions, only inputs and initializers of the main graph say their shape.
+
+    What an initializer holds is no fact either where the caller may give something else for it.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
+    inputs = {value.name for value in copy.graph.input} if copy.ir_version >= 4 else set()
+    for index in reversed(range(len(copy.graph.initializer))):
+        if copy.graph.initializer[index].name in inputs:
+            del copy.graph.initializer[index]
+    for function in copy.functions:
+        function.ClearField("value_info")
     _clear_shapes(copy.graph, [*copy.graph.output])
     return copy
 
@@ -106,6 +118,7 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
         for index in reversed(range(len(node.attribute))):
             if node.attribute[index].type in _UNSEEN or not _readable(node.attribute[index]):
                 del node.attribute[index]
+                node.metadata_props.add(key=UNSEEN, value="yes")
         for body in tensors.graphs_of(node):
             copy = onnx.GraphProto()
             _add_initializers(copy, body, folder)

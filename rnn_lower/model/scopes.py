@@ -9,6 +9,9 @@ import onnx_ir as ir
 
 from rnn_lower.options import OP_TYPES
 
+DEFAULT_DOMAINS = ("", "ai.onnx")
+"""Both names of the domain of ONNX's own operators."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scope:

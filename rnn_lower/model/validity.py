@@ -10,8 +10,8 @@ import onnx
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.model import tensors
+from rnn_lower.model.scopes import DEFAULT_DOMAINS
 
-DEFAULT_DOMAIN = ("", "ai.onnx")
 _A = onnx.AttributeProto
 _FIELDS = {
     _A.FLOAT: "f", _A.INT: "i", _A.STRING: "s", _A.TENSOR: "t", _A.GRAPH: "g", _A.SPARSE_TENSOR: "sparse_tensor",
@@ -33,7 +33,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
             "not an ONNX model: it " + ("imports no opset" if model.HasField("graph") else "has no graph")
         )
     for entry in (*model.opset_import, *(entry for function in model.functions for entry in function.opset_import)):
-        if entry.domain in DEFAULT_DOMAIN and not 1 <= entry.version < 1 << 31:
+        if entry.domain in DEFAULT_DOMAINS and not 1 <= entry.version < 1 << 31:
             raise UnsupportedError(f"the model imports opset {entry.version} of the default domain; opsets start at 1")
     for tensor in tensors.tensors(model):
         tensors.check_data(tensor, folder)
@@ -77,8 +77,8 @@ def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
 
 
 def _check_imports(path: str, nodes: Iterable[onnx.NodeProto], imports: Iterable[onnx.OperatorSetIdProto]) -> None:
-    missing = all(entry.domain not in DEFAULT_DOMAIN for entry in imports)
-    if missing and any(domain in DEFAULT_DOMAIN for domain, *_ in _called(nodes)):
+    missing = all(entry.domain not in DEFAULT_DOMAINS for entry in imports)
+    if missing and any(domain in DEFAULT_DOMAINS for domain, *_ in _called(nodes)):
         raise RnnLowerError(f"{path} imports no opset of the default domain, but has nodes of it")
 
 
@@ -155,5 +155,5 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
             kind = _A.AttributeType.Name(attribute.type)
             found = ", ".join(held) or "nothing"
             raise InvalidNodeError(f"{told}: attribute '{attribute.name}' is of type {kind} and holds {found}")
-    if node.op_type == "Constant" and node.domain in DEFAULT_DOMAIN and len(node.attribute) != 1:
+    if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS and len(node.attribute) != 1:
         raise InvalidNodeError(f"{told}: {len(node.attribute)} attributes; a Constant has exactly one")

@@ -1,1 +1,1 @@
-"""Showing that a lowered model computes the same. Nothing here reads the code that lowers."""
+"""Showing that a lowered model computes the same. Nothing here reads how a node is lowered."""

@@ -14,6 +14,7 @@ import onnx
 from onnx import helper
 
 from rnn_lower.model.document import Document
+from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.model.session import read_nodes
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.options import OP_TYPES
@@ -40,7 +41,7 @@ def _guard(nodes: MutableSequence[onnx.NodeProto], count: int) -> int:
     for node in nodes:
         for body in graphs_of(node):
             count = _guard(body.node, count)
-        if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx") and node.input:
+        if node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS and node.input:
             count += 1
             found += _checks(node.input[0], f"{NAME}/{count}")
             node.input[0] = f"{NAME}/{count}/x"

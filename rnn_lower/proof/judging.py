@@ -17,10 +17,10 @@ import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.model import files, tensors
 from rnn_lower.model.document import Document
-from rnn_lower.model.scopes import default_opset
+from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import guard, reference, samples
 from rnn_lower.proof.report import CheckReport, OutputReport
@@ -38,6 +38,8 @@ def compare_models(
 ) -> CheckReport:
     """See `rnn_lower.check`."""
     for name, number, least in (("seed", seed, 0), ("runs", runs, 1), ("rtol", rtol, 0), ("atol", atol, 0)):
+        if not isinstance(number, (int, float)) or (name in ("seed", "runs") and not isinstance(number, int)):
+            raise RnnLowerError(f"{name} is {number!r}; it must be a number")
         if not number >= least:
             raise RnnLowerError(f"{name} is {number:g}; it must be {least} or more")
     models = Pair(original, lowered)
@@ -51,7 +53,7 @@ def compare_models(
         feeds = iter(given) if given else sampled.candidates(index, part)
         comparison.add(models.output_names, *models.run(feeds))
     varied = bool(given) or runs * sets == 1 or not samples.required_inputs(models.original.model)
-    nothing = comparison.nothing_compared(varied)
+    nothing = comparison.nothing_compared(_touched(models.original.model), varied)
     return CheckReport(comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing)
 
 
@@ -111,7 +113,7 @@ class Pair:
                 self._run_original = open_reference(self.original)
                 return self._run_original(feeds)
         except Exception as error:  # runtimes raise whatever they raise
-            raise _OriginalFails(_one_line(error)) from None
+            raise _OriginalFails(one_line(error)) from None
 
     def _open_original(self) -> Run:
         if self.judge != ORT:
@@ -119,7 +121,7 @@ class Pair:
         try:
             return open_onnxruntime(self.original, self._original_path, guarded=True)
         except Exception as error:
-            self.judge = f"{REFERENCE} (onnxruntime: {_one_line(error)[:120]})"
+            self.judge = f"{REFERENCE} (onnxruntime: {one_line(error)[:120]})"
             return open_reference(self.original)
 
     def _lowered_results(self, feeds: Feeds) -> list[Any]:
@@ -128,14 +130,14 @@ class Pair:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
                 if (default_opset(self.lowered.model.opset_imports) or 0) >= 7:
-                    told = f"the lowered model does not load on {ORT}: {_one_line(error)}"
+                    told = f"the lowered model does not load on {ORT}: {one_line(error)}"
                     raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
                 self.runner = REFERENCE
                 self._run_lowered = open_reference(self.lowered)
         try:
             return self._run_lowered(feeds)
         except Exception as error:
-            told = f"the lowered model does not run: {_one_line(error)}"
+            told = f"the lowered model does not run: {one_line(error)}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
 
 
@@ -263,18 +265,23 @@ class Comparison:
         self._filled: set[str] = set()
         self._varied: set[str] = set()
 
-    def nothing_compared(self, varied: bool) -> str:
-        """Why agreement would say nothing, or nothing. varied: outputs need not differ from run to run."""
-        if self._reports and not self._filled:
-            return "every output is empty"
-        if self._reports and not varied and not self._varied:
-            return "every output is the same in all runs, whatever the inputs"
+    def nothing_compared(self, touched: set[str], varied: bool) -> str:
+        """Why agreement would say nothing, or nothing.
+
+        touched: outputs that recurrent nodes have a part in.  varied: outputs need not differ from run to run.
+        """
+        names = touched & self._reports.keys() or self._reports.keys()
+        told = "every output" if names == self._reports.keys() else "every output of a recurrent node"
+        if names and not self._filled & names:
+            return f"{told} is empty, or holds no finite number"
+        if names and not varied and not self._varied & names:
+            return f"{told} is the same in all runs, whatever the inputs"
         return ""
 
     def add(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> None:
         for name, wanted, got in zip(names, expected, actual, strict=True):
             new = compare(name, wanted, got, self._rtol, self._atol)
-            self._filled |= {name} if isinstance(wanted, list) or np.size(wanted) else set()
+            self._filled |= {name} if _has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
             self._varied |= set() if _identical(first, wanted) else {name}
             old = self._reports.get(name, new)
@@ -296,6 +303,26 @@ def _identical(a: Any, b: Any) -> bool:
     return np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+def _has_content(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_content, value))
+    array = np.asarray(value)
+    return array.size > 0 and (array.dtype.kind not in "fcV" or bool(np.any(np.isfinite(array.astype(np.complex128)))))
+
+
+def _touched(model: ir.Model) -> set[str]:
+    """Names of outputs that depend on a recurrent node of the main graph or of a body in it."""
+    recurrent = {node for node, _ in recurrent_nodes(model)}
+    calls = {key for key, function in model.functions.items() if recurrent & set(function.all_nodes())}
+    touched: set[ir.Value] = set()
+    for node in model.graph:
+        inside = {node, *(inner for _, body in subgraphs(node) for inner in body.all_nodes())}
+        used = {value for one in inside for value in one.inputs}
+        if inside & recurrent or used & touched or any(one.op_identifier() in calls for one in inside):
+            touched |= set(node.outputs)
+    return {str(value.name) for value in model.graph.outputs if value in touched}
+
+
 def _is_finite(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_finite, value))
@@ -305,6 +332,8 @@ def _is_finite(value: Any) -> bool:
 
 def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> OutputReport:
     """One output of one run: floating-point numbers within tolerance, everything else equal."""
+    if isinstance(expected, list) != isinstance(actual, list):
+        return OutputReport(name, (), float("inf"), float("inf"), False, "one is a sequence")
     if isinstance(expected, list):  # a sequence
         parts = [compare(name, e, a, rtol, atol) for e, a in zip(expected, actual, strict=False)]
         same = len(expected) == len(actual) and all(part.ok for part in parts)
@@ -338,7 +367,3 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
     ok = bool(np.all(within))
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
     return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

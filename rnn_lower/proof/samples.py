@@ -43,6 +43,8 @@ LARGEST_FLOAT16 = 6e4
 
 def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
     """Arrays by input name; every input without a default must be there."""
+    if not isinstance(source, (Mapping, str, os.PathLike)):
+        raise RnnLowerError(f"inputs must be arrays by name or the path of an .npz file, not {type(source).__name__}")
     if isinstance(source, Mapping):
         feeds = {name: np.asarray(array) for name, array in source.items()}
     else:
@@ -119,7 +121,8 @@ class Samples:
         shape = [sizes.of(value, axis) for axis in range(len(value.shape or ()))]
         if name in self._limits:
             longest = self._limits[name]
-            return _lengths(rng, shape, longest if isinstance(longest, int) else sizes.named(longest), turn)
+            length = longest if isinstance(longest, int) else sizes.named(longest)
+            return _lengths(rng, shape, length, turn).astype(value.dtype.numpy())
         if value.dtype.is_integer() and name in self._ranges:
             return np.asarray(rng.choice(self._ranges[name], shape).astype(value.dtype.numpy()))
         return _array(rng, value.dtype, shape, limit, scales)
@@ -162,7 +165,7 @@ def _length_limits(model: ir.Model, facts: Facts) -> dict[str, int | str]:
     """Inputs that feed sequence_lens -> the sequence length, or the name of its symbol."""
     limits: dict[str, int | str] = {}
     for node, _ in recurrent_nodes(model):
-        lengths = node.inputs[4] if len(node.inputs) > 4 else None
+        lengths = _source(node.inputs[4]) if len(node.inputs) > 4 else None
         if lengths is None or not lengths.is_graph_input() or node.inputs[0] is None:
             continue
         time_axis = _time_axis(node)
@@ -170,6 +173,13 @@ def _length_limits(model: ir.Model, facts: Facts) -> dict[str, int | str]:
         length = shape[time_axis] if shape else None
         limits[str(lengths.name)] = length if length is not None else f"{node.inputs[0].name}/{time_axis}"
     return limits
+
+
+def _source(value: ir.Value | None) -> ir.Value | None:
+    """Where a value comes from through nodes that pass it on."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in _PASS_ON and node.inputs:
+        value = node.inputs[0]
+    return value
 
 
 def _time_symbols(model: ir.Model, facts: Facts) -> set[str]:
@@ -207,7 +217,7 @@ def _ranges(model: ir.Model) -> dict[str, np.ndarray]:
             rows = shape[place] if -len(shape) <= place < len(shape) else None
             if isinstance(rows, int) and rows:
                 found.setdefault(source[node.inputs[1]], set()).update(range(min(rows, 1 << 16)))
-        elif node.op_type in _COMPARE:
+        elif node.op_type in _COMPARE and node.domain == "" and len(node.inputs) == 2:
             for value, other in ((first, node.inputs[1]), (node.inputs[1], first)):
                 tensor = known_tensor(other)
                 if value in source and tensor is not None and tensor.dtype.is_integer() and tensor.size <= 64:

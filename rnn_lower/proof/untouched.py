@@ -10,6 +10,7 @@ import onnx
 
 from rnn_lower.model import tensors
 from rnn_lower.model.convert import fix_proto_dims
+from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
 
 Model = tuple[onnx.ModelProto, Path | None]
@@ -55,9 +56,10 @@ class _Context:
         if len(old.functions) != len(new.functions):
             yield f"model: {len(old.functions)} functions before, {len(new.functions)} after"
         for a, b in zip(old.functions, new.functions, strict=False):
+            inside = self if self._versions is None else _Context(self._folders, (_default_opset(a), self._versions[1]))
             path = f"function {a.domain}.{a.name}"
             yield from _fields(path, a, b, ["node"] + (["opset_import"] if self._versions else []))
-            yield from self.nodes(path, a.node, b.node)
+            yield from inside.nodes(path, a.node, b.node)
 
     def graphs(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         listed = [tensor.name for tensor in old.initializer] if self._versions else []
@@ -140,14 +142,14 @@ class _Context:
 
     def _replaced(self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str]) -> bool:
         there = after.get(tuple(node.output))
-        if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx"):
+        if node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS:
             return there is None or there.op_type != node.op_type
         return node.op_type == "Constant" and there is None and not needed & set(node.output)
 
     def _converted(self, node: onnx.NodeProto) -> bool:
         """Whether the operator has another version at the other opset."""
         assert self._versions is not None
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in DEFAULT_DOMAINS:
             return False
         try:
             found = {onnx.defs.get_schema(node.op_type, opset, "").since_version for opset in self._versions}
@@ -239,5 +241,5 @@ def _used_by_recurrent(graph: onnx.GraphProto) -> Iterator[str]:
             yield from _used_by_recurrent(body)
 
 
-def _default_opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+def _default_opset(holder: onnx.ModelProto | onnx.FunctionProto) -> int:
+    return next((entry.version for entry in holder.opset_import if entry.domain in DEFAULT_DOMAINS), 0)

@@ -170,11 +170,11 @@ def test_replacing_an_unrelated_output_removes_what_only_that_referred_to(tmp_pa
 def test_left_behind_files_of_a_dead_run_are_removed_and_named(tmp_path, capsys):
     source = save(tmp_path / "in.onnx", "in.weights")
     token = "0123456789abcdef"
-    (tmp_path / f".out.onnx.{token}.tmp").write_bytes(b"half a model")
+    (tmp_path / f".out.onnx.{token}.rnn_lower.tmp").write_bytes(b"half a model")
     (tmp_path / f"out.onnx.{token}.data").write_bytes(b"half of its weights")
     assert cli.main(["lower", str(source), "-o", str(tmp_path / "out.onnx")]) == 0
     err = capsys.readouterr().err
-    assert f".out.onnx.{token}.tmp" in err
+    assert f".out.onnx.{token}.rnn_lower.tmp" in err
     assert f"/out.onnx.{token}.data" in err
     (data,) = data_files(tmp_path, "out.onnx")
     assert entries(tmp_path) == {"in.onnx", "in.weights", "out.onnx", data.name}
