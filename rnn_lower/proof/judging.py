@@ -177,7 +177,7 @@ def open_onnxruntime(document: Document, path: str | None = None, guarded: bool 
         proto.CopyFrom(document.proto)
         folder = _one_folder(proto, document.folder) if external else None
         session = _session(_bridged(guard.add(proto) if guarded else proto).SerializeToString(), folder)
-    names = {value.name for value in session.get_inputs()}
+    names = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
     wanted = [value.type.tensor_type.elem_type for value in document.proto.graph.output]
 
     def run(feeds: Feeds) -> list[Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+
 import numpy as np
 import onnx
 import onnx.inliner
@@ -82,8 +85,7 @@ def test_inference_that_dies_tells_nothing(monkeypatch):
     """It aborts the process on some models; the child's death leaves sizes unknown, and the rest goes on."""
 
     def die(_: bytes) -> bytes:
-        import os
-
+        faulthandler.disable()  # the child's death is no news
         os.abort()
 
     monkeypatch.setattr(facts.onnx.shape_inference, "infer_shapes", die)
@@ -167,3 +169,50 @@ def test_a_weight_has_the_shape_of_its_data():
     weight.dims[:] = [3, 1, 12]
     with pytest.raises(rnn_lower.InvalidNodeError, match="W has shape"):
         rnn_lower.lower(model)
+
+
+@pytest.mark.parametrize("form", ["auto", "loop"])
+def test_what_a_caller_may_override_is_no_fact(form):
+    """The shape that a Reshape goes by is an initializer and an input: the length is the caller's."""
+    model, feeds = build(Case("RNN", 14, T=4, N=1, optional=("B",)))
+    graph = model.graph
+    graph.node[0].input[0] = "shaped"
+    graph.node.insert(0, onnx.helper.make_node("Reshape", ["X", "to"], ["shaped"]))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([4, 1, 3]), "to"))
+    graph.input.append(onnx.helper.make_tensor_value_info("to", onnx.TensorProto.INT64, [3]))
+    for axis in range(3):
+        graph.input[0].type.tensor_type.shape.dim[axis].Clear()
+    result = rnn_lower.lower(model, form=form)
+    rng = np.random.default_rng(0)
+    for shape in ((4, 1, 3), (8, 1, 3), (4, 2, 3)):
+        given = {"X": rng.uniform(-1, 1, shape).astype(np.float32), "to": np.array(shape)}
+        close(run_onnxruntime(result, given), run_onnxruntime(model, given))
+    with pytest.raises(rnn_lower.UnsupportedError, match="known sequence length"):
+        rnn_lower.lower(model, form="unroll")
+    assert feeds
+
+
+@pytest.mark.parametrize("form", ["auto", "loop", "unroll"])
+def test_bodies_of_nodes_out_of_order_keep_their_own_sizes(form):
+    """Two Ifs whose bodies use one name for sequences of 4 and of 7 steps, the second written first."""
+    model, feeds = build(Case("RNN", 14, place="if", outputs=("Y_h",), T=7))
+    graph = model.graph
+    for attribute in graph.node[-1].attribute:
+        inner = attribute.g.node[0]
+        inner.input[0] = "x"
+        attribute.g.node.insert(0, onnx.helper.make_node("Relu", ["X"], ["x"]))
+    other = onnx.NodeProto()
+    other.CopyFrom(graph.node[-1])
+    other.name, other.output[0] = "other", "Z"
+    for attribute in other.attribute:
+        body = attribute.g
+        body.node[0].CopyFrom(onnx.helper.make_node("Relu", ["late"], ["x"]))
+        body.node[1].name += "_other"
+        body.node[1].output[1] += "_other"
+        body.output[0].name += "_other"
+    graph.node.insert(0, other)
+    graph.node.append(onnx.helper.make_node("Slice", ["X", "zero", "four"], ["late"]))
+    graph.initializer.extend(onnx.numpy_helper.from_array(np.array([v]), n) for n, v in (("zero", 0), ("four", 4)))
+    graph.output.append(onnx.helper.make_tensor_value_info("Z", 1, None))
+    close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), run_onnxruntime(model, feeds))
+    assert sorted(node.seq_length for node in rnn_lower.inspect(model)) == [4, 4, 7, 7]

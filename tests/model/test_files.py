@@ -680,3 +680,38 @@ def test_data_that_shrinks_while_it_is_read(tmp_path):
     with pytest.raises(rnn_lower.RnnLowerError, match=r"m\.weights"):
         rnn_lower.lower_file(source, out, progress=shrink)
     assert entries(tmp_path) == {"m.onnx", "m.weights"}
+
+
+def test_files_that_only_look_like_ours_stay(tmp_path):
+    """Nothing is removed but what a run of this program, and of no other, can have left."""
+    source = save(tmp_path / "in.onnx", "in.weights")
+    token = "0123456789abcdef"
+    foreign = [f"thesis.{token}.old", f".photo.{token}.tmp", f"w.{token}.data", f"in.onnx.{token}.data"]
+    for name in foreign:
+        (tmp_path / name).write_bytes(b"precious")
+    rnn_lower.lower_file(source, tmp_path / "out.onnx")
+    rnn_lower.lower_file(source, source)
+    assert [(tmp_path / name).read_bytes() for name in foreign] == [b"precious"] * 4
+
+
+def test_data_that_a_model_in_the_folder_above_refers_to_stays(tmp_path):
+    inner = tmp_path / "sub"
+    inner.mkdir()
+    source = save(inner / "a.onnx", "w.bin")
+    above = onnx.load(source, load_external_data=False)
+    for tensor in above.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "sub/w.bin"
+    onnx.save(above, tmp_path / "b.onnx")
+    before = onnx.load(tmp_path / "b.onnx")
+    rnn_lower.lower_file(source, source)
+    assert onnx.load(tmp_path / "b.onnx") == before
+
+
+@pytest.mark.parametrize("ending", ["json", "textproto", "onnxtxt"])
+def test_text_formats_are_not_written_in_binary(ending, tmp_path):
+    source = save(tmp_path / "in.onnx")
+    with pytest.raises(rnn_lower.RnnLowerError, match="text format"):
+        rnn_lower.lower_file(source, tmp_path / f"out.{ending}")
+    assert entries(tmp_path) == {"in.onnx"}

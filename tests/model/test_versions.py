@@ -257,3 +257,41 @@ def test_the_default_domain_by_its_other_name():
     for result, version in ((rnn_lower.lower(model), 11), (rnn_lower.lower(model, opset=17), 17)):
         assert [(o.domain, o.version) for o in result.opset_import] == [("ai.onnx", version)]
         close(run_onnxruntime(result, feeds), expected(Case("LSTM", 11, optional=("B",))))
+
+
+def test_constants_are_restamped_not_converted(tmp_path):
+    """With what onnx_ir does not read, and with data in a file."""
+    model, feeds = build(Case("GRU", 11, outputs=("Y_h",), optional=("B",)))
+    sparse = onnx.helper.make_sparse_tensor(
+        onnx.numpy_helper.from_array(np.array([1.5], np.float32), "v"), onnx.numpy_helper.from_array(np.array([1])), [4]
+    )
+    big = onnx.numpy_helper.from_array(np.arange(999, dtype=np.float32), "big")
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["odd"], "odd", sparse_value=sparse))
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["large"], "large", value=big))
+    wanted = list(model.graph.node[:2])
+    result = rnn_lower.lower(model, opset=13)
+    assert list(result.graph.node[:2]) == wanted
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w", size_threshold=0, convert_attribute=True)
+    rnn_lower.lower_file(path, tmp_path / "out.onnx", opset=13)
+    loaded = onnx.load(tmp_path / "out.onnx")
+    assert onnx.numpy_helper.to_array(loaded.graph.node[0].attribute[0].t)[998] == 998
+    assert feeds
+
+
+def test_deprecated_operators_are_converted():
+    model, feeds = build(Case("GRU", 9, outputs=("Y_h",), optional=("B",)))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1, 2], np.float32), "scales"))
+    model.graph.node.append(onnx.helper.make_node("Upsample", ["Y_h", "scales"], ["wide"], "wide"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("wide", 1, [None] * 3))
+    result = rnn_lower.lower(model, opset=13)
+    assert "Upsample" not in {node.op_type for node in result.graph.node}
+    close(run_onnxruntime(result, feeds), run_onnxruntime(model, feeds))
+
+
+def test_both_names_of_the_default_domain_at_once():
+    model, feeds = build(Case("LSTM", 11, optional=("B",)))
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx", 11))
+    result = rnn_lower.lower(model, opset=13)
+    assert {entry.version for entry in result.opset_import} == {13}
+    assert feeds

@@ -264,3 +264,39 @@ def test_most_wrong_lowerings_are_caught():
     caught, missed = run(60, 3)
     assert missed.total() <= 1, missed
     assert caught.total() >= 59
+
+
+def test_lengths_that_come_through_a_cast_are_sampled_as_lengths():
+    case = Case("RNN", 14, optional=("B", "sequence_lens"), lengths_as="input", outputs=("Y_h",), T=5, N=3)
+    models = []
+    for seed in (0, 1):
+        model, _ = build(case.replace(seed=0))
+        if seed:  # another R, which shows only from the second step on
+            weight = next(tensor for tensor in model.graph.initializer if tensor.name == "R")
+            weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 2, "R"))
+        model.graph.node[0].input[4] = "narrow"
+        model.graph.node.insert(0, onnx.helper.make_node("Cast", ["sequence_lens"], ["narrow"], to=6))
+        next(v for v in model.graph.input if v.name == "sequence_lens").type.tensor_type.elem_type = 7
+        models.append(model)
+    assert rnn_lower.check(models[0], models[0]).ok
+    assert not rnn_lower.check(*models).ok
+
+
+def test_an_empty_recurrent_output_beside_a_live_one_is_no_agreement():
+    model, _ = build(Case("RNN", 14, T=0, outputs=("Y",)))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("z", 1, [3]))
+    model.graph.node.append(onnx.helper.make_node("Relu", ["z"], ["positive"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("positive", 1, [3]))
+    report = rnn_lower.check(model, model)
+    assert not report.ok
+    assert "of a recurrent node is empty" in report.nothing_compared
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"runs": "3"}, {"runs": 1.5}, {"seed": 0.5}, {"seed": -1}, {"inputs": 3}, {"rtol": float("nan")}, {"atol": None}],
+)
+def test_wrong_arguments_are_told(wrong):
+    model, _ = build(Case("RNN"))
+    with pytest.raises(rnn_lower.RnnLowerError):
+        rnn_lower.check(model, model, **wrong)
