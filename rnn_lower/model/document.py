@@ -6,6 +6,8 @@ and `write_back` brings the changes into the protobuf. What lowering does not to
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -27,7 +29,7 @@ _A = onnx.AttributeProto
 class Document:
     """A protobuf model with its view.
 
-    proto: changed only by `write_back`, and owned.  model: the view, to be lowered.
+    proto: changed only by `write_back`, and owned.  model: the view, to be lowered, made when it is first asked for.
     outline: the protobuf without weights that the view was made of.
     folder: where external data is read from; None for a model that came without one.
     Raises RnnLowerError for a model that is not valid.
@@ -35,36 +37,27 @@ class Document:
 
     def __init__(self, proto: onnx.ModelProto, folder: Path | None = None) -> None:
         self.proto, self.folder = proto, folder
-        try:
-            in_order = validity.check(proto, folder)
-            self.outline = outline(proto, folder)
-            self.model = ir.serde.deserialize_model(self.outline)
-        except (RnnLowerError, MemoryError):
-            raise
-        except UnicodeDecodeError:
-            raise RnnLowerError("not an ONNX model: it has a name that is no UTF-8 text") from None
-        except Exception as error:  # onnx_ir raises whatever it trips over
-            raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
-        self._nesting_before = self._nesting()
         self._origin: dict[ir.Node, onnx.NodeProto] = {}
         self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []
-        self._pair(self.model.graph, proto.graph)
-        for ours, function in zip(self.model.functions.values(), proto.functions, strict=True):
+        with _as_no_model():
+            self._in_order = validity.check(proto, folder)
+
+    @functools.cached_property
+    def outline(self) -> onnx.ModelProto:
+        return outline(self.proto, self.folder)
+
+    @functools.cached_property
+    def model(self) -> ir.Model:
+        with _as_no_model():
+            model: ir.Model = ir.serde.deserialize_model(self.outline)
+        self._pair(model.graph, self.proto.graph)
+        for ours, function in zip(model.functions.values(), self.proto.functions, strict=True):
             self._pair(ours, function)
-        if not in_order:
-            self._sort()
-
-    def _nesting(self) -> int:
-        return max(_nesting(scope.graph) for scope in roots(self.model))
-
-    def _sort(self) -> None:
-        """onnxruntime takes nodes in any order; what walks a model does not."""
-        try:
-            for scope in roots(self.model):
-                scope.graph.sort()
-        except ValueError:
-            raise InvalidNodeError("the nodes need each other's results in a circle") from None
-        self.outline = outline_of(self.model)  # in the same order
+        self._nesting_before = max(_nesting(scope.graph) for scope in roots(model))
+        if not self._in_order:
+            _sort(model)
+            self.outline = outline_of(model)  # in the same order
+        return model
 
     def _pair(self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto) -> None:
         """Remember which message each graph and node of the view came from, and attach the weights."""
@@ -101,7 +94,8 @@ class Document:
         dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
         Raises UnsupportedError when the result would be too deep for protobuf to read.
         """
-        if self._nesting() > max(MAX_NESTING, self._nesting_before):
+        nesting = max(_nesting(scope.graph) for scope in roots(self.model))
+        if nesting > max(MAX_NESTING, self._nesting_before):
             raise UnsupportedError(
                 f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read; use form unroll"
             )
@@ -162,6 +156,28 @@ class Document:
             for entry in proto.opset_import:
                 if entry.domain in DEFAULT_DOMAINS:
                     entry.version = default_opset(imports)
+
+
+@contextlib.contextmanager
+def _as_no_model() -> Iterator[None]:
+    """What readers stumble over is no model."""
+    try:
+        yield
+    except (RnnLowerError, MemoryError):
+        raise
+    except UnicodeDecodeError:
+        raise RnnLowerError("not an ONNX model: it has a name that is no UTF-8 text") from None
+    except Exception as error:  # onnx_ir raises whatever it trips over
+        raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
+
+
+def _sort(model: ir.Model) -> None:
+    """onnxruntime takes nodes in any order; what walks a model does not."""
+    try:
+        for scope in roots(model):
+            scope.graph.sort()
+    except ValueError:
+        raise InvalidNodeError("the nodes need each other's results in a circle") from None
 
 
 def _unsay(info: onnx.ValueInfoProto, value: ir.Value) -> None:

@@ -43,7 +43,7 @@ def compare_models(
         if not number >= least:
             raise RnnLowerError(f"{name} is {number:g}; it must be {least} or more")
     models = Pair(original, lowered)
-    fixed = samples.fixed_sizes(models.original.model, models.lowered.model)
+    fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     comparison = Comparison(rtol, atol)
     runs = 1 if given else runs
@@ -129,7 +129,7 @@ class Pair:
             try:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
-                if (default_opset(self.lowered.model.opset_imports) or 0) >= 7:
+                if (default_opset({e.domain: e.version for e in self.lowered.proto.opset_import}) or 0) >= 7:
                     told = f"the lowered model does not load on {ORT}: {one_line(error)}"
                     raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
                 self.runner = REFERENCE

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
@@ -66,14 +67,14 @@ def required_inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
-def fixed_sizes(original: ir.Model, lowered: ir.Model) -> dict[str, int]:
+def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[str, int]:
     """Sizes that are symbolic in the inputs of the original and known in those of the lowered model."""
-    known = {value.name: value.shape or () for value in lowered.graph.inputs}
+    known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
     return {
         _symbol(value, axis): size
         for value in required_inputs(original)
         for axis, (dim, given) in enumerate(zip(value.shape or (), known.get(value.name, ()), strict=False))
-        if not isinstance(plain_dim(dim), int) and isinstance(size := plain_dim(given), int)
+        if not isinstance(plain_dim(dim), int) and given.HasField("dim_value") and (size := given.dim_value) >= 0
     }
 
 
