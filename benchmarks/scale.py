@@ -33,7 +33,8 @@ and how much memory it needs, on models that grow in one respect at a time. Ever
 ![Seconds to lower, by size](scale.png)
 
 "lower" includes reading and writing the model; "load + save" is reading and writing it without lowering; "ratio" is the first
-over the second. Anonymous memory is what the process allocates itself; resident memory also counts mapped pages of files."""
+over the second. Anonymous memory is what the process allocates itself; resident memory also counts mapped pages of files.
+Lowering waits until the disk holds the weights before it puts the model in place; the copy does not wait."""
 
 
 def graph_of(nodes: int, recurrent: int, T: int = 8, H: int = 8) -> onnx.ModelProto:

@@ -139,13 +139,12 @@ def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str) -> tuple
 
 
 def _check_node(node: onnx.NodeProto, path: str) -> None:
-    if any(isinstance(text, bytes) for text in (node.op_type, node.name, *node.input, *node.output)):
+    if bytes in map(type, (node.op_type, node.name, *node.input, *node.output)):
         raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
     told = f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
-    counts = collections.Counter(attribute.name for attribute in node.attribute)
-    twice = [name for name, count in counts.items() if count > 1]
-    if twice:
-        raise InvalidNodeError(f"{told}: attribute '{twice[0]}' is given twice")
+    names = [attribute.name for attribute in node.attribute]
+    if len(set(names)) < len(names):
+        raise InvalidNodeError(f"{told}: attribute '{max(names, key=names.count)}' is given twice")
     for attribute in node.attribute:
         if attribute.ref_attr_name:
             continue
