@@ -82,13 +82,18 @@ def fold(
     dtype: ir.DataType | None = None,
 ) -> Constant:  # fmt: skip
     """Apply a numpy function to constants, later. `what` names the function and its parameters for sharing."""
+
+    def load() -> np.ndarray:
+        with np.errstate(all="ignore"):  # weights may hold anything; inf - inf is NaN at run time as well
+            return compute(*(operand.load() for operand in operands))
+
     # Views of a single element stand for the operands: the shape comes out without touching any data.
     outlines = (np.broadcast_to(np.int8(0), operand.shape) for operand in operands)
     return Constant(
         (what, *(operand.key for operand in operands)),
         compute(*outlines).shape,
         dtype or operands[0].dtype,
-        lambda: compute(*(operand.load() for operand in operands)),
+        load,
         name,
         frozenset().union(*(operand.sources for operand in operands)),
     )

@@ -390,3 +390,14 @@ def test_loop_without_steps_and_with_an_unknown_batch():
                 y, *states = run_onnxruntime(result, feeds)
                 assert y.shape == (0, 1, batch, 4)
                 assert {state.shape for state in states} == {(1, batch, 4)}
+
+
+def test_weights_that_are_not_finite_are_folded_quietly(recwarn):
+    model, feeds = build(Case("GRU", 14, optional=("B",)))
+    bias = next(tensor for tensor in model.graph.initializer if tensor.name == "B")
+    values = onnx.numpy_helper.to_array(bias).copy()
+    values[0, 0], values[0, 12] = np.inf, -np.inf
+    bias.CopyFrom(onnx.numpy_helper.from_array(values, "B"))
+    result = rnn_lower.lower(model)
+    assert not [warning for warning in recwarn if warning.category is RuntimeWarning]
+    assert np.isnan(run_onnxruntime(result, feeds)[1]).any()
