@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
         return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that comes while a class is made
+            return _fail(BAD, "interrupted")
         if os.environ.get("RNN_LOWER_TRACEBACK"):
             raise
         told = f"{type(error).__name__}: {error}"[:500]
