@@ -128,8 +128,9 @@ class Document:
         self, graph: ir.Graph, proto: onnx.GraphProto, new: list[ir.Node],
         keep: Callable[[ir.Value], ir.TensorProtocol] | None,
     ) -> None:  # fmt: skip
-        _keep_named(proto.initializer, graph.initializers)
-        _keep_named(proto.input, {value.name for value in graph.inputs})
+        inputs = {value.name for value in graph.inputs}
+        tensors.remove_if(proto.initializer, lambda tensor: tensor.name not in graph.initializers)
+        tensors.remove_if(proto.input, lambda value: value.name not in inputs)
         there = {tensor.name for tensor in proto.initializer}
         for name, value in graph.initializers.items():
             if name not in there and value.const_value is not None:
@@ -188,13 +189,6 @@ def _unsay(info: onnx.ValueInfoProto, value: ir.Value) -> None:
         for dim, known in zip(info.type.tensor_type.shape.dim, value.shape or (), strict=False):
             if dim.HasField("dim_value") and not isinstance(known, int):
                 dim.ClearField("dim_value")
-
-
-def _keep_named(messages: object, names: object) -> None:
-    """Delete the messages that are not among the names, without copying the others."""
-    for index in reversed(range(len(messages))):  # type: ignore[arg-type]
-        if messages[index].name not in names:  # type: ignore[index,operator]
-            del messages[index]  # type: ignore[attr-defined]
 
 
 def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:

@@ -115,8 +115,7 @@ class Staged:
             if exists and path.exists():
                 os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
         if old:  # should this run be killed after the rename, the next one finishes the job
-            journal = leftovers.create(self._journal)
-            self._held.append(journal)
+            journal = self.open(self._journal)
             journal.write(json.dumps(sorted(old)).encode())
             sync(journal)
         with leftovers.undisturbed():

@@ -30,7 +30,7 @@ logger = logging.getLogger("rnn_lower")
 TMP, OLD = ".rnn_lower.tmp", ".rnn_lower.old"
 """Endings of a model until it is in place, which stands there before its data does, and of a journal."""
 
-_OURS = re.compile(r"\.(.+\.[0-9a-f]{16})(\.rnn_lower\.tmp|\.rnn_lower\.old)")
+_OURS = re.compile(rf"\.(.+\.[0-9a-f]{{16}})({re.escape(TMP)}|{re.escape(OLD)})")
 
 
 def create(path: Path) -> BinaryIO:

@@ -60,9 +60,7 @@ def without_annotations(proto: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     inputs = {value.name for value in copy.graph.input} if copy.ir_version >= 4 else set()
-    for index in reversed(range(len(copy.graph.initializer))):
-        if copy.graph.initializer[index].name in inputs:
-            del copy.graph.initializer[index]
+    tensors.remove_if(copy.graph.initializer, lambda tensor: tensor.name in inputs)
     for function in copy.functions:
         function.ClearField("value_info")
     _clear_shapes(copy.graph, [*copy.graph.output])
@@ -115,10 +113,8 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
                 dim.ClearField("dim_value")  # a way of saying that the size is unknown
     for node in view.node:
         node.ClearField("device_configurations")
-        for index in reversed(range(len(node.attribute))):
-            if node.attribute[index].type in _UNSEEN or not _readable(node.attribute[index]):
-                del node.attribute[index]
-                node.metadata_props.add(key=UNSEEN, value="yes")
+        if tensors.remove_if(node.attribute, lambda a: a.type in _UNSEEN or not _readable(a)):
+            node.metadata_props.add(key=UNSEEN, value="yes")
         for body in tensors.graphs_of(node):
             copy = onnx.GraphProto()
             _add_initializers(copy, body, folder)

@@ -6,8 +6,9 @@ import dataclasses
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -31,6 +32,14 @@ def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -> bool:
+    """Delete messages from a repeated field without copying the others; whether there were any."""
+    places = [place for place, message in enumerate(messages) if unwanted(message)]
+    for place in reversed(places):
+        del messages[place]
+    return bool(places)
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

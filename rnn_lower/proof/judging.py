@@ -47,10 +47,10 @@ def compare_models(
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     comparison = Comparison(rtol, atol)
     runs = 1 if given else runs
-    sampled = samples.Samples(models.original.model, seed, fixed)
-    sets = 1 if given else sampled.sets_in_a_run
+    sampled = None if given else samples.Samples(models.original.model, seed, fixed, models.original.outline)
+    sets = 1 if sampled is None else sampled.sets_in_a_run
     for index, part in itertools.product(range(runs), range(sets)):
-        feeds = iter(given) if given else sampled.candidates(index, part)
+        feeds = iter(given) if sampled is None else sampled.candidates(index, part)
         comparison.add(models.output_names, *models.run(feeds))
     varied = bool(given) or runs * sets == 1 or not samples.required_inputs(models.original.model)
     nothing = comparison.nothing_compared(_touched(models.original.model), varied)

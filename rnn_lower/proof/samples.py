@@ -85,11 +85,13 @@ def _symbol(value: ir.Value, axis: int) -> str:
 
 
 class Samples:
-    """Sets of inputs for a model. fixed: sizes by symbol."""
+    """Sets of inputs for a model. fixed: sizes by symbol.  outline: as in `Facts`."""
 
-    def __init__(self, model: ir.Model, seed: int = 0, fixed: Mapping[str, int] = {}) -> None:
+    def __init__(
+        self, model: ir.Model, seed: int = 0, fixed: Mapping[str, int] = {}, outline: onnx.ModelProto | None = None
+    ) -> None:
         self._seed, self._fixed, self._inputs = seed, fixed, required_inputs(model)
-        facts = Facts(model)
+        facts = Facts(model, outline)
         self._limits, self._ranges = _length_limits(model, facts), _ranges(model)
         self._times = {limit for limit in self._limits.values() if isinstance(limit, str)}
         self._times |= _time_symbols(model, facts)
