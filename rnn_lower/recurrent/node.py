@@ -180,6 +180,7 @@ def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
     notes: list[str] = []
     activations = _activations(op, len(DIRECTIONS[direction]), attributes, notes)
     sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, facts)
+    _check_outputs(outputs)
     if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
         notes.append("output_sequence is 0 but Y is used; Y is computed")
     return RecurrentNode(
@@ -315,6 +316,18 @@ def _sizes(
     if not isinstance(sizes["hidden_size"], int):
         raise InvalidNodeError("hidden_size is not given and the shape of R is unknown; add the attribute hidden_size")
     return sizes
+
+
+def _check_outputs(outputs: Mapping[str, ir.Value]) -> None:
+    """Another rank that a graph declares for its output cannot be taken back, and runtimes reshape results to it."""
+    for name, value in outputs.items():
+        rank = 4 if name == "Y" else 3
+        if value.is_graph_output() and value.shape is not None and len(value.shape) != rank:
+            shown = _shown(tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape))
+            raise InvalidNodeError(
+                f"{name} is declared as {shown} among the graph's outputs, of rank {len(value.shape)};"
+                f" it must be of rank {rank}"
+            )
 
 
 def _axes(name: str, gates: int, num_directions: int, layout: int) -> list[tuple[int, str]]:

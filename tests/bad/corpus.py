@@ -356,6 +356,14 @@ def replace_input(model: Model, name: str, shape: tuple[int, ...], holder: str, 
         graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, shape))
 
 
+def declare_output(model: Model, name: str, shape: tuple[int, ...]) -> None:
+    """The named result of the node as an output of the graph, with this shape."""
+    result = recurrent(model).output[("Y", "Y_h", "Y_c").index(name)]
+    for value in [value for value in model.graph.output if value.name == result]:
+        model.graph.output.remove(value)
+    model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, shape))
+
+
 FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]], ...] = (
     # what is wrong, input, shape, words, operator, details
     ("3 directions", "R", (3, 16, 4), "3 should be num_directions, which is 1", "LSTM", {}),
@@ -407,6 +415,11 @@ def bad_inputs() -> Iterator[Bad]:
         for value in model.graph.input:
             if value.name in ("W", "R"):
                 value.type.tensor_type.ClearField("shape")
+
+    for op in OPS:
+        for name in ("Y", "Y_h", "Y_c")[: 3 if op == "LSTM" else 2]:
+            declared = changed(lambda m, name=name: declare_output(m, name, (5, 4)), op=op)
+            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is declared as [5, 4] among the graph's outputs, of rank 2; it must be of rank {4 if name == 'Y' else 3}")
 
     unknown = changed(shapeless, weights="input", hidden_size=False)
     yield Bad("hidden_size nowhere", unknown, "hidden_size is not given and the shape of R is unknown")
