@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, tensors
-from rnn_lower.model.passes import Record, lower_document, lower_in_place
+from rnn_lower.model.passes import Record, lower_document, lower_in_place, prepared
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
@@ -37,7 +37,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     target: name of a runtime (see rnn_lower.targets) whose limits the result keeps to; with "auto" it gives the form.
     op_types: which of "RNN", "GRU", "LSTM" to lower.  select: called with each RecurrentNode, False leaves it.
     opset: convert the whole model to this opset, the recurrent nodes being lowered at it.
-    dims: sizes for symbolic dimensions of the inputs, e.g. {"batch": 4}, fixed before lowering.
+    dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
+    fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked
@@ -56,10 +57,11 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         document, path = files.open_model(model)
 
     def result() -> onnx.ModelProto:
-        lower_document(document, chosen)
-        proto = document.write_back(chosen.dims)
-        if document.folder is not None:
-            tensors.embed(proto, document.folder)
+        work, left = prepared(document, chosen)
+        lower_document(work, left)
+        proto = work.write_back(left.dims)
+        if work.folder is not None:
+            tensors.embed(proto, work.folder)
         return proto
 
     return _told_with(path, result)
@@ -89,8 +91,9 @@ def lower_file(
     document = files.load(source)
 
     def work() -> list[Record]:
-        records = lower_document(document, chosen)
-        with files.staged(document, destination, progress, chosen.dims, force) as made:
+        ready, left = prepared(document, chosen)
+        records = lower_document(ready, left)
+        with files.staged(ready, destination, progress, left.dims, force) as made:
             if accept is None or accept(os.fspath(made.path)):
                 made.commit()
         return records
@@ -103,15 +106,23 @@ def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[
 
     Raises InvalidNodeError for a bad one, RnnLowerError when a file cannot be read.
     """
-    if isinstance(model, ir.Model):
-        return read_nodes(model)
+    return read_nodes(model) if isinstance(model, ir.Model) else inspect_file(model)[1]
+
+
+def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[ir.Value], list[RecurrentNode]]:
+    """The inputs that a caller has to give, and the recurrent nodes. Raises as `inspect`."""
     document, path = files.open_model(model)
-    return _told_with(path, lambda: read_nodes(document.model, document.outline))
+
+    def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
+        inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
+        return inputs, read_nodes(document.model, document.outline)
+
+    return _told_with(path, result)
 
 
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
-    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
@@ -122,6 +133,8 @@ def check(
     over the output; NaN agrees with NaN; in a type that is coarser than rtol one unit in the last place is allowed.
     Everything else must be equal. Outputs that are all empty, or the same in all runs, are no agreement: the report
     says that nothing was compared.
+    Nodes in branches, loops and functions may run with some inputs only. When they have not, further inputs are tried;
+    what still has not run is listed as unreached, and is no agreement either unless `allow_unreached`.
 
     Both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets below 7,
     empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report says so.
@@ -129,7 +142,7 @@ def check(
     """
     from rnn_lower.proof import judging  # onnxruntime is for those who compare
 
-    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol)
+    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol, allow_unreached)
 
 
 R = TypeVar("R")
@@ -140,6 +153,6 @@ def _told_with(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:
     try:
         return work()
     except RnnLowerError as error:
-        if path is None:
+        if path is None or str(error).startswith(f"{os.fspath(path)}: "):
             raise
         raise type(error)(f"{os.fspath(path)}: {error}") from None

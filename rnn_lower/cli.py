@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import fnmatch
-import json
 import logging
-import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, Options
+from rnn_lower.tables import print_inspected, print_json, print_lowered, print_report, progress, report_data
 
 if TYPE_CHECKING:
-    from rnn_lower.model.passes import Record
     from rnn_lower.proof.report import CheckReport
     from rnn_lower.recurrent.node import RecurrentNode
 
@@ -112,6 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
     _option(lower, "--opset", "opset", metavar="N", type=int)
     _option(lower, "--dim", "dims", metavar="NAME=SIZE", action="append")
+    lower.add_argument(
+        "--input-shape", dest="shapes", action="append", metavar="INPUT:SIZE,SIZE...", help="the same for all axes"
+    )
+    _option(lower, "--fold", "fold", action="store_true")
     _option(lower, "--max-nodes", "max_nodes", metavar="N", type=int)
     lower.add_argument("--check", action="store_true", help="compare with the original before writing")
     _check_arguments(lower)
@@ -152,27 +155,52 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled inputs")
     parser.add_argument("--rtol", type=float, default=1e-3, metavar="R", help="relative tolerance")
     parser.add_argument("--atol", type=float, default=1e-5, metavar="A", help="absolute tolerance")
+    parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _dims(texts: Sequence[str]) -> dict[str, int]:
+def _dims(texts: Sequence[str], shapes: Sequence[str]) -> dict[str, int]:
     dims = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
-        if not equals or not name or not (size.isascii() and size.isdecimal()):
-            raise RnnLowerError(f"--dim {text}: write NAME=SIZE, e.g. --dim T=100")
+        if not equals or not name or not _is_size(size):
+            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100")
         dims[name] = int(size)
+    for text in shapes:
+        name, colon, sizes = text.rpartition(":")
+        if not colon or not name or not all(map(_is_size, sizes.split(","))):
+            raise RnnLowerError(f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16")
+        dims.update((f"{name}[{axis}]", int(size)) for axis, size in enumerate(sizes.split(",")))
     return dims
 
 
-def _selection(only: Sequence[str], skip: Sequence[str]) -> Callable[[RecurrentNode], bool] | None:
-    def chosen(node: RecurrentNode) -> bool:
-        def matches(patterns: Sequence[str]) -> bool:
-            return any(fnmatch.fnmatchcase(node.name, pattern) for pattern in patterns)
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
-        return (not only or matches(only)) and not matches(skip)
 
-    return chosen if only or skip else None
+class _Selection:
+    """What --only and --skip choose. Every pattern has to match some node: one that does not is a slip."""
+
+    def __init__(self, only: Sequence[str], skip: Sequence[str]) -> None:
+        self._only, self._skip = only, skip
+        self._names: list[str] = []
+
+    def __call__(self, node: RecurrentNode) -> bool:
+        self._names.append(node.name)
+        return (not self._only or self._matches(node.name, self._only)) and not self._matches(node.name, self._skip)
+
+    @staticmethod
+    def _matches(name: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    def check(self) -> None:
+        """Raise for a pattern that no node matches."""
+        for flag, patterns in (("--only", self._only), ("--skip", self._skip)):
+            for pattern in patterns:
+                if not any(self._matches(name, [pattern]) for name in self._names):
+                    near = difflib.get_close_matches(pattern, self._names, 3, 0.4) or self._names[:3]
+                    told = f"; there are {', '.join(repr(name) for name in near)}" if near else ""
+                    raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node is called so{told}")
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -185,50 +213,45 @@ def _lower(arguments: argparse.Namespace) -> int:
         raise RnnLowerError("-o -: stdout is closed; name a file")
     if arguments.inputs is not None and not arguments.check:
         raise RnnLowerError("--inputs needs --check")
+    selection = _Selection(arguments.only, arguments.skip)
     given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
-    given.update(dims=_dims(arguments.dims or []), select=_selection(arguments.only, arguments.skip))
+    given.update(dims=_dims(arguments.dims or [], arguments.shapes or []), select=selection)
     reports: list[CheckReport] = []
 
     def accept(lowered: Any) -> bool:
+        selection.check()
+        if not arguments.check:
+            return True
         from rnn_lower.proof import untouched
 
-        changed = untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
-        report = _run_check(arguments, arguments.model, lowered)
+        changed = []
+        if not arguments.fold:  # which changes all of it
+            changed = untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
+        try:
+            report = _run_check(arguments, arguments.model, lowered)
+        except RnnLowerError as error:  # the file has its name only when it is put in place
+            raise type(error)(str(error).replace(f"{lowered}: ", "")) from None
         reports.append(dataclasses.replace(report, changed=tuple(changed)))
         return reports[0].ok
 
-    with _progress() as progress:
+    with progress() as advance:
         records = api.lower_file(
-            arguments.model, arguments.output, progress=progress, force=arguments.force,
-            accept=accept if arguments.check else None,
+            arguments.model, arguments.output, progress=advance, force=arguments.force,
+            accept=accept,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout):
-        _print_lowered(arguments.json, written, records, reports)
+        print_lowered(arguments.json, written, records, reports)
     return DONE if written else DIFFERENT
-
-
-def _print_lowered(
-    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport]
-) -> None:
-    if as_json:
-        result: dict[str, Any] = {"output": written, "nodes": [_record_row(record) for record in records]}
-        if reports:
-            result["check"] = _report_data(reports[0])
-        _print_json(result)
-    else:
-        _print_records(records, written)
-        for report in reports:
-            _print_report(report)
 
 
 def _check(arguments: argparse.Namespace) -> int:
     report = _run_check(arguments, arguments.original, arguments.lowered)
     if arguments.json:
-        _print_json(_report_data(report))
+        print_json(report_data(report))
     else:
-        _print_report(report)
+        print_report(report)
     return DONE if report.ok else DIFFERENT
 
 
@@ -237,21 +260,15 @@ def _run_check(arguments: argparse.Namespace, original: Any, lowered: Any) -> Ch
 
     return api.check(
         original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
-        rtol=arguments.rtol, atol=arguments.atol,
+        rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
     )  # fmt: skip
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    rows = [_node_row(node) for node in api.inspect(arguments.model)]
-    if arguments.json:
-        _print_json(rows)
-    elif not rows:
-        print(f"{arguments.model}: no RNN, GRU or LSTM node")
-    else:
-        shown = [{**row, "sizes": _shown_sizes(row["sizes"]), "notes": "; ".join(row["notes"])} for row in rows]
-        _print_table(arguments.model, shown, ["node", "where", "op", "sizes", "type", "features", "notes"])
+    inputs, nodes = api.inspect_file(arguments.model)
+    print_inspected(arguments.json, arguments.model, inputs, nodes)
     return DONE
 
 
@@ -261,120 +278,3 @@ def _targets(_: argparse.Namespace) -> int:
     for target in TARGETS.values():
         print(f"{target.name}: {target.summary}")
     return DONE
-
-
-# -- tables -----------------------------------------------------------------------------------------------------------
-
-
-def _print_json(data: Any) -> None:
-    print(json.dumps(_finite(data), allow_nan=False))
-
-
-def _finite(data: Any) -> Any:
-    """JSON has no infinity and no NaN; null stands for a number that is none."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def _shown_sizes(sizes: Mapping[str, int | str | None]) -> str:
-    letters = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size": "H"}
-    return " ".join(f"{letters[name]}={'?' if size is None else size}" for name, size in sizes.items())
-
-
-def _features(node: RecurrentNode) -> str:
-    words = [node.direction]
-    words += [name for name in node.inputs if name not in ("X", "W", "R")]
-    words += [f"layout {node.layout}"] if node.layout else []
-    words += ["linear_before_reset"] if node.linear_before_reset else []
-    words += ["input_forget"] if node.input_forget else []
-    words += [f"clip {node.clip:g}"] if node.clip is not None else []
-    words.append("/".join("-".join(a.name for a in functions) for functions in node.activations))
-    return f"{', '.join(words)} -> {', '.join(node.outputs) or 'nothing'}"
-
-
-def _node_row(node: RecurrentNode) -> dict[str, Any]:
-    return {
-        "node": node.name, "where": node.path, "op": f"{node.op_type}-{node.version}",
-        "sizes": {name: getattr(node, name) for name in ("seq_length", "batch_size", "input_size", "hidden_size")},
-        "type": node.dtype.name.lower(), "features": _features(node), "notes": list(node.notes),
-    }  # fmt: skip
-
-
-def _record_row(record: Record) -> dict[str, Any]:
-    return {**_node_row(record.node), "form": record.form, "nodes": record.emitted}
-
-
-def _print_records(records: Sequence[Record], output: str | None) -> None:
-    if not records:
-        print("no RNN, GRU or LSTM node to lower")
-    else:
-        rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
-        _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "nodes"])
-    print(f"wrote {output}" if output else "nothing written: the check found a difference")
-
-
-def _report_data(report: CheckReport) -> dict[str, Any]:
-    return {"ok": report.ok, "max_abs_error": report.max_abs_error, **dataclasses.asdict(report)}
-
-
-def _print_report(report: CheckReport) -> None:
-    rows = [
-        {
-            "output": output.name, "shape": "x".join(map(str, output.shape)), "max abs": f"{output.max_abs_error:.3g}",
-            "max rel": f"{output.max_rel_error:.3g}", "": "ok" if output.ok else output.reason,
-        }
-        for output in report.outputs
-    ]  # fmt: skip
-    title = f"original on {report.judge}, lowered on {report.runner}, {report.runs} run(s)"
-    _print_table(title, rows, ["output", "shape", "max abs", "max rel", ""])
-    verdict = f"NOTHING COMPARED ({report.nothing_compared})" if report.nothing_compared else "DIFFERENT"
-    for what in report.changed:
-        print(f"changed beyond the recurrent nodes: {what}")
-    print(f"{'same' if report.ok else verdict}: rtol {report.rtol:g}, atol {report.atol:g}")
-
-
-def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    class Printer(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # told like every other failure to print
-
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(row[column])) for column in columns))
-    console = Printer()
-    if not console.is_terminal:  # pipes and logs keep whole lines
-        console = Printer(width=200)
-    console.print(escape(title), highlight=False)
-    console.print(table)
-
-
-class _progress:
-    """A progress bar on stderr while weights are written, when someone is looking."""
-
-    def __enter__(self) -> Callable[[str, int, int], None] | None:
-        self._bar: Any = None
-        if not sys.stderr.isatty():
-            return None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task("writing weights", total=None)
-        return self._advance
-
-    def _advance(self, name: str, index: int, total: int) -> None:
-        self._bar.update(self._task, completed=index, total=total or None)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

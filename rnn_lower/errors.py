@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 
 class RnnLowerError(ValueError):
     """Base of all errors that rnn_lower raises on purpose."""
@@ -13,6 +16,33 @@ class InvalidNodeError(RnnLowerError):
 
 class UnsupportedError(RnnLowerError):
     """What was asked for is valid but cannot be done; the message names what would work."""
+
+
+class ConversionError(UnsupportedError):
+    """A node that no converter brings to the opset asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lack:
+    """One thing that is missing for a node to be lowered as asked.
+
+    what: told as a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
+    sizes: "seq_length", "batch_size": those that must be known.  nodes: whether it is the limit of emitted nodes.
+    """
+
+    what: str
+    forms: tuple[str, ...] = ()
+    opsets: tuple[int, int] | None = None
+    sizes: tuple[str, ...] = ()
+    nodes: bool = False
+
+
+class UnmetError(UnsupportedError):
+    """What is missing, all of it; `rnn_lower.model.advice` finds out what would mend it."""
+
+    def __init__(self, message: str, lacks: Sequence[Lack] = ()) -> None:
+        super().__init__(message)
+        self.lacks = tuple(lacks)
 
 
 def one_line(error: BaseException) -> str:

@@ -34,7 +34,10 @@ class Options:
     op_types: Sequence[str] = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
     opset: int | None = _option(None, "convert the whole model to this opset")
-    dims: Mapping[str, int] | None = _option(None, "sizes of symbolic dimensions of the inputs, fixed before lowering")
+    dims: Mapping[str, int] | None = _option(
+        None, "sizes of dimensions of the inputs, by name or as INPUT[AXIS], fixed before lowering"
+    )
+    fold: bool = _option(False, "fold the constants of the whole model first")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:
@@ -62,6 +65,7 @@ class Keywords(TypedDict, total=False):
     select: Select | None
     opset: int | None
     dims: Mapping[str, int] | None
+    fold: bool
     max_nodes: int
 
 

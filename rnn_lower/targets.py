@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
-from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.errors import Lack, RnnLowerError
 from rnn_lower.recurrent.lowering import ARITHMETIC
 
 if TYPE_CHECKING:
@@ -53,35 +53,31 @@ class Target:
         scan = opset >= TABLE["Scan"].since and (self.scan_captures or not _captures(node))
         return [form for form in self.forms if form != "scan" or scan]
 
-    def check(self, node: RecurrentNode, form: str, opset: int) -> None:
-        """Raise UnsupportedError, with what to fix, for what the runtime cannot take."""
-        told = f"{node.describe()}: target {self.name}"
+    def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Lack]:
+        """What keeps the runtime from taking the node in this form."""
+        found, told = [], f"target {self.name}"
         first, last = self.opsets
         if not first <= opset <= last:
-            raise UnsupportedError(
-                f"{told} takes opsets {first} to {last}, not {opset}: convert the model (--opset 17)"
-            )
+            found.append(Lack(f"{told} takes opsets {first} to {last}, not {opset}", opsets=self.opsets))
+        forms = tuple(self.forms_for(node, opset))
         if form not in self.forms:
-            raise UnsupportedError(f"{told} does not run form {form}; use form {' or '.join(self.forms)}")
-        if form == "scan" and not self.scan_captures and _captures(node):
-            raise UnsupportedError(
-                f"{told} takes no weights that are computed outside of a Scan (or cast there); use form loop or unroll"
-            )
+            found.append(Lack(f"{told} does not run form {form}", forms=forms or self.forms))
+        elif form == "scan" and not self.scan_captures and _captures(node):
+            what = f"{told} takes no weights that are computed outside of a Scan (or cast there)"
+            found.append(Lack(what, forms=forms))
         if self.static_batch and node.static_batch is None:
-            raise UnsupportedError(f"{told} needs a known batch size; {how_to_fix(node.batch_size, 1)}")
+            what = f"{told} needs a known batch size, here it is {node.told('batch_size')}"
+            found.append(Lack(what, sizes=("batch_size",)))
+        return found
+
+    def warn(self, node: RecurrentNode, form: str) -> None:
+        """Say what is right but slow."""
         length = node.static_length
         if form == "unroll" and self.slow and length is not None and length > self.slow[0]:
             logger.warning(
                 "%s: %d unrolled steps load slowly on %s (%g s for an LSTM of 400 steps)",
                 node.describe(), length, self.name, self.slow[1],
             )  # fmt: skip
-
-
-def how_to_fix(size: int | str | None, example: int) -> str:
-    """Advice on a size that must be known: it is symbolic, or, when None, the result of a computation."""
-    if size is None:
-        return "fix the sizes of the inputs (--dim NAME=SIZE), and fold the constants when it is computed from them"
-    return f"give it a fixed value (--dim {size}={example})"
 
 
 def _captures(node: RecurrentNode) -> bool:

@@ -60,7 +60,8 @@ def test_json(lstm, tmp_path, capsys):
     assert data["nodes"][0]["form"] == "scan"
     assert data["check"]["ok"] is True
     code, text, _ = run(capsys, "inspect", lstm, "--json")
-    assert json.loads(text)[0]["op"] == "LSTM-14"
+    assert json.loads(text)["nodes"][0]["op"] == "LSTM-14"
+    assert json.loads(text)["inputs"][0] == {"input": "X", "type": "float", "shape": [5, 2, 3]}
     code, text, _ = run(capsys, "check", lstm, tmp_path / "o.onnx", "--json")
     assert (code, json.loads(text)["ok"]) == (0, True)
 
@@ -98,13 +99,16 @@ def test_failed_check_writes_nothing(lstm, tmp_path, capsys, monkeypatch):
 def test_only_and_skip(lstm, tmp_path, capsys):
     out = tmp_path / "o.onnx"
     for arguments, left in (
-        (["--only", "other*"], 1),
         (["--skip", "no*"], 1),
         (["--op", "gru"], 1),
         (["--only", "n*"], 0),
     ):
         assert run(capsys, "lower", lstm, "-o", out, *arguments)[0] == 0
         assert len(remaining(onnx.load(out))) == left
+    for flag in ("--only", "--skip"):
+        code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "none.onnx", flag, "nods")
+        assert (code, not (tmp_path / "none.onnx").exists()) == (2, True)
+        assert f"{flag} nods: no RNN, GRU or LSTM node is called so; there are 'node'" in err
 
 
 def test_model_without_recurrent_nodes(tmp_path, capsys, lstm):
@@ -313,11 +317,11 @@ def test_impossible_forms(tmp_path, capsys):
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "scan")
     assert code == 2
     assert "LSTM 'node'" in err
-    assert "needs opset 9, the model is at opset 8; use form loop" in err
+    assert "needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17" in err
     onnx.save(build(Case("LSTM", 14, dynamic=True))[0], path)
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll")
     assert code == 2
-    assert "known sequence length, here it is 'T'; use form scan or loop" in err
+    assert "known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=100" in err
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--dim", "T=5")[0] == 0
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--dim", "T=5", "--check")[0] == 0  # with T = 5 too
 
@@ -328,7 +332,7 @@ def test_unrolling_too_much(tmp_path, capsys):
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--max-nodes", "5000")
     assert code == 2
     assert "unrolling 2000 steps takes" in err
-    assert "use form scan or loop" in err
+    assert "use --form scan or --form loop, or add --max-nodes 50000" in err
     model = rnn_lower.lower(build(Case("LSTM", 14, T=40))[0], form="unroll")
     steps = sum("/t" in node.name or node.name.startswith("node/X_") for node in model.graph.node)
     assert abs(steps - int(_count_message(40, 100).split("takes ")[1].split()[0])) <= 2

@@ -1,4 +1,4 @@
-"""Bring a model to another opset, and fix symbolic sizes: what happens to the rest of a model on request.
+"""Bring a model to another opset.
 
 Conversion goes node by node: what an operator's version changes is asked of onnx's converter, or onnxscript's, with a
 model of that one node. So nothing but the converted nodes changes, wherever they are, and weights never pass through.
@@ -6,6 +6,7 @@ model of that one node. So nothing but the converted nodes changes, wherever the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -15,8 +16,8 @@ from onnx_ir import convenience
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.emit.names import Names
-from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model.facts import Facts, plain_dim
+from rnn_lower.errors import ConversionError, UnsupportedError
+from rnn_lower.model.facts import Facts
 from rnn_lower.model.outline import SHOWN, UNSEEN
 from rnn_lower.model.scopes import (
     DEFAULT_DOMAINS,
@@ -27,48 +28,11 @@ from rnn_lower.model.scopes import (
     roots,
     subgraphs,
     taken_names,
-    values,
 )
-from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import display_name, version_at
-
-LARGEST_SIZE = 2**31 - 1
 
 SCRIPT_CONVERTER = range(18, 26)
 """Opsets between which onnxscript's converter works."""
-
-
-def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
-    """Give symbolic sizes fixed values everywhere in the model, in place.
-
-    Raises RnnLowerError for a name that no graph input carries.
-    """
-    sizes = (plain_dim(dim) for value in model.graph.inputs for dim in value.shape or ())
-    symbols = {size for size in sizes if isinstance(size, str)}
-    for name, size in dims.items():
-        if name not in symbols:
-            known = ", ".join(sorted(symbols)) or "none"
-            raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
-        if size < 0:
-            raise RnnLowerError(f"size {size} of '{name}' must not be negative")
-        if size > LARGEST_SIZE:
-            raise RnnLowerError(f"size {size} of '{name}' is too large; no axis is longer than {LARGEST_SIZE}")
-    for value in values(model):
-        if value.shape is not None:
-            names = map(plain_dim, value.shape)
-            value.shape = ir.Shape([dims.get(name, name) if isinstance(name, str) else name for name in names])
-
-
-def fix_proto_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> None:
-    """The same in a protobuf model, for what its values declare."""
-    waiting: list[onnx.GraphProto] = [model.graph]
-    while waiting:
-        graph = waiting.pop()
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
-                if dim.dim_param in dims:
-                    dim.dim_value = dims[dim.dim_param]
-        waiting += [body for node in graph.node for body in graphs_of(node)]
 
 
 def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None = None) -> None:
@@ -184,9 +148,16 @@ def _signature(schema: onnx.defs.OpSchema) -> object:
     return attributes, *([(value.name, value.option) for value in side] for side in (schema.inputs, schema.outputs))
 
 
-def _refusal(node: ir.Node, current: int, opset: int, why: object) -> UnsupportedError:
-    reason = " ".join(str(why).split())
-    return UnsupportedError(f"opset {current} -> {opset}: {node.op_type} '{display_name(node)}': {reason}")
+def _refusal(node: ir.Node, current: int, opset: int, why: object) -> ConversionError:
+    return ConversionError(f"opset {current} -> {opset}: {node.op_type} '{display_name(node)}': {_reason(why)}")
+
+
+def _reason(why: object) -> str:
+    """What a converter says, without where in its sources it says so."""
+    told = " ".join(str(why).split())
+    if "No Adapter" in told:
+        return "onnx has no converter for it between these opsets"
+    return re.sub(r"^.*?Assertion `.*?` failed: ", "", told)[:300]
 
 
 def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Graph:

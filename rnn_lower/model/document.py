@@ -11,17 +11,21 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import tensors, validity
-from rnn_lower.model.convert import fix_proto_dims
+from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.outline import outline, outline_of
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, roots, subgraphs
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, roots, subgraphs, values
 
 MAX_NESTING = 29
 """Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
+
+DEEP = MAX_NESTING - 5
+"""From here on what lies in the innermost graph decides whether the model can be read: a shape takes five levels."""
 
 _A = onnx.AttributeProto
 
@@ -41,6 +45,20 @@ class Document:
         self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []
         with _as_no_model():
             self._in_order = validity.check(proto, folder)
+
+    def again(self) -> Document:
+        """Another view of the same model, as long as nothing has been written back."""
+        return Document(self.proto, self.folder)
+
+    def changed(self, change: Callable[[ir.Model], None]) -> Document:
+        """The model as a function leaves it that may change anything; what onnx_ir cannot carry is lost on the way."""
+        model: ir.Model = ir.serde.deserialize_model(self.proto)
+        if self.folder is not None:
+            for value in values(model):
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    value.const_value.base_dir = self.folder
+        change(model)
+        return Document(ir.serde.serialize_model(model), self.folder)
 
     @functools.cached_property
     def outline(self) -> onnx.ModelProto:
@@ -94,11 +112,7 @@ class Document:
         dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
         Raises UnsupportedError when the result would be too deep for protobuf to read.
         """
-        nesting = max(_nesting(scope.graph) for scope in roots(self.model))
-        if nesting > max(MAX_NESTING, self._nesting_before):
-            raise UnsupportedError(
-                f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read; use form unroll"
-            )
+        nesting = self.check_nesting()
         try:
             for graph, proto in self._pairs:
                 self._write_graph(graph, proto, keep)
@@ -107,7 +121,16 @@ class Document:
         self._write_imports()
         if dims:
             fix_proto_dims(self.proto, dims)
+        if nesting > DEEP and not _is_readable(self.proto):
+            raise _too_deep("no form nests less than unroll does")
         return self.proto
+
+    def check_nesting(self) -> int:
+        """How many graphs lie in each other. Raises UnsupportedError when they are too many to be read."""
+        nesting = max(_nesting(scope.graph) for scope in roots(self.model))
+        if nesting > max(MAX_NESTING, self._nesting_before):
+            raise _too_deep("use --form unroll")
+        return nesting
 
     def _write_graph(
         self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto,
@@ -157,6 +180,19 @@ class Document:
             for entry in proto.opset_import:
                 if entry.domain in DEFAULT_DOMAINS:
                     entry.version = default_opset(imports)
+
+
+def _too_deep(advice: str) -> UnsupportedError:
+    told = f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read"
+    return UnsupportedError(f"{told}; {advice}")
+
+
+def _is_readable(proto: onnx.ModelProto) -> bool:
+    try:
+        onnx.ModelProto.FromString(proto.SerializeToString())
+    except google.protobuf.message.DecodeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -17,9 +17,12 @@ from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.isolated import isolated
 from rnn_lower.model.outline import outline_of, without_annotations
-from rnn_lower.model.scopes import nodes, subgraphs, values
+from rnn_lower.model.scopes import nodes, recurrent_nodes, subgraphs, values
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import Dim
+
+NO_NAMES = ("?", "None", "none", "unknown", "-1")
+"""What exporters write for every size that they do not know, so that it names none."""
 
 
 class Facts:
@@ -35,6 +38,10 @@ class Facts:
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
+        found = self._shape(value)
+        return None if found is None else tuple(None if dim in NO_NAMES else dim for dim in found)
+
+    def _shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
         tensor = known_tensor(value)
         if tensor is not None:  # before what is told of it, which may be something else
@@ -59,6 +66,23 @@ class Facts:
     @functools.cached_property
     def _symbols(self) -> set[Dim]:
         return {plain_dim(dim) for value in values(self._model) for dim in value.shape or ()}
+
+    def folded_sizes(self, node: ir.Node, layout: int) -> dict[str, int]:
+        """seq_length and batch_size of a recurrent node as far as folding constants tells them; it takes its time."""
+        shape = self._folded.get(node)
+        if shape is None:
+            return {}
+        time, batch = (shape[1], shape[0]) if layout else shape[:2]
+        found = {"seq_length": time, "batch_size": batch}
+        return {name: size for name, size in found.items() if size is not None}
+
+    @functools.cached_property
+    def _folded(self) -> dict[ir.Node, tuple[int | None, ...] | None]:
+        from rnn_lower.model.folding import folded_shapes  # imports onnxscript's optimizer
+
+        found = folded_shapes(outline_of(self._model) if self._outline is None else self._outline)
+        ours = [node for node, _ in recurrent_nodes(self._model)]
+        return dict(zip(ours, found, strict=True)) if len(ours) == len(found) else {}
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """Element type, or None when unknown."""

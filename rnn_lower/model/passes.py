@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import logging
 
 import onnx
 import onnx_ir as ir
 from onnx_ir import convenience
 from typing_extensions import Unpack
 
-from rnn_lower.model import convert
+from rnn_lower.model import convert, dims
+from rnn_lower.model.advice import advised
 from rnn_lower.model.document import Document
+from rnn_lower.model.folding import fold
+from rnn_lower.model.scopes import nodes
 from rnn_lower.model.session import Session, remove_unused
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.targets import find_target
+
+logger = logging.getLogger("rnn_lower")
+
+OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
+"""Recurrent operators of onnxruntime, which it makes of ONNX's when it quantizes, or takes beside them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,26 +61,54 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
 
 def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
     """Lower a model that someone else holds: an error leaves it as it was."""
-    if options.opset is None and not options.dims:
-        return replace_nodes(model, options)
-    work = model.clone()  # weights are shared, not copied
-    records = lower_model(work, options)
-    convert.take_over(model, work)
-    return records
+
+    def work() -> list[Record]:
+        if options.opset is None and not options.dims and not options.fold:
+            return replace_nodes(model, options)
+        copy = model.clone()  # weights are shared, not copied
+        records = lower_model(copy, options)
+        convert.take_over(model, copy)
+        return records
+
+    return advised(work, options, model.clone, lambda other: lower_model(model.clone(), other))
+
+
+def prepared(document: Document, options: Options) -> tuple[Document, Options]:
+    """The document to lower, and what is left to be done: folding changes all of a model, so it comes first."""
+    if not options.fold:
+        return document, options
+
+    def change(model: ir.Model) -> None:
+        if options.dims:
+            dims.fix_dims(model, options.dims)
+        fold(model)
+
+    return document.changed(change), dataclasses.replace(options, dims=None, fold=False)
 
 
 def lower_document(document: Document, options: Options) -> list[Record]:
     """`lower_model` for the view of a document."""
-    if options.dims:
-        convert.fix_dims(document.model, options.dims)
-        convert.fix_proto_dims(document.outline, options.dims)
-    return lower_model(document.model, dataclasses.replace(options, dims=None), document.outline)
+
+    def work(document: Document, options: Options) -> list[Record]:
+        if options.dims:
+            dims.fix_dims(document.model, options.dims)
+            dims.fix_proto_dims(document.outline, options.dims)
+        return lower_model(document.model, dataclasses.replace(options, dims=None), document.outline)
+
+    def attempt(other: Options) -> None:
+        again = document.again()
+        work(again, other)
+        again.check_nesting()
+
+    return advised(lambda: work(document, options), options, lambda: document.again().model, attempt)
 
 
 def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `Facts`."""
     if options.dims:
-        convert.fix_dims(model, options.dims)
+        dims.fix_dims(model, options.dims)
+    if options.fold:
+        fold(model)
     if options.opset is None:
         return replace_nodes(model, options, outline)
     # First, so that nodes are lowered with the operators of that opset.
@@ -89,4 +127,16 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
             new.place.scope.graph, node, [node], new.nodes, new.old_values, new.new_values
         )
     remove_unused(session.places)
+    _warn_of_others(model)
     return [Record(new.place.node, new.form, new.count) for new in session.replacements]
+
+
+def _warn_of_others(model: ir.Model) -> None:
+    """Say which recurrent operators stay that are not ONNX's own."""
+    found = collections.Counter(node.op_type for node, _ in nodes(model) if node.domain == "com.microsoft")
+    for op_type in OTHERS:
+        if found[op_type]:
+            logger.warning(
+                "%d %s (com.microsoft) remain: only ONNX's own RNN, GRU and LSTM are lowered; lower the model before"
+                " it is quantized", found[op_type], op_type,
+            )  # fmt: skip

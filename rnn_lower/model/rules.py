@@ -11,6 +11,8 @@ from onnxscript.rewriter._rewrite_rule import ReplacementSubgraph  # not exporte
 from typing_extensions import Unpack
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.advice import advised
+from rnn_lower.model.passes import lower_model
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.model.session import Replacement, Session
 from rnn_lower.options import Keywords, Options, takes_options
@@ -38,7 +40,10 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
             return None
         if node not in self._replacements.get(model, {}):
             self._replacements[model] = dict.fromkeys(node for node, _ in recurrent_nodes(model))
-            made = Session(model, self.options).replacements
+            made = advised(
+                lambda: Session(model, self.options).replacements, self.options, model.clone,
+                lambda other: lower_model(model.clone(), other),
+            )  # fmt: skip
             self._replacements[model].update((new.place.node.node, new) for new in made)
         new = self._replacements[model].get(node)
         if new is None:

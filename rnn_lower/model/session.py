@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -14,13 +15,13 @@ import onnx_ir as ir
 from rnn_lower.emit.constants import ConstantPool, known_tensor
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
-from rnn_lower.errors import UnsupportedError
+from rnn_lower.errors import Lack, UnmetError, UnsupportedError
 from rnn_lower.model.facts import Facts
 from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, taken_names
 from rnn_lower.options import Options
 from rnn_lower.recurrent.lowering import lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
-from rnn_lower.targets import find_target, how_to_fix
+from rnn_lower.targets import find_target
 
 logger = logging.getLogger("rnn_lower")
 
@@ -78,10 +79,10 @@ class Session:
     @functools.cached_property
     def replacements(self) -> list[Replacement]:
         """What takes the place of each node."""
-        forms = [self._form(place) for place in self.places]
+        planned = self._plan()
         for opset in {place.scope.opset for place in self.places}:
             review(opset)
-        found = [self._emit(place, form) for place, form in zip(self.places, forms, strict=True)]
+        found = [self._emit(place, form) for place, form in planned]
         for pool in self._pools.values():
             for value in pool.initializers:
                 self._model.graph.register_initializer(value)
@@ -98,26 +99,50 @@ class Session:
         if x.shape is not None and known is not None and not x.is_graph_input():
             x.shape = ir.Shape(known)
 
+    def _plan(self) -> list[tuple[Place, str]]:
+        """The form of each node. Raises UnmetError with all that any of them lacks."""
+        planned, lacks, lacking = [], [], []
+        for place in self.places:
+            form = self._form(place)
+            missing = self._lacks(place, form)
+            if any(lack.sizes for lack in missing):
+                place = self._with_folded_sizes(place)
+                form = self._form(place)
+                missing = self._lacks(place, form)
+            planned.append((place, form))
+            lacks += missing
+            lacking += [place.node] if missing else []
+        if lacks:
+            first = "; ".join(lack.what for lack in self._lacks(*next(p for p in planned if p[0].node is lacking[0])))
+            more = f" (and {len(lacking) - 1} more nodes lack something)" if len(lacking) > 1 else ""
+            raise UnmetError(f"{lacking[0].describe()}: {first}{more}", lacks)
+        for place, form in planned:
+            self._target.warn(place.node, form)
+        return planned
+
     def _form(self, place: Place) -> str:
-        """The form for one node: what was asked for, else the target's, else the fastest that serves."""
-        node, opset, form = place.node, place.scope.opset, self._options.form
-        if form == "auto":
-            form = self._target.choose(node, opset)
+        """What was asked for, else the target's, else the fastest that serves."""
+        form = self._options.form
+        return self._target.choose(place.node, place.scope.opset) if form == "auto" else form
+
+    def _lacks(self, place: Place, form: str) -> list[Lack]:
+        node, opset, found = place.node, place.scope.opset, []
         if form == "scan" and opset < TABLE["Scan"].since:
-            raise UnsupportedError(
-                f"{node.describe()}: form scan needs opset {TABLE['Scan'].since}, the model is at opset {opset};"
-                " use form loop, or raise the opset (--opset)"
-            )
+            what = f"form scan needs opset {TABLE['Scan'].since}, the model is at opset {opset}"
+            others = tuple(other for other in self._target.forms if other != "scan")
+            found.append(Lack(what, forms=others, opsets=(TABLE["Scan"].since, self._target.opsets[1])))
         if form == "unroll" and node.static_length is None:
-            known = f"'{node.seq_length}'" if node.seq_length else "unknown"
-            others = [other for other in self._target.forms_for(node, opset) if other != "unroll"]
-            use = f"use form {' or '.join(others)}, or " if others else ""
-            raise UnsupportedError(
-                f"{node.describe()}: form unroll needs a known sequence length, here it is {known};"
-                f" {use}{how_to_fix(node.seq_length, 100)}"
-            )
-        self._target.check(node, form, opset)
-        return form
+            what = f"form unroll needs a known sequence length, here it is {node.told('seq_length')}"
+            others = tuple(other for other in self._target.forms_for(node, opset) if other != "unroll")
+            found.append(Lack(what, forms=others, sizes=("seq_length",)))
+        return [*found, *self._target.lacks(node, form, opset)]
+
+    def _with_folded_sizes(self, place: Place) -> Place:
+        """With the sizes that folding the constants of the model tells, where nothing else does."""
+        sizes = self._facts.folded_sizes(place.node.node, place.node.layout)
+        node = place.node
+        known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
+        return dataclasses.replace(place, node=dataclasses.replace(node, **known)) if known else place
 
     def _emit(self, place: Place, form: str) -> Replacement:
         node, pool = place.node, self._pool(place.scope)
@@ -125,14 +150,15 @@ class Session:
             lowered = lower_node(
                 node, form, place.scope.opset, self._names, pool, self._target.habits, max(0, self._left)
             )
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{node.describe()}: {error}") from None
+        except UnmetError as error:
+            raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
         self._left -= count_nodes(lowered.nodes)
         if self._left < 0:
-            raise UnsupportedError(
-                f"{node.describe()}: it takes {count_nodes(lowered.nodes)} nodes, {-self._left} more than are left of"
-                f" the limit of {self._options.max_nodes}; raise the limit (--max-nodes)"
+            what = (
+                f"it takes {count_nodes(lowered.nodes)} nodes, {-self._left} more than are left of"
+                f" the limit of {self._options.max_nodes}"
             )
+            raise UnmetError(f"{node.describe()}: {what}", [Lack(what, nodes=True)])
         old_values = [node.outputs[name] for name in lowered.outputs]
         new_values = list(lowered.outputs.values())
         for old, new in zip(old_values, new_values, strict=True):

@@ -7,24 +7,22 @@ Every X gets a few nodes before it that pass it on, or make onnxruntime raise an
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
-from rnn_lower.model.session import read_nodes
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.options import OP_TYPES
+from rnn_lower.recurrent.node import RecurrentNode
 
 NAME = "rnn_lower/guard"
 
 
-def needed(document: Document) -> bool:
-    """Whether any recurrent node may meet an empty sequence."""
-    nodes = read_nodes(document.model, document.outline)
+def needed(nodes: Sequence[RecurrentNode]) -> bool:
+    """Whether any of a model's recurrent nodes may meet an empty sequence."""
     return not all(node.static_length and node.static_batch and node.input_size for node in nodes)
 
 

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
-import os
+import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx.inliner
 import onnx_ir as ir
-import onnxruntime
-from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.model import files, tensors
-from rnn_lower.model.document import Document
+from rnn_lower.model.facts import plain_dim
+from rnn_lower.model.folding import dead_nodes
 from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
-from rnn_lower.proof import guard, reference, samples
+from rnn_lower.proof import guard, reached, samples
 from rnn_lower.proof.report import CheckReport, OutputReport
+from rnn_lower.proof.runners import ORT, REFERENCE, Change, Run, open_onnxruntime, open_reference
 from rnn_lower.proof.samples import Feeds
 from rnn_lower.recurrent.node import RecurrentNode
 
-ORT = f"onnxruntime {onnxruntime.__version__}"
-REFERENCE = "onnx.reference with rnn_lower.proof.reference"
-
-Run = Callable[[Feeds], list[Any]]
+FURTHER_TRIES = 30
+"""Sets of inputs that are tried for recurrent nodes that have not run."""
 
 
 def compare_models(
-    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float
+    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float, allow_unreached: bool
 ) -> CheckReport:
     """See `rnn_lower.check`."""
     for name, number, least in (("seed", seed, 0), ("runs", runs, 1), ("rtol", rtol, 0), ("atol", atol, 0)):
@@ -47,14 +45,41 @@ def compare_models(
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     comparison = Comparison(rtol, atol)
     runs = 1 if given else runs
-    sampled = None if given else samples.Samples(models.original.model, seed, fixed, models.original.outline)
-    sets = 1 if sampled is None else sampled.sets_in_a_run
-    for index, part in itertools.product(range(runs), range(sets)):
-        feeds = iter(given) if sampled is None else sampled.candidates(index, part)
-        comparison.add(models.output_names, *models.run(feeds))
+    if given:
+        comparison.add(models.output_names, *models.run(given))
+        sets = 1
+    else:
+        sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
+        sets = sampled.sets_in_a_run
+        for index, part in itertools.product(range(runs), range(sets)):
+            comparison.add(models.output_names, *models.run(sampled.candidates(index, part), sampled.keep))
+        _reach_more(models, sampled, comparison, runs)
     varied = bool(given) or runs * sets == 1 or not samples.required_inputs(models.original.model)
     nothing = comparison.nothing_compared(_touched(models.original.model), varied)
-    return CheckReport(comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing)
+    if nothing and (empty := [value.name for value in models.original.model.graph.inputs if _is_empty(value)]):
+        nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes at its word"
+    return CheckReport(
+        comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,
+        unreached=tuple(node.describe() for node in models.unreached()), allow_unreached=allow_unreached,
+    )  # fmt: skip
+
+
+def _is_empty(value: ir.Value) -> bool:
+    return 0 in map(plain_dim, value.shape or ())
+
+
+def _reach_more(models: Pair, sampled: samples.Samples, comparison: Comparison, runs: int) -> None:
+    """Try further inputs for nodes that have not run, and compare those that make more of them run."""
+    for index in range(runs, runs + FURTHER_TRIES):
+        before = models.unreached()
+        if not before:
+            return
+        for feeds in itertools.islice(sampled.candidates(index), 2):
+            with contextlib.suppress(_OriginalFails):
+                expected = models.original_results(feeds)
+                if len(models.unreached()) < len(before):
+                    comparison.add(models.output_names, expected, models.lowered_results(feeds))
+                break
 
 
 class Pair:
@@ -72,59 +97,102 @@ class Pair:
             told = f"the models have different outputs: {self.output_names} and {theirs}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{told}")
         try:
-            self._nodes = read_nodes(self.original.model, self.original.outline)
+            self.nodes = read_nodes(self.original.model, self.original.outline)
         except RnnLowerError as error:
             raise type(error)(f"{_named(self._original_path)}{error}") from None
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
-        refused = next((reason for node in self._nodes if (reason := refused_by_onnxruntime(node))), None)
+        self._unknown = ""
+        self._flags: dict[int, str] = {}
+        self._flagged: set[int] = set()
+        refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
         if refused:
             self.judge = f"{REFERENCE} ({refused})"
 
-    def run(self, candidates: Iterable[Feeds]) -> tuple[list[Any], list[Any]]:
-        """Results of both for the first inputs that the original takes."""
+    def run(
+        self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None
+    ) -> tuple[list[Any], list[Any]]:
+        """Results of both for the first inputs that the original takes, which `keep` is called with."""
         first_error, overflowed = "", None
         for feeds in candidates:
             try:
-                expected = self._original_results(feeds)
+                expected = self.original_results(feeds)
             except _OriginalFails as failure:
                 first_error = first_error or str(failure)
                 continue
+            keep(feeds)
             # Where values overflow, fused kernels go ways of their own; tamer inputs tell more.
             if all(map(_is_finite, expected)) or not all(map(_is_finite, feeds.values())):
-                return expected, self._lowered_results(feeds)
+                return expected, self.lowered_results(feeds)
             overflowed = overflowed or (expected, feeds)
         if overflowed is not None:
-            return overflowed[0], self._lowered_results(overflowed[1])
-        told = f"the original model does not run with the inputs: {first_error}; give others (--inputs X.npz)"
-        raise RnnLowerError(f"{_named(self._original_path)}{told}")
+            return overflowed[0], self.lowered_results(overflowed[1])
+        raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(first_error)}")
 
-    def _original_results(self, feeds: Feeds) -> list[Any]:
+    def _why_not(self, error: str) -> str:
+        if self._unknown:
+            return (
+                f"{ORT} does not know the operator {self._unknown}; the original model can be neither run nor checked"
+            )
+        wanted = "; ".join(map(_declaration, samples.required_inputs(self.original.model)))
+        return f"the original model does not run with the inputs: {error}; give others (--inputs X.npz with {wanted})"
+
+    def unreached(self) -> list[RecurrentNode]:
+        """Nodes that have run with no inputs so far although some might make them; those left as they are not."""
+        silent = sorted(set(self._flags) - self._flagged)
+        if not silent:
+            return []
+        left = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
+        nodes = [self.nodes[index] for index in silent if index not in self._dead]
+        return [node for node in nodes if not left & set(_results(node.node))]
+
+    @functools.cached_property
+    def _dead(self) -> set[int]:
+        """Nodes in branches that are never taken, whatever the inputs."""
+        return dead_nodes(self.original.outline)
+
+    def original_results(self, feeds: Feeds) -> list[Any]:
+        """Raises _OriginalFails when the original does not run with these inputs."""
         try:
             if self._run_original is None:
                 self._run_original = self._open_original()
             try:
-                return self._run_original(feeds)
+                results = self._run_original(feeds)
             except Exception as error:
                 if guard.NAME not in str(error):
                     raise
                 self.judge = f"{REFERENCE} (an empty sequence or batch)"
-                self._run_original = open_reference(self.original)
-                return self._run_original(feeds)
+                self._run_original = open_reference(self.original, self._probe)
+                results = self._run_original(feeds)
         except Exception as error:  # runtimes raise whatever they raise
             raise _OriginalFails(one_line(error)) from None
+        count = len(self.output_names)
+        for index, flag in zip(self._flags, results[count:], strict=True):
+            self._flagged |= {index} if np.any(flag) else set()
+        return results[:count]
+
+    def _probe(self, proto: onnx.ModelProto) -> None:
+        self._flags = reached.add(proto)
 
     def _open_original(self) -> Run:
         if self.judge != ORT:
-            return open_reference(self.original)
-        try:
-            return open_onnxruntime(self.original, self._original_path, guarded=True)
-        except Exception as error:
-            self.judge = f"{REFERENCE} (onnxruntime: {one_line(error)[:120]})"
-            return open_reference(self.original)
+            return open_reference(self.original, self._probe)
+        changes: list[Change] = [guard.add] if guard.needed(self.nodes) else []
+        changes += [self._probe] if reached.nested(self.original.proto) else []
 
-    def _lowered_results(self, feeds: Feeds) -> list[Any]:
+        def change(proto: onnx.ModelProto) -> None:
+            for one in changes:
+                one(proto)
+
+        try:
+            return open_onnxruntime(self.original, self._original_path, change if changes else None)
+        except Exception as error:
+            self._unknown = self._unknown or _unknown_operator(error)
+            self.judge = f"{REFERENCE} (onnxruntime: {one_line(error)[:120]})"
+            return open_reference(self.original, self._probe)
+
+    def lowered_results(self, feeds: Feeds) -> list[Any]:
         if self._run_lowered is None:
             try:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
@@ -139,6 +207,28 @@ class Pair:
         except Exception as error:
             told = f"the lowered model does not run: {one_line(error)}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
+
+
+def _unknown_operator(error: Exception) -> str:
+    """The operator that onnxruntime says it does not have, or nothing."""
+    found = re.search(r"(\w+)\(-?\d+\) is not a registered function/op|No Op registered for (\w+)", str(error))
+    return "" if found is None else found[1] or found[2]
+
+
+def _results(node: ir.Node) -> tuple[str, ...]:
+    return tuple(str(value.name) for value in node.outputs if value.name)
+
+
+def _declaration(value: ir.Value) -> str:
+    """An input for people: name, type and shape."""
+    dtype = "" if value.dtype is None else value.dtype.name.lower()
+    shape = "of any shape" if value.shape is None else f"[{', '.join(_shown(dim) for dim in value.shape)}]"
+    return f"{value.name}: {dtype}{shape}"
+
+
+def _shown(dim: int | ir.SymbolicDim) -> str:
+    known = plain_dim(dim)
+    return "?" if known is None else str(known)
 
 
 def _named(path: str | None) -> str:
@@ -165,94 +255,6 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     if node.op_type != "RNN" and "clip" in attributes and node.clip is None:
         return "clip 0"
     return None
-
-
-def open_onnxruntime(document: Document, path: str | None = None, guarded: bool = False) -> Run:
-    """A runner on onnxruntime's CPU. guarded: recurrent nodes fail, rather than end the process, without steps."""
-    external = any(map(tensors.is_external, tensors.tensors(document.proto)))
-    if path is not None and external and not (guarded and guard.needed(document)):
-        session = _session(path)
-    else:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(document.proto)
-        folder = _one_folder(proto, document.folder) if external else None
-        session = _session(_bridged(guard.add(proto) if guarded else proto).SerializeToString(), folder)
-    names = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
-    wanted = [value.type.tensor_type.elem_type for value in document.proto.graph.output]
-
-    def run(feeds: Feeds) -> list[Any]:
-        passed = {f"{k}/float": v.astype(np.float32) if _is_bfloat16(v) else v for k, v in feeds.items()}
-        passed = {name: value for name, value in {**feeds, **passed}.items() if name in names}
-        results = session.run(None, passed)
-        bfloat16 = onnx.TensorProto.BFLOAT16
-        return [
-            r.astype(ml_dtypes.bfloat16) if dtype == bfloat16 else r for r, dtype in zip(results, wanted, strict=True)
-        ]
-
-    return run
-
-
-def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
-    """Name the data files of a copy by where they really are, links followed, since onnxruntime goes by that."""
-    assert folder is not None
-    found = set()
-    for tensor in filter(tensors.is_external, tensors.tensors(model)):
-        place = tensors.locate(tensor, folder)
-        found.add(place.path.parent)
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = place.path.name
-    if len(found) > 1:
-        raise RnnLowerError(f"the weights lie in {len(found)} folders; put them in one to have them compared")
-    return found.pop()
-
-
-def open_reference(document: Document) -> Run:
-    """A runner on onnx.reference, with this project's recurrent operators in place of onnx's own."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(document.proto)
-    if document.folder is not None:
-        tensors.embed(proto, document.folder)
-    if proto.functions:  # the evaluator does not pass its operators on to functions
-        proto = onnx.inliner.inline_local_functions(proto)
-    evaluator = ReferenceEvaluator(proto, new_ops=list(reference.OPERATORS))
-    return lambda feeds: list(evaluator.run(None, feeds))
-
-
-def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def _is_bfloat16(array: Any) -> bool:
-    return bool(getattr(array, "dtype", None) == ml_dtypes.bfloat16)
-
-
-def _bridged(model: onnx.ModelProto) -> onnx.ModelProto:
-    """onnxruntime's Python interface has no bfloat16: such inputs and outputs are passed as float32 through a Cast."""
-    bfloat16, graph = onnx.TensorProto.BFLOAT16, model.graph
-    casts = []
-    for value in graph.input:
-        if value.type.tensor_type.elem_type == bfloat16:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            casts.append(onnx.helper.make_node("Cast", [f"{value.name}/float"], [value.name], to=bfloat16))
-            value.name += "/float"
-    count = len(casts)
-    for value in graph.output:
-        if value.type.tensor_type.elem_type == bfloat16:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            casts.append(
-                onnx.helper.make_node("Cast", [value.name], [f"{value.name}/float"], to=onnx.TensorProto.FLOAT)
-            )
-            value.name += "/float"
-    nodes = [*casts[:count], *graph.node, *casts[count:]]
-    if casts:
-        del graph.node[:]
-        graph.node.extend(nodes)
-    return model
 
 
 class Comparison:

@@ -24,6 +24,7 @@ class CheckReport:
     judge, runner: what ran the original and the lowered model; runs: how often.
     nothing_compared: why agreement says nothing here, empty when it does.
     changed: what else differs between the files; filled where a file was lowered from the other.
+    unreached: recurrent nodes of the original that no inputs made run, so that nothing is known of them.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -34,11 +35,17 @@ class CheckReport:
     atol: float
     nothing_compared: str = ""
     changed: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
+    allow_unreached: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether all outputs of all runs agree, there was something to compare, and nothing else has changed."""
-        return not self.nothing_compared and not self.changed and all(output.ok for output in self.outputs)
+        """Whether all outputs of all runs agree, there was something to compare, and nothing else has changed.
+
+        Nodes that no inputs made run leave it open, unless that was allowed.
+        """
+        seen = not self.nothing_compared and (self.allow_unreached or not self.unreached)
+        return seen and not self.changed and all(output.ok for output in self.outputs)
 
     @property
     def max_abs_error(self) -> float:

@@ -6,9 +6,10 @@ every gate, clip and threshold. Integers go over the range that their consumers 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,16 @@ import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model.facts import Facts, plain_dim
-from rnn_lower.model.scopes import nodes, recurrent_nodes, values
+from rnn_lower.model.facts import NO_NAMES, plain_dim
+from rnn_lower.model.scopes import nodes as all_nodes
+from rnn_lower.model.scopes import values
+from rnn_lower.model.session import read_nodes
+from rnn_lower.recurrent.node import RecurrentNode, axes_of
 
 Feeds = dict[str, np.ndarray]
+
+Symbol = int | str
+"""A size, or what stands for it."""
 
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
@@ -37,7 +44,12 @@ FACTORS = (1.0, 0.3, 3.0, 0.1, 1.0, 0.03, 10.0, 1.0)
 CHEAP_WEIGHTS, CHEAP_INPUTS, CHEAP_NODES = 1_000_000, 20_000, 100
 """Bytes of weights, elements of inputs, and nodes up to which a run takes next to no time beside loading the model."""
 
-ATTEMPTS = 12
+GROWN = (16, 64, 256, 512, 576, 1024, 1536, 4000, 16000)
+"""Sizes for the last axis of inputs where small ones do not do: frames and samples of sound."""
+
+RANKS = (3, 2, 1, 4, 0)
+"""Ranks for inputs that declare no shape."""
+
 INTEGER_LIMITS = (2, 1, 6, 100)
 LARGEST_FLOAT16 = 6e4
 
@@ -67,61 +79,90 @@ def required_inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
-def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[str, int]:
-    """Sizes that are symbolic in the inputs of the original and known in those of the lowered model."""
+def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
+    """Sizes that are free in the inputs of the original and known in those of the lowered model, by input and axis."""
     known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
     return {
-        _symbol(value, axis): size
+        (str(value.name), axis): given.dim_value
         for value in required_inputs(original)
-        for axis, (dim, given) in enumerate(zip(value.shape or (), known.get(value.name, ()), strict=False))
-        if not isinstance(plain_dim(dim), int) and given.HasField("dim_value") and (size := given.dim_value) >= 0
+        for axis, given in enumerate(known.get(value.name, ()))
+        if given.HasField("dim_value") and given.dim_value >= 0 and not isinstance(_symbol(value, axis), int)
     }
 
 
-def _symbol(value: ir.Value, axis: int) -> str:
-    """What a size that is not known goes by: its own name, or the place where it is."""
-    assert value.shape is not None
-    return str(plain_dim(value.shape[axis]) or f"{value.name}/{axis}")
+def _symbol(value: ir.Value, axis: int) -> Symbol:
+    """A size, or what one that is not known goes by: its own name, or the place where it is."""
+    dim = None if value.shape is None else plain_dim(value.shape[axis])
+    return f"{value.name}/{axis}" if dim is None or dim in NO_NAMES else dim
 
 
 class Samples:
-    """Sets of inputs for a model. fixed: sizes by symbol.  outline: as in `Facts`."""
+    """Sets of inputs for a model.
+
+    fixed: sizes by input and axis.  nodes: its recurrent nodes, read here when not given.
+    """
 
     def __init__(
-        self, model: ir.Model, seed: int = 0, fixed: Mapping[str, int] = {}, outline: onnx.ModelProto | None = None
-    ) -> None:
-        self._seed, self._fixed, self._inputs = seed, fixed, required_inputs(model)
-        facts = Facts(model, outline)
-        self._limits, self._ranges = _length_limits(model, facts), _ranges(model)
-        self._times = {limit for limit in self._limits.values() if isinstance(limit, str)}
-        self._times |= _time_symbols(model, facts)
+        self, model: ir.Model, seed: int = 0, fixed: Mapping[tuple[str, int], int] = {},
+        nodes: Sequence[RecurrentNode] | None = None,
+    ) -> None:  # fmt: skip
+        self._seed, self._inputs = seed, required_inputs(model)
+        nodes = read_nodes(model) if nodes is None else nodes
+        self._ties = _ties(nodes)
+        self._ranks = {str(v.name): rank for v in self._inputs if (rank := _rank(v, nodes, fixed)) is not None}
+        self._fixed = fixed
+        values_by_name = {str(value.name): value for value in self._inputs}
+        named = ((_symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
+        self._known = {self._ties.find(symbol): size for symbol, size in named}
+        self._kept: dict[Symbol, int] = {}
+        self._limits, self._ranges = _length_limits(nodes), _ranges(model)
+        times = (limit for limit in (*self._limits.values(), *map(_time, nodes)))
+        self._times = {self._ties.find(limit) for limit in times if not isinstance(limit, int)}
         weights = sum(value.const_value.nbytes for value in values(model) if value.const_value is not None)
         shapes = (map(plain_dim, value.shape or ()) for value in self._inputs)
         sizes = (math.prod(dim if isinstance(dim, int) else 64 for dim in shape) for shape in shapes)
-        cheap = weights <= CHEAP_WEIGHTS and sum(sizes) <= CHEAP_INPUTS and sum(1 for _ in nodes(model)) <= CHEAP_NODES
+        count = sum(1 for _ in all_nodes(model))
+        cheap = weights <= CHEAP_WEIGHTS and sum(sizes) <= CHEAP_INPUTS and count <= CHEAP_NODES
         self.sets_in_a_run = len(FACTORS) if cheap else 1
 
     def candidates(self, index: int, part: int = 0) -> Iterator[Feeds]:
-        """Sets of inputs to be tried until the model takes one, for run number `index`, set `part` of that run."""
-        for attempt in range(ATTEMPTS):
+        """Sets of inputs to be tried until the model takes one, for run number `index`, set `part` of that run.
+
+        After sizes of their own come those that have worked before; then equal ones, which suit models that tie
+        dimensions without saying so; then longer and longer last axes, which suit those that take sound.
+        """
+        plans: list[_Plan] = [_Plan(), *([_Plan(known=self._kept)] if self._kept else [])]
+        plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
+        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1)]
+        for attempt, plan in enumerate(plans):
             rng = np.random.default_rng([self._seed, index, attempt, part])
-            sizes = _Sizes(rng, index, attempt, self._times, dict(self._fixed))
+            sizes = _Sizes(rng, index, plan, self._times, self._ties, {**plan.known, **self._known})
             # Later attempts fall back to tame values, in case it was these that the model did not take.
-            scales = SCALES[index % len(SCALES)] if attempt < 4 else SCALES[0]
+            scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
             scaled = [FACTORS[part] * scale for scale in scales]
             limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
             yield {
-                str(value.name): self._sample(value, rng, sizes, scaled, limit_of_integers, index + part)
+                str(value.name): self._sample(value, rng, sizes, scaled, limit_of_integers, index + part, attempt)
                 for value in self._inputs
             }
 
+    def keep(self, feeds: Feeds) -> None:
+        """Remember the sizes of inputs that the model took."""
+        for value in self._inputs:
+            for axis, size in enumerate(feeds[str(value.name)].shape):
+                symbol = self._ties.find(_symbol(value, axis))
+                if not isinstance(symbol, int):
+                    self._kept[symbol] = size
+
     def _sample(
-        self, value: ir.Value, rng: np.random.Generator, sizes: _Sizes, scales: list[float], limit: int, turn: int
-    ) -> np.ndarray:
+        self, value: ir.Value, rng: np.random.Generator, sizes: _Sizes, scales: list[float], limit: int, turn: int,
+        attempt: int,
+    ) -> np.ndarray:  # fmt: skip
         name = str(value.name)
         if value.dtype is None or not isinstance(value.type, ir.TensorType):
             raise RnnLowerError(f"input '{name}' is no tensor of a known type; give inputs (--inputs X.npz)")
-        shape = [sizes.of(value, axis) for axis in range(len(value.shape or ()))]
+        rank = self._ranks.get(name, RANKS[attempt % len(RANKS)])
+        shape = [sizes.of(value, axis, rank, self._fixed.get((name, axis))) for axis in range(rank)]
         if name in self._limits:
             longest = self._limits[name]
             length = longest if isinstance(longest, int) else sizes.named(longest)
@@ -131,27 +172,90 @@ class Samples:
         return _array(rng, value.dtype, shape, limit, scales)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """How sizes are chosen. known: taken as they are.  common: one for all.  last: for last axes, others being 1."""
+
+    known: Mapping[Symbol, int] = dataclasses.field(default_factory=dict)
+    common: int | None = None
+    last: int | None = None
+
+
 class _Sizes:
     """Sizes of one set of inputs, one for each symbol."""
 
     def __init__(
-        self, rng: np.random.Generator, index: int, attempt: int, times: set[str], known: dict[str, int]
-    ) -> None:
-        self._rng, self._index, self._times, self._known = rng, index, times, known
-        # Later attempts also try equal sizes everywhere, which suits models that tie dimensions without saying so.
-        self._common = SIZES[(index + attempt) % len(SIZES)] if attempt % 2 else None
+        self, rng: np.random.Generator, index: int, plan: _Plan, times: set[Symbol], ties: _Ties,
+        known: dict[Symbol, int],
+    ) -> None:  # fmt: skip
+        self._rng, self._index, self._plan, self._times, self._ties = rng, index, plan, times, ties
+        self._known = known
 
-    def of(self, value: ir.Value, axis: int) -> int:
-        assert value.shape is not None
-        dim = plain_dim(value.shape[axis])
-        return dim if isinstance(dim, int) else self.named(_symbol(value, axis))
+    def of(self, value: ir.Value, axis: int, rank: int, fixed: int | None) -> int:
+        if fixed is not None:
+            return fixed
+        return self.named(_symbol(value, axis), axis == rank - 1)
 
-    def named(self, symbol: str) -> int:
+    def named(self, name: Symbol, is_last: bool = False) -> int:
+        symbol = self._ties.find(name)
+        if isinstance(symbol, int):
+            return symbol
         if symbol not in self._known:
-            drawn = int(self._rng.choice(SIZES[: 6 + self._index]))
+            drawn = int(self._rng.choice(SIZES[: 6 + min(self._index, 4)]))
             length = LENGTHS[self._index % len(LENGTHS)] if symbol in self._times else drawn
-            self._known[symbol] = self._common or length
+            if self._plan.last is not None:
+                length = self._plan.last if is_last else 1
+            self._known[symbol] = self._plan.common or length
         return self._known[symbol]
+
+
+class _Ties:
+    """Which sizes are the same: a symbol stands for another one, or for a number."""
+
+    def __init__(self) -> None:
+        self._stands_for: dict[Symbol, Symbol] = {}
+
+    def find(self, size: Symbol) -> Symbol:
+        while size in self._stands_for:
+            size = self._stands_for[size]
+        return size
+
+    def tie(self, one: Symbol, other: Symbol) -> None:
+        one, other = self.find(one), self.find(other)
+        if one == other or (isinstance(one, int) and isinstance(other, int)):
+            return
+        source, goal = (other, one) if isinstance(one, int) else (one, other)
+        self._stands_for[source] = goal
+
+
+def _ties(nodes: Sequence[RecurrentNode]) -> _Ties:
+    """What recurrent nodes say of the sizes of inputs that they take as they are."""
+    ties = _Ties()
+    for number, node in enumerate(nodes):
+        for size in ("seq_length", "batch_size", "input_size", "hidden_size", "num_directions"):
+            if getattr(node, size) is not None:
+                ties.tie(f"{number}/{size}", getattr(node, size))
+        for name, value in node.inputs.items():
+            axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+            for axis, (factor, size) in enumerate(axes if value.is_graph_input() else []):
+                known = ties.find(f"{number}/{size}")
+                if isinstance(known, int) or factor == 1:
+                    ties.tie(_symbol(value, axis), factor * known if isinstance(known, int) else known)
+    return ties
+
+
+def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[str, int], int]) -> int | None:
+    """The rank of an input: as declared, as fixed, or by what takes it."""
+    if value.shape is not None:
+        return len(value.shape)
+    if axes := sum(1 for name, _ in fixed if name == value.name):
+        return axes
+    for node in nodes:
+        for name, taken in node.inputs.items():
+            if taken is value:
+                return len(axes_of(name, 1, 1, node.layout))
+    orders = (user.attributes.get("perm") for user, _ in value.uses() if user.op_type == "Transpose")
+    return next((len(order.as_ints()) for order in orders if order is not None), None)
 
 
 def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int) -> np.ndarray:
@@ -164,17 +268,21 @@ def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int
     return result
 
 
-def _length_limits(model: ir.Model, facts: Facts) -> dict[str, int | str]:
-    """Inputs that feed sequence_lens -> the sequence length, or the name of its symbol."""
-    limits: dict[str, int | str] = {}
-    for node, _ in recurrent_nodes(model):
-        lengths = _source(node.inputs[4]) if len(node.inputs) > 4 else None
-        if lengths is None or not lengths.is_graph_input() or node.inputs[0] is None:
-            continue
-        time_axis = _time_axis(node)
-        shape = facts.shape(node.inputs[0])
-        length = shape[time_axis] if shape else None
-        limits[str(lengths.name)] = length if length is not None else f"{node.inputs[0].name}/{time_axis}"
+def _time(node: RecurrentNode) -> Symbol:
+    """The sequence length of a node: its size, its symbol, or the place where it is."""
+    if node.seq_length is not None:
+        return node.seq_length
+    x = node.inputs["X"]
+    return _symbol(x, node.layout) if x.is_graph_input() else f"{x.name}/{node.layout}"
+
+
+def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
+    """Inputs that feed sequence_lens -> the sequence length."""
+    limits: dict[str, Symbol] = {}
+    for node in nodes:
+        lengths = _source(node.inputs.get("sequence_lens"))
+        if lengths is not None and lengths.is_graph_input():
+            limits[str(lengths.name)] = _time(node)
     return limits
 
 
@@ -185,22 +293,6 @@ def _source(value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def _time_symbols(model: ir.Model, facts: Facts) -> set[str]:
-    """Symbols of inputs that are the sequence length of a recurrent node."""
-    found = set()
-    for node, _ in recurrent_nodes(model):
-        x = node.inputs[0] if node.inputs else None
-        shape = None if x is None else facts.shape(x)
-        if x is not None and shape and len(shape) == 3 and not isinstance(shape[_time_axis(node)], int):
-            found.add(str(shape[_time_axis(node)] or f"{x.name}/{_time_axis(node)}"))
-    return found
-
-
-def _time_axis(node: ir.Node) -> int:
-    layout = node.attributes.get("layout")
-    return 0 if layout is None or layout.type != ir.AttributeType.INT else int(layout.as_int() == 1)
-
-
 _PASS_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 _COMPARE = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
@@ -209,7 +301,7 @@ def _ranges(model: ir.Model) -> dict[str, np.ndarray]:
     """Integer inputs -> the values that make a difference to what takes them: rows of tables, compared constants."""
     found: dict[str, set[int]] = {}
     source = {value: str(value.name) for value in required_inputs(model)}
-    for node, _ in nodes(model):
+    for node, _ in all_nodes(model):
         first = node.inputs[0] if node.inputs else None
         if node.op_type in _PASS_ON and first in source:
             source[node.outputs[0]] = source[first]  # type: ignore[index]
@@ -225,7 +317,9 @@ def _ranges(model: ir.Model) -> dict[str, np.ndarray]:
                 tensor = known_tensor(other)
                 if value in source and tensor is not None and tensor.dtype.is_integer() and tensor.size <= 64:
                     numbers = {int(number) for number in tensor.numpy().ravel()}
-                    found.setdefault(source[value], set()).update(numbers | {n + 1 for n in numbers})  # type: ignore[index]
+                    found.setdefault(source[value], set()).update(
+                        numbers | {n + 1 for n in numbers} | {n - 1 for n in numbers}
+                    )  # type: ignore[index]
     return {name: np.array(sorted(numbers)) for name, numbers in found.items()}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 
 from rnn_lower.model import tensors
-from rnn_lower.model.convert import fix_proto_dims
+from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from rnn_lower.emit.constants import constant
 from rnn_lower.emit.primitives import Emitter
 from rnn_lower.emit.writer import Operand
-from rnn_lower.errors import UnsupportedError
+from rnn_lower.errors import Lack, UnmetError
 
 State = tuple[Operand, ...]
 Size = int | ir.Value
@@ -207,10 +207,8 @@ def _no_steps(e: Emitter, track: Track, span: Span) -> Result:
 
 def _check_count(e: Emitter, seq_length: int, nodes: int, about: str = "") -> None:
     if e.max_nodes is not None and nodes > e.max_nodes:
-        raise UnsupportedError(
-            f"unrolling {seq_length} steps takes {about}{nodes} nodes, {e.max_nodes} are left of the limit;"
-            " use form scan or loop, or raise the limit (--max-nodes)"
-        )
+        what = f"unrolling {seq_length} steps takes {about}{nodes} nodes, {e.max_nodes} are left of the limit"
+        raise UnmetError(what, [Lack(what, forms=("scan", "loop"), nodes=True)])
 
 
 FORMS: dict[str, Form] = {"scan": scan, "loop": loop, "unroll": unroll}

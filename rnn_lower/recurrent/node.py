@@ -69,6 +69,8 @@ ATTRIBUTES: dict[str, tuple[_A, tuple[str, ...], int, int]] = {
 Dim = int | str | None
 """A size: known, symbolic, or unknown."""
 
+LARGEST_SIZE = 2**31 - 1
+
 
 class Facts(Protocol):
     """What is known of values."""
@@ -133,6 +135,11 @@ class RecurrentNode:
     def static_batch(self) -> int | None:
         return self.batch_size if isinstance(self.batch_size, int) else None
 
+    def told(self, size: str) -> str:
+        """A size for people: "seq_length" or "batch_size", in quotes when it is a symbol."""
+        dim = getattr(self, size)
+        return "unknown" if dim is None else repr(dim)
+
     @property
     def origin(self) -> dict[str, str]:
         """What emitted nodes remember of this one in their metadata."""
@@ -180,7 +187,7 @@ def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
     notes: list[str] = []
     activations = _activations(op, len(DIRECTIONS[direction]), attributes, notes)
     sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, facts)
-    _check_outputs(outputs)
+    _check_outputs(outputs, {**sizes, "num_directions": len(DIRECTIONS[direction])}, layout)
     if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
         notes.append("output_sequence is 0 but Y is used; Y is computed")
     return RecurrentNode(
@@ -292,11 +299,13 @@ def _sizes(
         shape = facts.shape(inputs[name]) if name in inputs else None
         if shape is None:
             continue
-        axes = _axes(name, OPERATORS[op].gates, num_directions, layout)
+        axes = axes_of(name, OPERATORS[op].gates, num_directions, layout)
         if len(shape) != len(axes):
             raise InvalidNodeError(
                 f"{name} has shape {_shown(shape)} of rank {len(shape)}; it must be of rank {len(axes)}"
             )
+        if any(isinstance(dim, int) and dim > LARGEST_SIZE for dim in shape):
+            raise InvalidNodeError(f"{name} has shape {_shown(shape)}; no axis is longer than {LARGEST_SIZE}")
         for dim, (factor, size) in zip(shape, axes, strict=True):
             known = num_directions if size == "num_directions" else sizes[size]
             if not isinstance(dim, int):
@@ -315,23 +324,27 @@ def _sizes(
                 source.setdefault(size, name)
     if not isinstance(sizes["hidden_size"], int):
         raise InvalidNodeError("hidden_size is not given and the shape of R is unknown; add the attribute hidden_size")
+    if sizes["hidden_size"] > LARGEST_SIZE:
+        raise InvalidNodeError(f"hidden_size is {hidden_size}; no axis is longer than {LARGEST_SIZE}")
     return sizes
 
 
-def _check_outputs(outputs: Mapping[str, ir.Value]) -> None:
-    """Another rank that a graph declares for its output cannot be taken back, and runtimes reshape results to it."""
+def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], layout: int) -> None:
+    """What a graph declares for its outputs cannot be taken back, and runtimes reshape results to it."""
     for name, value in outputs.items():
-        rank = 4 if name == "Y" else 3
-        if value.is_graph_output() and value.shape is not None and len(value.shape) != rank:
-            shown = _shown(tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape))
+        if value.shape is None or not value.is_graph_output():
+            continue
+        declared = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+        real = tuple(sizes[size] for _, size in axes_of(name, 0, 0, layout))
+        pairs = [(a, b) for a, b in zip(declared, real, strict=False) if isinstance(a, int) and isinstance(b, int)]
+        if len(declared) != len(real) or any(a >= 0 and a != b for a, b in pairs):
             raise InvalidNodeError(
-                f"{name} is declared as {shown} among the graph's outputs, of rank {len(value.shape)};"
-                f" it must be of rank {rank}"
+                f"{name} is declared as {_shown(declared)} among the graph's outputs; it comes out as {_shown(real)}"
             )
 
 
-def _axes(name: str, gates: int, num_directions: int, layout: int) -> list[tuple[int, str]]:
-    """Each axis of an input as (factor, the size it is that many times)."""
+def axes_of(name: str, gates: int, num_directions: int, layout: int) -> list[tuple[int, str]]:
+    """Each axis of an input or output as (factor, the size it is that many times)."""
     directions, batch, time = (1, "num_directions"), (1, "batch_size"), (1, "seq_length")
     hidden, features = (1, "hidden_size"), (1, "input_size")
     axes = {
@@ -341,6 +354,7 @@ def _axes(name: str, gates: int, num_directions: int, layout: int) -> list[tuple
         "B": [directions, (2 * gates, "hidden_size")],
         "P": [directions, (3, "hidden_size")],
         "sequence_lens": [batch],
+        "Y": [batch, time, directions, hidden] if layout else [time, directions, batch, hidden],
     }
     return axes.get(name, [batch, directions, hidden] if layout else [directions, batch, hidden])
 

@@ -164,18 +164,20 @@ def truncated(share: float) -> Build:
     return build
 
 
-def nested(depth: int) -> Model:
-    """An LSTM in an If in an If ..."""
-    inner = model_of(outputs=("Y",), opset=18)
-    nodes, outputs = list(inner.graph.node), list(inner.graph.output)
+def nested(depth: int, rank: int | None = 4) -> Model:
+    """An LSTM in an If in an If ... rank: of the declared outputs; a shape takes two more levels of messages."""
+    sizes = None if rank is None else [None] * rank
+    inner = model_of(outputs=("Y",), opset=18 if rank else 7)
+    nodes = list(inner.graph.node)
+    outputs = [helper.make_tensor_value_info("Y", TensorProto.FLOAT, sizes)]
     for level in range(depth):
         name = f"out{level}"
         then = helper.make_graph(nodes, "then", [], outputs)
         copied = helper.make_node("Identity", ["other"], [f"{name}_else"])
-        declared = helper.make_tensor_value_info(f"{name}_else", TensorProto.FLOAT, [None] * 4)
+        declared = helper.make_tensor_value_info(f"{name}_else", TensorProto.FLOAT, sizes)
         otherwise = helper.make_graph([copied], "else", [], [declared])
         nodes = [helper.make_node("If", ["condition"], [name], then_branch=then, else_branch=otherwise)]
-        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4)]
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)]
     del inner.graph.node[:], inner.graph.output[:]
     inner.graph.node.extend(nodes)
     inner.graph.output.extend(outputs)
@@ -416,10 +418,13 @@ def bad_inputs() -> Iterator[Bad]:
             if value.name in ("W", "R"):
                 value.type.tensor_type.ClearField("shape")
 
+    real = {"Y": [5, 1, 2, 4], "Y_h": [1, 2, 4], "Y_c": [1, 2, 4]}
     for op in OPS:
         for name in ("Y", "Y_h", "Y_c")[: 3 if op == "LSTM" else 2]:
             declared = changed(lambda m, name=name: declare_output(m, name, (5, 4)), op=op)
-            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is declared as [5, 4] among the graph's outputs, of rank 2; it must be of rank {4 if name == 'Y' else 3}")
+            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is declared as [5, 4] among the graph's outputs; it comes out as {real[name]}")
+            declared = changed(lambda m, name=name: declare_output(m, name, (7, 1, 2, 4) if name == "Y" else (1, 3, 4)), op=op)
+            yield Bad(f"{op} {name} declared of another size", declared, f"{name} is declared as {[7, 1, 2, 4] if name == 'Y' else [1, 3, 4]} among the graph's outputs; it comes out as {real[name]}")
 
     unknown = changed(shapeless, weights="input", hidden_size=False)
     yield Bad("hidden_size nowhere", unknown, "hidden_size is not given and the shape of R is unknown")
@@ -799,23 +804,44 @@ def computed_weights(model: Model) -> None:
     recurrent(model).input[2] = "negative"
 
 
+def unshaped(model: Model) -> None:
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+
+
+def looped_length(model: Model) -> None:
+    """X has as many steps as a Loop has made, which no inference counts."""
+    trip = helper.make_tensor_value_info("trip", TensorProto.INT64, [])
+    going = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("going", "still")]
+    row = helper.make_tensor_value_info("row", TensorProto.FLOAT, None)
+    nodes = [helper.make_node("Identity", ["going"], ["still"]), helper.make_node("Gather", ["X", "trip"], ["row"])]
+    body = helper.make_graph(nodes, "body", [trip, going[0]], [going[1], row])
+    shape, count = (
+        helper.make_node("Shape", ["X"], ["sizes"]),
+        helper.make_node("ReduceMin", ["sizes"], ["trips"], keepdims=0),
+    )
+    yes = helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True)))
+    for node in (helper.make_node("Loop", ["trips", "yes"], ["rows"], body=body), yes, count, shape):
+        model.graph.node.insert(0, node)
+    recurrent(model).input[0] = "rows"
+
+
 # fmt: off
 def bad_wishes() -> Iterator[Bad]:
     newest = f"is unknown; the installed onnx knows 1 to {NEWEST}"
     yield Bad("form unknown", asked("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
-    yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use form loop, or raise the opset (--opset)")
-    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use form scan or loop")
+    yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17")
+    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=100")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "use form scan or loop, or raise the limit (--max-nodes)")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; raise the limit (--max-nodes)")
-    yield Bad("no nodes allowed", asked("--max-nodes", 0), "more than are left of the limit of 0; raise the limit (--max-nodes)")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "are left of the limit; use --form scan or --form loop, or add --max-nodes 10000")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 30")
+    yield Bad("no nodes allowed", asked("--max-nodes", 0), "more than are left of the limit of 0; add --max-nodes 100")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), optional=("sequence_lens",)), "declare the length as a symbol")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; known are ", "abacus")
-    yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use form unroll")
-    yield Bad("target without the opset", asked("--target", "onnx2torch", opset=18), "target onnx2torch takes opsets 9 to 17, not 18: convert the model (--opset 17)")
+    yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
+    yield Bad("target without the opset", asked("--target", "onnx2torch", opset=18), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
-    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "takes no weights that are computed outside of a Scan (or cast there); use form loop or unroll")
+    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "takes no weights that are computed outside of a Scan (or cast there); use --form loop or --form unroll")
     yield Bad("op unknown", asked("--op", "SRU"), "unknown operator 'SRU'; known are RNN, GRU, LSTM", "SRU")
     yield Bad("op empty", asked("--op", ""), "unknown operator ''; known are RNN, GRU, LSTM", "operator")
     for opset in (0, -1, NEWEST + 1, 3000):
@@ -827,14 +853,25 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
     yield Bad("layout kept at opset 13", asked("--skip", "*", "--opset", 13, layout=1), "has a layout, which opset 13 cannot say; lower it too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
-        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE, e.g. --dim T=100".replace(" :", ":") if text else "write NAME=SIZE, e.g. --dim T=100", "--dim")
+        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
         yield Bad(f"dim of {len(text)} digits", asked("--dim", f"T={text}", dynamic=True), "of 'T' is too large", "T")
     yield Bad("dim beyond memory", asked("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
-    yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: N, T")
+    for text in ("X", "X:", ":5,2,3", "X:5,,3", "X:5,-1,3", "X:5 2 3"):
+        yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
+    yield Bad("only nobody", asked("--only", "gru*"), "--only gru*: no RNN, GRU or LSTM node is called so; there are 'node'")
+    yield Bad("skip nobody", asked("--skip", "/rnn/*"), "--skip /rnn/*: no RNN, GRU or LSTM node is called so; there are 'node'")
+    yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
+    yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
+    yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
+    yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, here it is unknown; use --form scan or --form loop")
+    yield Bad("length of a loop's own making for OpenCV", changed(looped_length, "--target", "opencv"), "no option mends this: it stays unknown whatever the sizes of the inputs")
+    yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; no axis is longer than 2147483647")
+    yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
     yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
     yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "3 should be input_size, which is 7 by X")
-    yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests more than 29 graphs, which protobuf cannot read; use form unroll")
+    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests more than 29 graphs, which protobuf cannot read; no form nests less than unroll does")
+    yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests more than 29 graphs, which protobuf cannot read; use --form unroll")
 # fmt: on
 
 

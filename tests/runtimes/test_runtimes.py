@@ -88,7 +88,7 @@ def test_openvino_takes_computed_and_cast_weights_in_a_loop(op, weights):
     lowered = rnn_lower.lower(model, target="openvino")
     assert "Loop" in [node.op_type for node in lowered.graph.node]
     close(RUNNERS["openvino"][1](lowered, feeds), expected(case), limit=2e-3 if dtype == "float16" else 1e-4)
-    with pytest.raises(rnn_lower.UnsupportedError, match="use form loop or unroll"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="use --form loop or --form unroll"):
         rnn_lower.lower(model, target="openvino", form="scan")
 
 
@@ -129,7 +129,7 @@ def test_targets_say_what_to_fix():
         with pytest.raises(rnn_lower.UnsupportedError, match="--opset 17"):
             rnn_lower.lower(build(Case("GRU", opset))[0], target="portable")
     assert not remaining(rnn_lower.lower(build(Case("GRU", 22))[0], target="portable", opset=17))
-    with pytest.raises(rnn_lower.UnsupportedError, match="does not run form loop; use form scan or unroll"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="does not run form loop; use --form scan or --form unroll"):
         rnn_lower.lower(build(Case("GRU", 17))[0], target="tract", form="loop")
 
 

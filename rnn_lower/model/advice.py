@@ -1,0 +1,201 @@
+"""What would mend a refusal. It is found by trying, so nothing is advised that does not work."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.errors import ConversionError, Lack, RnnLowerError, UnmetError, UnsupportedError
+from rnn_lower.model.dims import declared_shapes, free_dims, place
+from rnn_lower.model.facts import plain_dim
+from rnn_lower.model.session import read_nodes
+from rnn_lower.options import Options
+from rnn_lower.recurrent.node import axes_of
+
+SIZES: Mapping[str, tuple[int, ...]] = {
+    "batch_size": (1,),
+    "seq_length": (100,),
+    "other": (512, 1536, 4000, 16000, 100, 16),
+}
+"""Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many."""
+
+COMMON_OPSET = 17
+OPSETS_TRIED = 6
+ATTEMPTS = 40
+MOST_NODES = 10_000_000
+
+Attempt = Callable[[Options], object]
+"""Lowers a fresh copy of the model, for nothing but its errors."""
+
+Change = tuple[dict[str, Any], str]
+"""Other options, and how they are written on the command line."""
+
+T = TypeVar("T")
+
+
+def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Model], attempt: Attempt) -> T:
+    """Do it; a refusal that other options would mend ends with them, one that none would says so.
+
+    fresh: gives a copy of the model as it was.
+    """
+    try:
+        return work()
+    except UnmetError as error:
+        told, lacks = str(error), error.lacks
+    except ConversionError as error:
+        told, lacks = str(error), (Lack("", opsets=_around(options)),)
+    raise UnsupportedError(f"{told}; {_advice(lacks, options, fresh(), attempt)}")
+
+
+def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt) -> str:
+    ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
+    told = [f"use {' or '.join(ways)}"] if ways else []
+    found, error = _first_that_works(lacks, options, model, attempt)
+    if found is not None:
+        told.append(f"add {found}")
+    if told:
+        return ", or ".join(told)
+    opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
+    again = f"; export the model again at opset {opsets[0]}" if isinstance(error, ConversionError) and opsets else ""
+    if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetError)):
+        return "no option mends this: it stays unknown whatever the sizes of the inputs"
+    return f"no option mends this: {error or 'nothing else serves'}{again}"
+
+
+def _other_forms(lacks: Sequence[Lack]) -> list[Change]:
+    """Forms that lack nothing of all this."""
+    common = set.intersection(*(set(lack.forms) for lack in lacks))
+    return [({"form": form}, f"--form {form}") for form in lacks[0].forms if form in common]
+
+
+def _first_that_works(
+    lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt
+) -> tuple[str | None, Exception | None]:
+    """The shortest change of options that serves, or the last error."""
+    last: Exception | None = None
+    hopeless: set[int] = set()
+    kinds = [_opsets(lacks, model), _needed_forms(lacks), _sizes(lacks, options, model), _limits(lacks, options)]
+    if not any(text for changes in kinds for _, text in changes):
+        return None, None
+    for changes in itertools.islice(itertools.product(*kinds), ATTEMPTS):
+        merged = {key: value for change, _ in changes for key, value in change.items()}
+        if merged.get("opset") in hopeless:
+            continue
+        error = _error(attempt, options, merged)
+        if error is None:
+            return " ".join(text for _, text in changes if text), None
+        if isinstance(error, ConversionError):
+            hopeless.add(merged.get("opset", 0))
+        last = error
+    return None, last
+
+
+def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Exception | None:
+    logger = logging.getLogger("rnn_lower")
+    silent, logger.disabled = logger.disabled, True  # what a trial has to say is nobody's business
+    try:
+        attempt(dataclasses.replace(options, **change))
+    except RnnLowerError as error:
+        return error
+    finally:
+        logger.disabled = silent
+    return None
+
+
+# -- what could be changed --------------------------------------------------------------------------------------------
+
+NOTHING: list[Change] = [({}, "")]
+
+
+def _around(options: Options) -> tuple[int, int]:
+    """Opsets near the one that was asked for."""
+    opset = options.opset or 1
+    return max(1, opset - OPSETS_TRIED), min(onnx.defs.onnx_opset_version(), opset + OPSETS_TRIED)
+
+
+def _opsets(lacks: Sequence[Lack], model: ir.Model) -> list[Change]:
+    """Opsets within all limits: one that nearly everything takes, then those near the model's own."""
+    limits = [lack.opsets for lack in lacks if lack.opsets]
+    if not limits:
+        return NOTHING
+    first, last = max(low for low, _ in limits), min(high for _, high in limits)
+    current = model.opset_imports.get("", 1)
+    found = range(first, min(last, onnx.defs.onnx_opset_version()) + 1)
+    near = sorted(set(found) - {current}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - current)))
+    return [({"opset": opset}, f"--opset {opset}") for opset in near[: 2 * OPSETS_TRIED]] or NOTHING
+
+
+def _needed_forms(lacks: Sequence[Lack]) -> list[Change]:
+    """Another form, where nothing else mends one of the lacks."""
+    bound = [set(lack.forms) for lack in lacks if lack.forms and not (lack.sizes or lack.opsets or lack.nodes)]
+    if not bound:
+        return NOTHING
+    forms = [form for form in ("scan", "loop", "unroll") if all(form in some for some in bound)]
+    return [({"form": form}, f"--form {form}") for form in forms] or NOTHING
+
+
+def _limits(lacks: Sequence[Lack], options: Options) -> list[Change]:
+    if not any(lack.nodes for lack in lacks):
+        return NOTHING
+    limits = itertools.takewhile(lambda n: n <= MOST_NODES, (options.max_nodes * 10**k or 10**k for k in range(1, 9)))
+    return [({"max_nodes": limit}, f"--max-nodes {limit}") for limit in limits] or NOTHING
+
+
+def _sizes(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Change]:
+    """Sizes for the axes of the inputs: those that the nodes lack, then all that are free."""
+    needed = {size for lack in lacks for size in lack.sizes}
+    if not needed:
+        return NOTHING
+    given = dict(options.dims or {})
+    free = {way: role for way, role in _free(model).items() if way not in given}
+    few = {way: role for way, role in free.items() if role in needed or role not in SIZES}
+    choices = [chosen for chosen in (few, free) if chosen]
+    return [_change(given, chosen, turn) for chosen in choices for turn in range(_turns(chosen))] or NOTHING
+
+
+def _turns(chosen: Mapping[str, str]) -> int:
+    return max(len(SIZES.get(role, ())) for role in chosen.values())
+
+
+def _change(given: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> Change:
+    lists = {way: SIZES.get(role) or (int(role),) for way, role in chosen.items()}
+    sizes = {way: known[min(turn, len(known) - 1)] for way, known in lists.items()}
+    return {"dims": {**given, **sizes}}, " ".join(f"--dim {way}={size}" for way, size in sizes.items())
+
+
+def _free(model: ir.Model) -> dict[str, str]:
+    """How each free axis of the inputs is called, and what it is to the recurrent nodes.
+
+    Each gets that name in the model, so that inference says where it comes to.
+    """
+    ways: dict[str, str] = {}
+    nodes = [(node, name, value) for node in read_nodes(model) for name, value in node.inputs.items()]
+    direct = [
+        (node, value, axes_of(name, node.operator.gates, node.num_directions, node.layout))
+        for node, name, value in nodes
+        if value.is_graph_input()
+    ]
+    for node, value, axes in direct:
+        if value.shape is None:  # the operator tells its rank, and some sizes
+            sizes = [(factor, getattr(node, size)) for factor, size in axes]
+            known = [factor * size if isinstance(size, int) else None for factor, size in sizes]
+            value.shape = ir.Shape(known)
+            ways.update({place(str(value.name), k): str(n) for k, n in enumerate(known) if n is not None})
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for name, axis, way in free_dims(declared_shapes(model)):
+        ways.setdefault(way, "batch_size" if axis == 0 or "batch" in way.lower() else "other")
+        dims = list(inputs[name].shape or ())
+        inputs[name].shape = ir.Shape([*dims[:axis], way, *dims[axis + 1 :]])
+    for node in read_nodes(model):
+        for size in ("batch_size", "seq_length"):
+            ways.update({way: size for way in ways if way == getattr(node, size)})
+    for _, value, axes in direct:
+        declared = map(plain_dim, value.shape or ())
+        ways.update({str(dim): size for dim, (_, size) in zip(declared, axes, strict=False) if dim in ways})
+    return ways

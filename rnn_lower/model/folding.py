@@ -1,0 +1,92 @@
+"""What folding constants tells: sizes that inference does not find, branches never taken; and the folded model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import onnx_ir.passes.common
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.isolated import isolated
+from rnn_lower.model.outline import without_annotations
+from rnn_lower.model.scopes import recurrent_nodes
+
+MARK = "rnn_lower.index"
+"""Under which a node of the copy is found again, wherever inlining and folding have put it."""
+
+SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
+"""Operators that onnxscript leaves alone lest constants grow; those of shapes are small."""
+
+
+LIMIT = 1 << 28
+"""Elements of a constant up to which weights are folded when that is asked for."""
+
+
+def fold(model: ir.Model) -> None:
+    """Fold the constants of a model in place, as `fold=True` asks for: shapes, and weights that are computed.
+
+    Everything that does not depend on an input becomes an initializer; initializers that a caller may override stay.
+    """
+    _optimizer().fold_constants(model, onnx_shape_inference=True, input_size_limit=LIMIT, output_size_limit=LIMIT)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+
+
+def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:
+    """The shape of X of each recurrent node, in the order of `recurrent_nodes`, as far as folding tells it.
+
+    outline: what it is called with stays as it is. A node in a function has the shape that all its calls agree on.
+    """
+    return [_agreed(shapes) for shapes in _folded(outline)]
+
+
+def dead_nodes(outline: onnx.ModelProto) -> set[int]:
+    """Recurrent nodes, by their place in `recurrent_nodes`, that no inputs can make run: folding drops their branch."""
+    return {index for index, shapes in enumerate(_folded(outline)) if not shapes}
+
+
+def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
+    _optimizer()  # imported once, before children are forked
+    try:
+        found: list[list[list[int | None] | None]] = json.loads(
+            isolated(_fold, without_annotations(outline).SerializeToString())
+        )
+    except RnnLowerError:  # whatever folding stumbles over, what it could have told is unknown then
+        return []
+    return found
+
+
+def _fold(content: bytes) -> bytes:
+    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
+    count = 0
+    for node, _ in recurrent_nodes(model):
+        node.metadata_props[MARK] = str(count)
+        count += 1
+    if model.functions:
+        model = ir.serde.deserialize_model(onnx.inliner.inline_local_functions(ir.serde.serialize_model(model)))
+    _optimizer().fold_constants(
+        model, onnx_shape_inference=True, should_fold=lambda node: True if node.op_type in SMALL else None
+    )
+    shapes: list[list[list[int | None] | None]] = [[] for _ in range(count)]
+    for node, _ in recurrent_nodes(model):
+        x = node.inputs[0] if node.inputs else None
+        shape = None if x is None or x.shape is None else [d if isinstance(d, int) else None for d in x.shape]
+        shapes[int(node.metadata_props[MARK])].append(shape)
+    return json.dumps(shapes).encode()
+
+
+def _optimizer() -> Any:
+    from onnxscript import optimizer  # takes half a second
+
+    return optimizer
+
+
+def _agreed(shapes: Sequence[Sequence[int | None] | None]) -> tuple[int | None, ...] | None:
+    if not shapes or any(shape is None or len(shape) != 3 for shape in shapes):
+        return None
+    columns = zip(*(shape for shape in shapes if shape is not None), strict=True)
+    return tuple(column[0] if len(set(column)) == 1 else None for column in columns)

@@ -1,0 +1,184 @@
+"""What the command line prints: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from rnn_lower.model.passes import Record
+    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.recurrent.node import RecurrentNode
+
+SCHEMA = 1
+"""Of what --json prints; a field that is removed, or means something else, makes another number."""
+
+
+def print_inspected(as_json: bool, model: str, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode]) -> None:
+    """What `rnn-lower inspect` has found."""
+    rows = [_node_row(node) for node in nodes]
+    takes = [_input_row(value) for value in inputs]
+    if as_json:
+        print_json({"schema": SCHEMA, "inputs": takes, "nodes": rows})
+        return
+    shown = [{**row, "shape": _shown_shape(row["shape"])} for row in takes]
+    _print_table(f"{model}: inputs", shown, ["input", "type", "shape"])
+    if not rows:
+        print(f"{model}: no RNN, GRU or LSTM node")
+    else:
+        shown = [{**row, "sizes": _shown_sizes(row["sizes"]), "notes": "; ".join(row["notes"])} for row in rows]
+        _print_table("recurrent nodes", shown, ["node", "where", "op", "sizes", "type", "features", "notes"])
+
+
+def print_lowered(
+    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport]
+) -> None:
+    if as_json:
+        result: dict[str, Any] = {
+            "schema": SCHEMA,
+            "output": written,
+            "nodes": [_record_row(record) for record in records],
+        }
+        if reports:
+            result["check"] = report_data(reports[0])
+        print_json(result)
+    else:
+        _print_records(records, written)
+        for report in reports:
+            print_report(report)
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(_finite(data), allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no infinity and no NaN; null stands for a number that is none."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def _shown_sizes(sizes: Mapping[str, int | str | None]) -> str:
+    letters = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size": "H"}
+    return " ".join(f"{letters[name]}={'?' if size is None else size}" for name, size in sizes.items())
+
+
+def _features(node: RecurrentNode) -> str:
+    words = [node.direction]
+    words += [name for name in node.inputs if name not in ("X", "W", "R")]
+    words += [f"layout {node.layout}"] if node.layout else []
+    words += ["linear_before_reset"] if node.linear_before_reset else []
+    words += ["input_forget"] if node.input_forget else []
+    words += [f"clip {node.clip:g}"] if node.clip is not None else []
+    words.append("/".join("-".join(a.name for a in functions) for functions in node.activations))
+    return f"{', '.join(words)} -> {', '.join(node.outputs) or 'nothing'}"
+
+
+def _input_row(value: ir.Value) -> dict[str, Any]:
+    shape = None if value.shape is None else [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    dtype = None if value.dtype is None else value.dtype.name.lower()
+    return {"input": value.name, "type": dtype, "shape": shape}
+
+
+def _shown_shape(shape: Sequence[int | str | None] | None) -> str:
+    return "any" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
+def _node_row(node: RecurrentNode) -> dict[str, Any]:
+    return {
+        "node": node.name, "where": node.path, "op": f"{node.op_type}-{node.version}",
+        "sizes": {name: getattr(node, name) for name in ("seq_length", "batch_size", "input_size", "hidden_size")},
+        "type": node.dtype.name.lower(), "features": _features(node), "notes": list(node.notes),
+    }  # fmt: skip
+
+
+def _record_row(record: Record) -> dict[str, Any]:
+    return {**_node_row(record.node), "form": record.form, "nodes": record.emitted}
+
+
+def _print_records(records: Sequence[Record], output: str | None) -> None:
+    if not records:
+        print("no RNN, GRU or LSTM node to lower")
+    else:
+        rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
+        _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "nodes"])
+    print(f"wrote {output}" if output else "nothing written: the check found a difference")
+
+
+def report_data(report: CheckReport) -> dict[str, Any]:
+    return {"schema": SCHEMA, "ok": report.ok, "max_abs_error": report.max_abs_error, **dataclasses.asdict(report)}
+
+
+def print_report(report: CheckReport) -> None:
+    rows = [
+        {
+            "output": output.name, "shape": "x".join(map(str, output.shape)), "max abs": f"{output.max_abs_error:.3g}",
+            "max rel": f"{output.max_rel_error:.3g}", "": "ok" if output.ok else output.reason,
+        }
+        for output in report.outputs
+    ]  # fmt: skip
+    title = f"original on {report.judge}, lowered on {report.runner}, {report.runs} run(s)"
+    _print_table(title, rows, ["output", "shape", "max abs", "max rel", ""])
+    verdict = "DIFFERENT"
+    if report.nothing_compared:
+        verdict = f"NOTHING COMPARED ({report.nothing_compared})"
+    elif report.unreached and not report.changed and all(output.ok for output in report.outputs):
+        verdict = "NOT ALL REACHED: give inputs that make them run (--inputs X.npz), or accept it (--allow-unreached)"
+    for node in report.unreached:
+        print(f"not reached: {node}")
+    for what in report.changed:
+        print(f"changed beyond the recurrent nodes: {what}")
+    print(f"{'same' if report.ok else verdict}: rtol {report.rtol:g}, atol {report.atol:g}")
+
+
+def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    class Printer(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # told like every other failure to print
+
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(row[column])) for column in columns))
+    console = Printer()
+    if not console.is_terminal:  # pipes and logs keep whole lines
+        console = Printer(width=200)
+    console.print(escape(title), highlight=False)
+    console.print(table)
+
+
+class progress:
+    """A progress bar on stderr while weights are written, when someone is looking."""
+
+    def __enter__(self) -> Callable[[str, int, int], None] | None:
+        self._bar: Any = None
+        if not sys.stderr.isatty():
+            return None
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._bar = Progress(console=Console(stderr=True), transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task("writing weights", total=None)
+        return self._advance
+
+    def _advance(self, name: str, index: int, total: int) -> None:
+        self._bar.update(self._task, completed=index, total=total or None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
