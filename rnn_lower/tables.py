@@ -111,7 +111,7 @@ def _print_records(records: Sequence[Record], output: str | None) -> None:
     else:
         rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
         _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "nodes"])
-    print(f"wrote {output}" if output else "nothing written: the check found a difference")
+    print(f"wrote {output}" if output else "nothing written: the models were not seen to be the same")
 
 
 def report_data(report: CheckReport) -> dict[str, Any]:

@@ -121,4 +121,5 @@ def test_advice_on_real_models(source, form, target, tmp_path, capsys):
     path = tmp_path / "model.onnx"
     path.write_bytes(source.read_bytes())
     check = form == "unroll" or target == "portable"  # the others load as slowly, and are the same where they overlap
+    check = check and not source.stem.startswith("opset_")  # all operators of an opset, which no runtime has
     follow(path, ["--form", form, *(["--target", target] if target else [])], capsys, check)

@@ -54,8 +54,10 @@ def compare_models(
         for index, part in itertools.product(range(runs), range(sets)):
             comparison.add(models.output_names, *models.run(sampled.candidates(index, part), sampled.keep))
         _reach_more(models, sampled, comparison, runs)
-    varied = bool(given) or runs * sets == 1 or not samples.required_inputs(models.original.model)
-    nothing = comparison.nothing_compared(_touched(models.original.model), varied)
+    touched = _touched(models.original.model)
+    # What depends on no input is the same in all runs, and all there is to compare.
+    varied = bool(given) or runs * sets == 1 or not (touched or set(models.output_names)) & _fed(models.original.model)
+    nothing = comparison.nothing_compared(touched, varied)
     if nothing and (empty := [value.name for value in models.original.model.graph.inputs if _is_empty(value)]):
         nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes at its word"
     return CheckReport(
@@ -316,13 +318,22 @@ def _touched(model: ir.Model) -> set[str]:
     """Names of outputs that depend on a recurrent node of the main graph or of a body in it."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
     calls = {key for key, function in model.functions.items() if recurrent & set(function.all_nodes())}
-    touched: set[ir.Value] = set()
+    return _downstream(model, set(), lambda node: node in recurrent or node.op_identifier() in calls)
+
+
+def _fed(model: ir.Model) -> set[str]:
+    """Names of outputs that depend on an input that has to be given."""
+    return _downstream(model, set(samples.required_inputs(model)), lambda _: False)
+
+
+def _downstream(model: ir.Model, values: set[ir.Value], counts: Callable[[ir.Node], bool]) -> set[str]:
+    """Names of outputs that depend on some of these values, or on a node that counts."""
+    found = set(values)
     for node in model.graph:
-        inside = {node, *(inner for _, body in subgraphs(node) for inner in body.all_nodes())}
-        used = {value for one in inside for value in one.inputs}
-        if inside & recurrent or used & touched or any(one.op_identifier() in calls for one in inside):
-            touched |= set(node.outputs)
-    return {str(value.name) for value in model.graph.outputs if value in touched}
+        inside = [node, *(inner for _, body in subgraphs(node) for inner in body.all_nodes())]
+        if any(counts(one) or not found.isdisjoint(one.inputs) for one in inside):
+            found |= set(node.outputs)
+    return {str(value.name) for value in model.graph.outputs if value in found}
 
 
 def _is_finite(value: Any) -> bool:

@@ -116,6 +116,9 @@ class Samples:
         self._known = {self._ties.find(symbol): size for symbol, size in named}
         self._kept: dict[Symbol, int] = {}
         self._limits, self._ranges = _length_limits(nodes), _ranges(model)
+        # Large weights make every rounding count: what the fused node gives is then no better than chance.
+        taken = (node.inputs.get(name) for node in nodes for name in ("W", "R", "B", "P"))
+        self._weights = {value.name for value in taken if value is not None and value.is_graph_input()}
         times = (limit for limit in (*self._limits.values(), *map(_time, nodes)))
         self._times = {self._ties.find(limit) for limit in times if not isinstance(limit, int)}
         weights = sum(value.const_value.nbytes for value in values(model) if value.const_value is not None)
@@ -169,7 +172,7 @@ class Samples:
             return _lengths(rng, shape, length, turn).astype(value.dtype.numpy())
         if value.dtype.is_integer() and name in self._ranges:
             return np.asarray(rng.choice(self._ranges[name], shape).astype(value.dtype.numpy()))
-        return _array(rng, value.dtype, shape, limit, scales)
+        return _array(rng, value.dtype, shape, limit, [1.0] if name in self._weights else scales)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -980,6 +980,7 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs of nothing", comparing(archive()), "inputs lack X; they hold nothing")
     yield Bad("inputs lack one", comparing(archive(X=x), optional=("initial_h",)), "inputs lack initial_h; they hold X")
     runs = "the original model does not run with the inputs: "
+    yield Bad("operator unknown to the runtime", with_node("ConstantFill", ["X"], "--check"), "does not know the operator ConstantFill; the original model can be neither run nor checked")
     yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
     yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
     yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)

@@ -1,0 +1,165 @@
+"""Sizes that users fix, and sizes that only folding finds out."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import onnx
+import pytest
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower import cli
+
+FLOAT = TensorProto.FLOAT
+H = 4
+
+
+def tensor(name: str, *shape: int) -> onnx.TensorProto:
+    seed = sum(map(ord, name))
+    return numpy_helper.from_array(np.random.default_rng(seed).normal(size=shape).astype(np.float32), name)
+
+
+def numbers(name: str, *values: int) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(values)))
+
+
+def model_of(
+    nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], weights: list[onnx.TensorProto], opset: int = 17
+) -> onnx.ModelProto:
+    outputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in nodes[-1].output if name]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim]
+
+
+@pytest.mark.parametrize("dims", [{"X[0]": 5, "X[1]": 2}, {"T": 5, "X[1]": 2}, {"T": 5, "N": 2}, {"X[0]": 5, "N": 2}])
+def test_an_axis_is_named_by_its_symbol_or_its_place(dims):
+    """A symbol that tells what it stands for is that size wherever it stands."""
+    model, feeds = build(Case("LSTM", 17, dynamic=True, optional=("sequence_lens", "initial_h")))
+    lowered = rnn_lower.lower(model, form="unroll", dims=dims)
+    declared = {value.name: dims_of(value) for value in (*lowered.graph.input, *lowered.graph.output)}
+    assert (declared["X"][:2], declared["sequence_lens"], declared["initial_h"][1]) == ([5, 2], [2], 2)
+    assert rnn_lower.check(model, lowered, inputs=feeds).ok
+
+
+def test_one_name_for_two_axes_is_fixed_where_it_stands():
+    model, feeds = build(Case("GRU", 17, dynamic=True))
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[:2]:
+        dim.dim_param = "size"
+    lowered = rnn_lower.lower(model, form="unroll", dims={"X[0]": 5, "X[1]": 2})
+    assert dims_of(lowered.graph.input[0])[:2] == [5, 2]
+    assert rnn_lower.check(model, lowered, inputs=feeds).ok
+    assert rnn_lower.check(model, lowered).ok
+
+
+@pytest.mark.parametrize("way", ["proto", "file", "ir"])
+def test_all_axes_give_a_shape(way, tmp_path):
+    import onnx_ir as ir
+
+    model, feeds = build(Case("RNN", 17))
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    dims = {"X[0]": 5, "X[2]": 3, "X[1]": 2}
+    if way == "proto":
+        lowered = rnn_lower.lower(model, form="unroll", dims=dims)
+    elif way == "ir":
+        lowered = ir.to_proto(rnn_lower.lower(ir.from_proto(model), form="unroll", dims=dims))
+    else:
+        onnx.save(model, tmp_path / "m.onnx")
+        arguments = ["--form", "unroll", "--input-shape", "X:5,2,3", "--check"]
+        assert cli.main(["lower", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "o.onnx"), *arguments]) == 0
+        lowered = onnx.load(tmp_path / "o.onnx")
+    assert dims_of(lowered.graph.input[0]) == [5, 2, 3]
+    assert rnn_lower.check(model, lowered, inputs=feeds).ok
+
+
+def padded() -> onnx.ModelProto:
+    """Sound [1, samples] -> padded by computed widths -> frames -> GRU, as exporters write it."""
+    nodes = [
+        helper.make_node("Shape", ["sound"], ["sizes"]), numbers("one", 1), numbers("minus", -1),
+        helper.make_node("Gather", ["sizes", "one"], ["samples"]),
+        helper.make_node("Concat", ["one", "one", "samples"], ["channels"], axis=0),
+        helper.make_node("Reshape", ["sound", "channels"], ["with_channel"]),
+        numbers("four", 4), helper.make_node("ConstantOfShape", ["four"], ["none"], value=numpy_helper.from_array(np.zeros(1, np.int64))),
+        numbers("widths", 8, 8), helper.make_node("Concat", ["none", "widths"], ["ends"], axis=0),
+        numbers("by_two", 3, 2), helper.make_node("Reshape", ["ends", "by_two"], ["pairs"]),
+        helper.make_node("Transpose", ["pairs"], ["turned"], perm=[1, 0]),
+        helper.make_node("Reshape", ["turned", "minus"], ["pads"]),
+        helper.make_node("Pad", ["with_channel", "pads"], ["wide"], mode="reflect"),
+        helper.make_node("Conv", ["wide", "kernel"], ["frames"], strides=[8]),
+        helper.make_node("Transpose", ["frames"], ["x"], perm=[2, 0, 1]),
+        helper.make_node("GRU", ["x", "W", "R"], ["", "Y_h"], name="gru", hidden_size=H),
+    ]  # fmt: skip
+    weights = [tensor("kernel", 3, 1, 16), tensor("W", 1, 3 * H, 3), tensor("R", 1, 3 * H, H)]
+    return model_of(nodes, [helper.make_tensor_value_info("sound", FLOAT, [1, "samples"])], weights)
+
+
+def test_folding_finds_sizes_that_inference_does_not():
+    model = padded()
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"length, here it is unknown; use .*, or add --dim samples=512$"
+    ):
+        rnn_lower.lower(model, form="unroll")
+    lowered = rnn_lower.lower(model, form="unroll", dims={"samples": 100})
+    assert not [node for node in lowered.graph.node if node.op_type in ("GRU", "Scan", "Loop")]
+    kept = [node.op_type for node in lowered.graph.node if "rnn_lower.node" not in str(node.metadata_props)]
+    assert kept == [node.op_type for node in model.graph.node if node.op_type != "GRU"], "only the copy was folded"
+    assert rnn_lower.check(model, lowered).ok
+
+
+def computed_weights() -> onnx.ModelProto:
+    """Weights as torch's newer exporter writes them: rows put in another order, then a direction axis."""
+    nodes = []
+    for name in ("W", "R"):
+        parts = [numbers(f"{name}_{k}", k * H) for k in range(4)] + [numbers("axis", 0)] * (name == "W")
+        gates = ((0, 1), (1, 2), (2, 3))
+        slices = [
+            helper.make_node("Slice", [f"{name}0", f"{name}_{a}", f"{name}_{b}", "axis"], [f"{name}_gate{a}"])
+            for a, b in gates
+        ]
+        joined = helper.make_node("Concat", [f"{name}_gate{k}" for k in (1, 0, 2)], [f"{name}_rows"], axis=0)
+        nodes += [*parts, *slices, joined, helper.make_node("Unsqueeze", [f"{name}_rows", "axis"], [name])]
+    nodes.append(helper.make_node("GRU", ["X", "W", "R"], ["Y", "Y_h"], name="gru", hidden_size=H))
+    inputs = [helper.make_tensor_value_info("X", FLOAT, ["T", 2, 3])]
+    return model_of(nodes, inputs, [tensor("W0", 3 * H, 3), tensor("R0", 3 * H, H)])
+
+
+@pytest.mark.parametrize("way", ["proto", "file", "ir"])
+def test_fold(way, tmp_path):
+    """Everything that depends on no input becomes a weight; files keep large weights beside them."""
+    import onnx_ir as ir
+
+    model = computed_weights()
+    path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"
+    if way == "proto":
+        lowered = rnn_lower.lower(model, fold=True)
+    elif way == "ir":
+        lowered = ir.to_proto(rnn_lower.lower(ir.from_proto(model), fold=True))
+    else:
+        onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="weights.bin")
+        before = (tmp_path / "weights.bin").read_bytes()
+        assert cli.main(["lower", str(path), "-o", str(out), "--fold", "--check"]) == 0
+        assert (tmp_path / "weights.bin").read_bytes() == before
+        lowered = onnx.load(out)
+        model = onnx.load(path)
+    assert not {"Slice", "GRU"} & {node.op_type for node in lowered.graph.node}
+    assert "Slice" in {node.op_type for node in rnn_lower.lower(model).graph.node}
+    assert rnn_lower.check(model, lowered).ok
+
+
+def test_operators_that_are_left_are_named(caplog):
+    model, _ = build(Case("LSTM", 17))
+    model.opset_import.add(domain="com.microsoft", version=1)
+    for name in ("a", "b"):
+        inputs = ["X", "w", "r", "", "", "", "", "", "ws", "wz", "rs", "rz"]
+        model.graph.node.append(helper.make_node("DynamicQuantizeLSTM", inputs, [name], domain="com.microsoft"))
+    for name in ("w", "r", "ws", "wz", "rs", "rz"):
+        model.graph.initializer.append(tensor(name, 1))
+    with caplog.at_level(logging.WARNING, logger="rnn_lower"):
+        rnn_lower.lower(model)
+    assert "2 DynamicQuantizeLSTM (com.microsoft) remain" in caplog.text

@@ -1,0 +1,97 @@
+"""Inputs that models take: sizes that are tied, that have worked before, or that have to be long."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower.proof import samples
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+H = 3
+
+
+def unnamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param"):
+                dim.ClearField("dim_param")
+    return model
+
+
+@pytest.mark.parametrize("weights", ["initializer", "input"])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_sizes_that_the_operator_ties_are_the_same(op, weights):
+    """No input has a name in common with another; the first set of inputs has to fit all the same."""
+    case = Case(op, 17, "bidirectional", dynamic=True, optional=("sequence_lens", "initial_h"), weights=weights)
+    model = unnamed(build(case)[0])
+    sampled = samples.Samples(ir.from_proto(model))
+    for index in range(3):
+        shapes = {name: array.shape for name, array in next(sampled.candidates(index)).items()}
+        batch = shapes["X"][1]
+        assert shapes["sequence_lens"] == (batch,)
+        assert shapes["initial_h"][1] == batch
+        assert rnn_lower.check(model, rnn_lower.lower(model), runs=index + 1).ok
+
+
+def sound(shortest: int) -> onnx.ModelProto:
+    """A model that takes sound of at least so many samples, with a state of its own."""
+    weights = [("kernel", (H, 1, shortest)), ("W", (1, 4 * H, H)), ("R", (1, 4 * H, H))]
+    tensors = [
+        numpy_helper.from_array(np.random.default_rng(1).normal(size=s).astype(np.float32) * 0.1, n) for n, s in weights
+    ]
+    nodes = [
+        helper.make_node("Constant", [], ["one"], value=numpy_helper.from_array(np.array([1]))),
+        helper.make_node("Unsqueeze", ["sound", "one"], ["channel"]),
+        helper.make_node("Conv", ["channel", "kernel"], ["frames"], strides=[shortest // 2]),
+        helper.make_node("Transpose", ["frames"], ["x"], perm=[2, 0, 1]),
+        helper.make_node("LSTM", ["x", "W", "R", "", "", "h"], ["", "Y_h"], hidden_size=H, name="lstm"),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("sound", FLOAT, [None, None]),
+        helper.make_tensor_value_info("h", FLOAT, [1, None, H]),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("Y_h", FLOAT, None)], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("shortest", [2, 40, 512, 4000, 15000])
+def test_sound_may_have_to_be_long(shortest):
+    model = sound(shortest)
+    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert (report.ok, report.runs) == (True, 3)
+
+
+def test_sizes_that_worked_are_kept():
+    """They come right after sizes of the run's own, so later runs do not search again."""
+    model = sound(512)
+    sampled = samples.Samples(ir.from_proto(model))
+    feeds = {"sound": np.zeros((1, 700), np.float32), "h": np.zeros((1, 1, H), np.float32)}
+    sampled.keep(feeds)
+    again = [
+        {name: array.shape for name, array in found.items()}
+        for _, found in zip(range(2), sampled.candidates(1), strict=False)
+    ]
+    assert {name: array.shape for name, array in feeds.items()} in again
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+def test_inputs_without_a_shape(rank):
+    """The rank comes from what takes the input, or is tried."""
+    weights = [numpy_helper.from_array(np.ones((1, H, k), np.float32) / 3, n) for n, k in (("W", 1), ("R", H))]
+    order = helper.make_node("Transpose", ["any"], ["turned"], perm=list(range(rank))[::-1])
+    shape = helper.make_node("Constant", [], ["shape"], value=numpy_helper.from_array(np.array([-1, 1, 1])))
+    nodes = [order, shape, helper.make_node("Reshape", ["turned", "shape"], ["x"])]
+    nodes.append(helper.make_node("RNN", ["x", "W", "R"], ["Y"], hidden_size=H, name="rnn"))
+    inputs = [helper.make_tensor_value_info("any", FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("Y", FLOAT, None)], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+    direct = build(Case("GRU", 17))[0]
+    direct.graph.input[0].type.tensor_type.ClearField("shape")
+    assert rnn_lower.check(direct, rnn_lower.lower(direct)).ok
