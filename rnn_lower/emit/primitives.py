@@ -21,6 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import Constant, constant, filled, fold
+from rnn_lower.emit.shapes import UNKNOWN, outlines
 from rnn_lower.emit.versions import (
     BROADCASTS_BY_RULE,
     CAST_TAKES_ENUM,
@@ -72,15 +73,20 @@ class Emitter(NodeWriter):
             if self.opset >= row.inputs.get(parameter, self.opset + 1):
                 # Parameters that became inputs are integers (axes, sizes) or, for Clip, of the type of the data.
                 dtype = self.dtype if op_type == "Clip" else ir.DataType.INT64
-                values.append(self.value(constant(content, dtype)))
+                values.append(self.value(constant(content, dtype, parameter)))
             else:
                 attributes[parameter] = content
-        return self.write(op_type, values, attributes, names)
+        known = [UNKNOWN] * len(names)
+        if self._states_outlines:
+            known = outlines(op_type, [self.outline(operand) for operand in inputs], parameters, len(names))
+        return self.write(op_type, values, attributes, names, known)
 
     def value(self, operand: Operand) -> ir.Value | None:
         """The graph value of an operand; a constant is materialized."""
         if isinstance(operand, Constant):
-            return self._pool.value(operand, f"{self._scope}/{operand.name}", self._outermost.write_constant)
+            return self._pool.value(
+                operand, f"{self._constants_scope or self._scope}/{operand.name}", self._outermost.write_constant
+            )
         return operand
 
     def write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
@@ -180,8 +186,7 @@ class Emitter(NodeWriter):
         if isinstance(x, Constant):
             return fold(("cast", target), lambda array: array.astype(target.numpy()), x, name=name, dtype=target)
         result = self.op("Cast", x, name=name, to=self._to(target).value)
-        if self.opset < CAST_TAKES_ENUM:  # shape inference cannot read the type from a text
-            result.type = ir.TensorType(target)
+        self.declare(result, target, self.outline(x).dims)  # before opset 6 inference cannot read the type either
         return result
 
     def transpose(self, x: Operand, perm: Sequence[int], name: str = "transposed") -> Operand:
@@ -305,7 +310,7 @@ class Emitter(NodeWriter):
             inputs += [body.new_value(what, ir.DataType.BOOL, []) for what in ("going_on", "carried")]
             outputs = [body.op("Identity", inputs[place], name="passed_on") for place in (1, 2, 0)]
             for output, dtype in zip(outputs, (ir.DataType.BOOL, ir.DataType.BOOL, ir.DataType.INT64), strict=True):
-                output.type, output.shape = ir.TensorType(dtype), ir.Shape([])
+                body.declare(output, dtype, [])
         graph = self.graph(inputs, outputs, body, f"{name}_body")
         true = constant(True, ir.DataType.BOOL)
         return self.op_multi("Loop", [length, true, true], [f"{name}_carried", name], body=graph)[1]
@@ -323,7 +328,7 @@ class Emitter(NodeWriter):
                     body.op("Identity", operand, name=name) for operand, name in zip(emit(body), names, strict=True)
                 ]
             for output in outputs:
-                output.type = ir.TensorType(self.dtype)
+                body.declare(output, self.dtype, body.outline(output).dims)
             branches[attribute] = self.graph((), outputs, body, attribute)
         return self.op_multi("If", [condition], names, **branches)
 

@@ -53,11 +53,26 @@ def lower_node(
         node.static_length is not None or "Y" not in node.outputs
     ):  # nothing to compute, and some runtimes stumble over it
         return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
+    node = _with_certain_names(e, node)
+    for name, value in node.inputs.items():
+        e.know(value, ir.DataType.INT32 if name == "sequence_lens" else node.dtype, node.dims(name))
     sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     tracks = [_track(e, node, sequence, direction) for direction in range(node.num_directions)]
     results = [_carried(e, form, track, sequence.span) for track in tracks]
     outputs = _outputs(e, node, sequence, results)
     return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
+
+
+def _with_certain_names(e: Emitter, node: RecurrentNode) -> RecurrentNode:
+    """The node with names only of sizes that are the same wherever the name stands."""
+    sizes = (node.seq_length, node.batch_size, node.input_size)
+    # A name that stands for several sizes says nothing; some exporters write "None" for every unknown one.
+    seq_length, batch_size, input_size = (
+        None if sizes.count(size) > 1 and isinstance(size, str) else size for size in sizes
+    )
+    if batch_size is None and e.habits.name_batch:
+        batch_size = e.unique_name("batch")
+    return dataclasses.replace(node, seq_length=seq_length, batch_size=batch_size, input_size=input_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +95,10 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     x = e.cast(given(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
     if node.layout:
         x = e.transpose(x, [1, 0, 2], "X_time_major")
-    # A name that stands for both sizes says nothing; some exporters write "None" for every unknown one.
-    batch = node.static_batch if node.batch_size == node.seq_length else node.batch_size
     span = Span(
         _once(node.static_length, functools.partial(e.dim, x, 0, "seq_length")),
         _once(node.static_batch, functools.partial(e.dim, x, 1, "batch_size")),
-        batch,
+        node.batch_size,
         node.hidden_size,
     )
     mask: Stream | None = None
