@@ -21,7 +21,6 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import Constant, constant, filled, fold
-from rnn_lower.emit.shapes import UNKNOWN, outlines
 from rnn_lower.emit.versions import (
     BROADCASTS_BY_RULE,
     CAST_TAKES_ENUM,
@@ -76,10 +75,7 @@ class Emitter(NodeWriter):
                 values.append(self.value(constant(content, dtype, parameter)))
             else:
                 attributes[parameter] = content
-        known = [UNKNOWN] * len(names)
-        if self._states_outlines:
-            known = outlines(op_type, [self.outline(operand) for operand in inputs], parameters, len(names))
-        return self.write(op_type, values, attributes, names, known)
+        return self.write(op_type, values, attributes, names)
 
     def value(self, operand: Operand) -> ir.Value | None:
         """The graph value of an operand; a constant is materialized."""
@@ -186,7 +182,8 @@ class Emitter(NodeWriter):
         if isinstance(x, Constant):
             return fold(("cast", target), lambda array: array.astype(target.numpy()), x, name=name, dtype=target)
         result = self.op("Cast", x, name=name, to=self._to(target).value)
-        self.declare(result, target, self.outline(x).dims)  # before opset 6 inference cannot read the type either
+        if self.opset < CAST_TAKES_ENUM:  # shape inference cannot read the type from a text
+            result.type = ir.TensorType(target)
         return result
 
     def transpose(self, x: Operand, perm: Sequence[int], name: str = "transposed") -> Operand:
@@ -310,7 +307,7 @@ class Emitter(NodeWriter):
             inputs += [body.new_value(what, ir.DataType.BOOL, []) for what in ("going_on", "carried")]
             outputs = [body.op("Identity", inputs[place], name="passed_on") for place in (1, 2, 0)]
             for output, dtype in zip(outputs, (ir.DataType.BOOL, ir.DataType.BOOL, ir.DataType.INT64), strict=True):
-                body.declare(output, dtype, [])
+                output.type, output.shape = ir.TensorType(dtype), ir.Shape([])
         graph = self.graph(inputs, outputs, body, f"{name}_body")
         true = constant(True, ir.DataType.BOOL)
         return self.op_multi("Loop", [length, true, true], [f"{name}_carried", name], body=graph)[1]
@@ -328,7 +325,7 @@ class Emitter(NodeWriter):
                     body.op("Identity", operand, name=name) for operand, name in zip(emit(body), names, strict=True)
                 ]
             for output in outputs:
-                body.declare(output, self.dtype, body.outline(output).dims)
+                output.type = ir.TensorType(self.dtype)
             branches[attribute] = self.graph((), outputs, body, attribute)
         return self.op_multi("If", [condition], names, **branches)
 

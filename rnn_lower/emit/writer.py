@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from rnn_lower.emit.constants import Constant, ConstantPool
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.shapes import UNKNOWN, Outline
 
 Operand: TypeAlias = "ir.Value | Constant | None"
 """Known at run time only; known now and materialized when a node uses it; known to be zero."""
@@ -53,8 +52,7 @@ class NodeWriter:
         self.nodes: list[ir.Node] = []
         self._names, self._pool, self._scope, self._origin = names, pool, scope, origin
         self._outermost = self
-        self._outlines: dict[ir.Value, Outline] = {}
-        self._states_outlines, self._constants_scope = True, ""
+        self._constants_scope = ""
 
     # -- nodes, names and constants --------------------------------------------------------------------------------
 
@@ -66,62 +64,41 @@ class NodeWriter:
         self._scope = outer
 
     @contextlib.contextmanager
-    def steps(self) -> Iterator[None]:
-        """For step after step in a straight line: what they share is named after none of them.
-
-        And nothing is said of their values, which are many: what is certain of them can be inferred.
-        """
-        self._states_outlines, self._constants_scope = False, self._scope
+    def shared_constants(self) -> Iterator[None]:
+        """For step after step in a straight line: the constants that they share are named after none of them."""
+        self._constants_scope = self._scope
         yield
-        self._states_outlines, self._constants_scope = True, ""
+        self._constants_scope = ""
 
     def body(self, own_constants: bool = False) -> Self:
         """A writer for a body: same names, its own nodes and, if asked for, its own initializers."""
         pool = self._pool.inner() if own_constants else self._pool
         inner = type(self)(self.opset, self.dtype, self._names, pool, self._scope, self._origin, self.habits)
-        inner._outermost, inner._outlines = self._outermost, self._outlines
+        inner._outermost = self._outermost
         return inner
 
     def unique_name(self, name: str) -> str:
         return self._names.unique(f"{self._scope}/{name}")
 
     def new_value(
-        self, name: str, dtype: ir.DataType | None = None, shape: Sequence[int | str | None] | None = None
+        self, name: str, dtype: ir.DataType | None = None, shape: Sequence[int | None] | None = None
     ) -> ir.Value:
-        """A value with a name of its own, and the type and shape that are certain."""
-        value = ir.Value(name=self.unique_name(name))
-        if dtype is not None:
-            self.declare(value, dtype, shape)
-        return value
-
-    def declare(self, value: ir.Value, dtype: ir.DataType, shape: Sequence[int | str | None] | None) -> None:
-        """Say what is certain of an emitted value; inside of bodies without names, which confuse some runtimes."""
-        if shape is not None and self is not self._outermost:
-            shape = [None if isinstance(size, str) else size for size in shape]
-        value.type = ir.TensorType(dtype)
-        value.shape = None if shape is None else ir.Shape(shape)
-        self.know(value, dtype, shape)
-
-    def know(self, value: ir.Value, dtype: ir.DataType, shape: Sequence[int | str | None] | None) -> None:
-        """As `declare`, for a value that is not ours to annotate."""
-        self._outlines[value] = Outline(dtype, None if shape is None else tuple(shape))
-
-    def outline(self, operand: Operand) -> Outline:
-        """What is certain of an operand; an annotation that the model brought along is not."""
-        if isinstance(operand, Constant):
-            return Outline(operand.dtype, operand.shape)
-        return UNKNOWN if operand is None else self._outlines.get(operand, UNKNOWN)
+        """A value with a name of its own; type and shape are given only where a body's input needs them."""
+        return ir.Value(
+            name=self.unique_name(name),
+            type=None if dtype is None else ir.TensorType(dtype),
+            shape=None if shape is None else ir.Shape(shape),
+        )
 
     def add_node(self, node: ir.Node) -> None:
         node.metadata_props.update(self._origin)
         self.nodes.append(node)
 
     def write(
-        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any], names: Sequence[str],
-        outlines: Sequence[Outline],
-    ) -> list[ir.Value]:  # fmt: skip
+        self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any], names: Sequence[str]
+    ) -> list[ir.Value]:
         """Append one node with an output for each of `names`; it is named after the output, or after what it is."""
-        outputs = [self.new_value(name, known.dtype, known.dims) for name, known in zip(names, outlines, strict=True)]
+        outputs = [self.new_value(name) for name in names]
         attrs = [_attribute(name, content) for name, content in attributes.items()]
         name = outputs[0].name if len(outputs) == 1 else self.unique_name(op_type.lower())
         self.add_node(ir.Node("", op_type, inputs, attrs, outputs=outputs, name=name))
@@ -132,6 +109,12 @@ class NodeWriter:
         initializers = [] if body._pool is self._pool else body._pool.initializers
         name = self._names.unique(f"{self._scope}/{name}")
         return ir.Graph(inputs, outputs, nodes=body.nodes, initializers=initializers, name=name)
+
+
+def declare(operand: Operand, dtype: ir.DataType, shape: Sequence[int | str | None]) -> None:
+    """Say what is certain of an emitted value; a constant tells it by itself."""
+    if isinstance(operand, ir.Value):
+        operand.type, operand.shape = ir.TensorType(dtype), ir.Shape(shape)
 
 
 def _attribute(name: str, content: Any) -> ir.Attr:

@@ -85,9 +85,6 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     session = Session(model, options, outline)
     for new in session.replacements:
         node = new.place.node.node
-        for old, value in zip(new.old_values, new.new_values, strict=True):
-            if old.type is None and old.shape is None:  # the outputs keep what the model says of them
-                old.type, old.shape = value.type, value.shape
         convenience.replace_nodes_and_values(
             new.place.scope.graph, node, [node], new.nodes, new.old_values, new.new_values
         )

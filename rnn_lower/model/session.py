@@ -60,10 +60,10 @@ class Session:
     def __init__(self, model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> None:
         self._model, self._options = model, options
         self._target = find_target(options.target)
-        self._names = Names(taken_names(model))
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
         self._facts = Facts(model, outline)
+        self._names = Names([*taken_names(model), *self._facts.symbols])
 
     @functools.cached_property
     def places(self) -> list[Place]:
@@ -120,11 +120,11 @@ class Session:
         return form
 
     def _emit(self, place: Place, form: str) -> Replacement:
-        node, pool = place.node, self._pool(place.scope)
+        node, pool, habits = place.node, self._pool(place.scope), self._target.habits
+        if place.scope.graph is not self._model.graph:  # what runs many times is of many sizes
+            habits = dataclasses.replace(habits, name_batch=False)
         try:
-            lowered = lower_node(
-                node, form, place.scope.opset, self._names, pool, self._target.habits, max(0, self._left)
-            )
+            lowered = lower_node(node, form, place.scope.opset, self._names, pool, habits, max(0, self._left))
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
         self._left -= count_nodes(lowered.nodes)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from rnn_lower.emit.constants import constant
 from rnn_lower.emit.primitives import Emitter
-from rnn_lower.emit.writer import Operand
+from rnn_lower.emit.writer import Operand, declare
 from rnn_lower.errors import UnsupportedError
 
 State = tuple[Operand, ...]
@@ -76,10 +76,9 @@ class Span:
 
     def _zeros(self, e: Emitter) -> Operand:
         zeros = e.zeros(self.batch_size(), self.hidden_size)
-        if isinstance(zeros, ir.Value):
-            # With the name, onnxruntime finds product and input of a step in a Scan to be of one shape, and fuses them
-            # with the activation: LSTM 2 %, GRU 3 to 15 %, RNN 5 to 50 % less time, the more the smaller.
-            e.declare(zeros, e.dtype, [self.batch, self.hidden_size])
+        # With the name, onnxruntime finds product and input of a step in a Scan to be of one shape, and fuses them
+        # with the activation: LSTM 2 %, GRU 3 to 15 %, RNN 5 to 50 % less time, the more the smaller.
+        declare(zeros, e.dtype, [self.batch, self.hidden_size])
         return zeros
 
 
@@ -100,14 +99,15 @@ def scan(e: Emitter, track: Track, span: Span) -> Result:
     some = e.op("Less", constant(0, ir.DataType.INT64), length, name="has_steps")
     if None in track.initial:
         span.batch_size()  # asked for outside of the branches, which both need it
-    results = e.when(
-        some,
-        lambda inside: _flat(_scan(inside, track, span)),
-        lambda inside: _flat(_no_steps(inside, track, span)),
-        _result_names(track),
+    return _result(
+        track,
+        e.when(
+            some,
+            lambda inside: _flat(_scan(inside, track, span)),
+            lambda inside: _flat(_no_steps(inside, track, span)),
+            _result_names(track),
+        ),
     )
-    _declare(e, track, span, results)
-    return _result(track, results)
 
 
 def _scan(e: Emitter, track: Track, span: Span) -> Result:
@@ -126,7 +126,6 @@ def _scan(e: Emitter, track: Track, span: Span) -> Result:
         "Scan", [*span.states(e, track), *streams], _result_names(track),
         body=e.graph([*states, *steps], outputs, inside, "body"), num_scan_inputs=len(streams), **directions,
     )  # fmt: skip
-    _declare(e, track, span, results)
     finals, y = _result(track, results)
     return finals, e.flip(y, span.seq_length()) if flip and y is not None else y
 
@@ -144,6 +143,7 @@ def loop(e: Emitter, track: Track, span: Span) -> Result:
     still_going_on = going_on
     if not e.habits.pass_condition:
         still_going_on = inside.op("Identity", going_on, name="still_going_on")
+        still_going_on.type, still_going_on.shape = going_on.type, going_on.shape
     results = e.op_multi(
         "Loop",
         [
@@ -154,9 +154,6 @@ def loop(e: Emitter, track: Track, span: Span) -> Result:
         _result_names(track),
         body=e.graph([trip, going_on, *states], [still_going_on, *outputs], inside, "body"),
     )
-    _declare(e, track, span, results)
-    if track.stacked and not isinstance(length, int):
-        e.declare(results[-1], e.dtype, None)  # nothing but `_shaped` is sure of its sizes
     finals, y = _result(track, results)
     y = _shaped(e, y, span)
     return finals, e.flip(y, length) if track.reverse and y is not None else y
@@ -170,7 +167,7 @@ def unroll(e: Emitter, track: Track, span: Span) -> Result:
     state = track.initial
     stacked: list[Operand] = []
     counts: list[int] = []
-    with e.steps():
+    with e.shared_constants():
         steps = [_each_step(e, stream, seq_length, span) for stream in track.streams]
         for t in reversed(range(seq_length)) if track.reverse else range(seq_length):
             with e.scope(f"t{t}"):
@@ -179,19 +176,14 @@ def unroll(e: Emitter, track: Track, span: Span) -> Result:
             counts.append(len(e.nodes))
             if len(counts) == 2:  # all steps but the first are alike
                 _check_count(e, seq_length, counts[1] + (seq_length - 2) * (counts[1] - counts[0]))
-    for value in state:
-        if isinstance(value, ir.Value):
-            e.declare(value, e.dtype, [span.batch, span.hidden_size])
     if not track.stacked:
         return state, None
     if track.reverse:
         stacked.reverse()
     rows = e.concat(stacked, 0, "rows")
     batch_size = -1 if span.static_batch is None else span.static_batch
-    if isinstance(rows, ir.Value) and seq_length > 1:
-        e.declare(rows, e.dtype, [None if batch_size < 0 else seq_length * batch_size, span.hidden_size])
-    y = e.op("Reshape", rows, name="Y", shape=[seq_length, batch_size, span.hidden_size])
-    e.declare(y, e.dtype, [seq_length, span.batch, span.hidden_size])
+    y = e.reshape(rows, [seq_length, batch_size, span.hidden_size], "Y")
+    declare(y, e.dtype, [seq_length, span.batch, span.hidden_size])
     return state, y
 
 
@@ -252,22 +244,12 @@ def _run(
     if track.stacked:
         outputs.append(inside.op("Identity", new_states[0], name="Y"))
     for value in outputs:
-        inside.declare(value, inside.dtype, span.state_shape)
+        value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape)
     return outputs
 
 
 def _result_names(track: Track) -> list[str]:
     return [f"final_{name}" for name in track.state_names] + (["Y"] if track.stacked else [])
-
-
-def _declare(e: Emitter, track: Track, span: Span, values: Sequence[ir.Value]) -> None:
-    """State types and shapes of what a Scan, Loop or If gives back."""
-    finals, y = _result(track, values)
-    for value in values[: len(finals)]:
-        e.declare(value, e.dtype, [span.batch, span.hidden_size])
-    if isinstance(y, ir.Value):
-        length = span.seq_length()
-        e.declare(y, e.dtype, [length if isinstance(length, int) else None, span.batch, span.hidden_size])
 
 
 def _flat(result: Result) -> list[Operand]:

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.primitives import Emitter
-from rnn_lower.emit.writer import Habits, Operand
+from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.recurrent.cells import CELLS, Cell, CellKind, Weights
 from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.node import RecurrentNode
@@ -53,26 +53,11 @@ def lower_node(
         node.static_length is not None or "Y" not in node.outputs
     ):  # nothing to compute, and some runtimes stumble over it
         return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
-    node = _with_certain_names(e, node)
-    for name, value in node.inputs.items():
-        e.know(value, ir.DataType.INT32 if name == "sequence_lens" else node.dtype, node.dims(name))
     sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     tracks = [_track(e, node, sequence, direction) for direction in range(node.num_directions)]
     results = [_carried(e, form, track, sequence.span) for track in tracks]
     outputs = _outputs(e, node, sequence, results)
     return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
-
-
-def _with_certain_names(e: Emitter, node: RecurrentNode) -> RecurrentNode:
-    """The node with names only of sizes that are the same wherever the name stands."""
-    sizes = (node.seq_length, node.batch_size, node.input_size)
-    # A name that stands for several sizes says nothing; some exporters write "None" for every unknown one.
-    seq_length, batch_size, input_size = (
-        None if sizes.count(size) > 1 and isinstance(size, str) else size for size in sizes
-    )
-    if batch_size is None and e.habits.name_batch:
-        batch_size = e.unique_name("batch")
-    return dataclasses.replace(node, seq_length=seq_length, batch_size=batch_size, input_size=input_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +83,7 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     span = Span(
         _once(node.static_length, functools.partial(e.dim, x, 0, "seq_length")),
         _once(node.static_batch, functools.partial(e.dim, x, 1, "batch_size")),
-        node.batch_size,
+        _batch(e, node),
         node.hidden_size,
     )
     mask: Stream | None = None
@@ -107,6 +92,14 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     if lengths is not None and not _all_full(given(lengths), node.seq_length):
         mask, nonempty = _masks(e, given(lengths), span, single)
     return _Sequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
+
+
+def _batch(e: Emitter, node: RecurrentNode) -> int | str | None:
+    """The batch size, or its name where it stands for nothing else."""
+    batch = node.batch_size
+    if isinstance(batch, str) and batch in (node.seq_length, node.input_size):
+        batch = None  # some exporters write "None" for every unknown size
+    return e.unique_name("batch") if batch is None and e.habits.name_batch else batch
 
 
 def _all_full(lengths: Operand, seq_length: object) -> bool:
@@ -153,6 +146,12 @@ def _track(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int)
     if sequence.mask is not None:
         streams.append(sequence.mask)
         step = _masked(step)
+    batch = sequence.span.batch
+    for stream in streams:
+        time = [] if stream.single else [node.static_length]
+        declare(stream.values, stream.dtype, [*time, batch, stream.shape[-1]])
+    for state in initial:
+        declare(state, e.dtype, [batch, node.hidden_size])
     return Track(name, step, streams, initial, states, reverse, "Y" in node.outputs and not sequence.single)
 
 

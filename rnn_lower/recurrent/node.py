@@ -138,12 +138,6 @@ class RecurrentNode:
         """What emitted nodes remember of this one in their metadata."""
         return {"rnn_lower.op": self.op_type, "rnn_lower.version": str(self.version), "rnn_lower.node": self.name}
 
-    def dims(self, name: str) -> tuple[Dim, ...]:
-        """The sizes of an input, by the ONNX text."""
-        axes = _axes(name, self.operator.gates, self.num_directions, self.layout)
-        sizes = [(factor, cast(Dim, getattr(self, size))) for factor, size in axes]
-        return tuple(factor * size if isinstance(size, int) else size for factor, size in sizes)
-
     def describe(self) -> str:
         return f"{self.op_type} '{self.name}' in {self.path}"
 
