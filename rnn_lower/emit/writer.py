@@ -28,8 +28,8 @@ class Habits:
     constants_in_body: keep weights that only a Scan or Loop body uses in it, where onnxruntime multiplies 8 to 13 %
         faster (LSTM, N = 1, H = 128 and 256) than with weights captured from outside.
     guard_empty_scan: put a Scan of unknown length into an If that leaves it out when there are no steps.
-    name_batch: name a batch size of which nothing is known, so that all values of a node are seen to be of one size;
-        without, onnxruntime loads long straight lines in quadratic time.
+    name_batch: in the main graph, name a batch size of which nothing is known, so that the values of a node are seen to
+        be of one size.
     """
 
     avoid: frozenset[str] = frozenset()
