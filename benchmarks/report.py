@@ -18,13 +18,22 @@ class Report:
         self._console = Console(width=160)
         self._lines = [f"# {title}", "", about, "", f"Measured on {_machine()}."]
 
-    def table(self, heading: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def table(
+        self, heading: str, header: Sequence[str], rows: Sequence[Sequence[str]], about: str = "", remarks: str = ""
+    ) -> None:
         shown = Table(*header, title=heading)
         for row in rows:
             shown.add_row(*row)
         self._console.print(shown)
-        self._lines += ["", f"## {heading}", ""]
+        self._lines += ["", f"## {heading}", "", *([about, ""] if about else [])]
         self._lines += [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+        self._lines += ["", remarks] if remarks else []
+
+    def replace_last(self, path: Path, heading: str) -> None:
+        """Put the one table of this report in place of the last section of a page."""
+        kept = path.read_text().partition(f"## {heading}\n")[0].rstrip("\n").splitlines()
+        section = self._lines[self._lines.index(f"## {heading}") :]
+        path.write_text("\n".join([*kept, "", *section]) + "\n")
 
     def write(self, path: Path) -> None:
         path.write_text("\n".join(self._lines) + "\n")

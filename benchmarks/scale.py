@@ -1,8 +1,9 @@
 """Measure how the time and memory of lowering grow with the model; both should grow in proportion to it.
 
-    python benchmarks/scale.py [--docs docs] [--gigabytes 0.3 1.0 2.4 3.0]
+    python benchmarks/scale.py [--docs docs] [--gigabytes 0.3 1.0 2.4 3.0] [--loading]
 
-Each measurement runs in its own process and reports its peak memory. Writes docs/scale.md and docs/scale.png.
+Each measurement runs in its own process and reports its peak memory. Writes docs/scale.md and docs/scale.png;
+with --loading, only the section on how long onnxruntime takes to load unrolled models is measured again.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -156,14 +157,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     parser.add_argument("--gigabytes", type=float, nargs="*", default=[0.3, 1.0, 2.4, 3.0])
+    parser.add_argument("--loading", action="store_true")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         work(*arguments.work)
         return
-    from report import Report  # here, so that what it imports does not count in `work`
+    import loading  # here, so that what it imports does not count in `work`
+    from report import Report
 
     report = Report("Time and memory of lowering", ABOUT)
+    if arguments.loading:
+        report.table(loading.HEADING, loading.HEADER, list(loading.rows()), loading.ABOUT, loading.REMARKS)
+        report.replace_last(arguments.docs / "scale.md", loading.HEADING)
+        return
     curves: dict[str, list[tuple[float, float]]] = {}
     rows: list[list[str]] = []
 
@@ -188,6 +195,7 @@ def main() -> None:
             row("external MB", 1000 * gigabytes, measure("lower", path, runs=3), measure("copy", path, runs=3))
         header = (*header[:3], "copy of the data, s", *header[4:])
         report.table("Weights in an external file: 4 LSTM nodes among 300 MatMul nodes", header, rows)
+    report.table(loading.HEADING, loading.HEADER, list(loading.rows()), loading.ABOUT, loading.REMARKS)
     plot(curves, arguments.docs / "scale.png")
     report.write(arguments.docs / "scale.md")
 

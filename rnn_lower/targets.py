@@ -109,7 +109,8 @@ _NO_SOFTPLUS = frozenset({"Softplus"})
 _ROWS = (
     Target(
         "onnxruntime", "Scan, or a straight line for one step; every opset from 7 on",
-        habits=Habits(guard_empty_scan=True, constants_in_body=True, pass_condition=True),
+        habits=Habits(guard_empty_scan=True, constants_in_body=True, pass_condition=True, name_batch=True),
+        slow=(400, 0.5),
     ),
     Target(
         "openvino", "Scan, also with unknown lengths and batches, Loop with computed weights; short sequences unrolled",

@@ -37,10 +37,10 @@ class Constant:
         return math.prod(self.shape)
 
 
-def constant(value: Any, dtype: ir.DataType) -> Constant:
+def constant(value: Any, dtype: ir.DataType, name: str = "constant") -> Constant:
     """A small literal: a number or a list of numbers."""
     array = np.asarray(value).astype(dtype.numpy())
-    return Constant(("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array)
+    return Constant(("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array, name)
 
 
 def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -72,7 +72,7 @@ class Emitter(NodeWriter):
             if self.opset >= row.inputs.get(parameter, self.opset + 1):
                 # Parameters that became inputs are integers (axes, sizes) or, for Clip, of the type of the data.
                 dtype = self.dtype if op_type == "Clip" else ir.DataType.INT64
-                values.append(self.value(constant(content, dtype)))
+                values.append(self.value(constant(content, dtype, parameter)))
             else:
                 attributes[parameter] = content
         return self.write(op_type, values, attributes, names)
@@ -80,7 +80,9 @@ class Emitter(NodeWriter):
     def value(self, operand: Operand) -> ir.Value | None:
         """The graph value of an operand; a constant is materialized."""
         if isinstance(operand, Constant):
-            return self._pool.value(operand, f"{self._scope}/{operand.name}", self._outermost.write_constant)
+            return self._pool.value(
+                operand, f"{self._constants_scope or self._scope}/{operand.name}", self._outermost.write_constant
+            )
         return operand
 
     def write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:

@@ -28,6 +28,8 @@ class Habits:
     constants_in_body: keep weights that only a Scan or Loop body uses in it, where onnxruntime multiplies 8 to 13 %
         faster (LSTM, N = 1, H = 128 and 256) than with weights captured from outside.
     guard_empty_scan: put a Scan of unknown length into an If that leaves it out when there are no steps.
+    name_batch: in the main graph, name a batch size of which nothing is known, so that the values of a node are seen to
+        be of one size.
     """
 
     avoid: frozenset[str] = frozenset()
@@ -36,6 +38,7 @@ class Habits:
     pass_condition: bool = False
     constants_in_body: bool = False
     guard_empty_scan: bool = False
+    name_batch: bool = False
 
 
 class NodeWriter:
@@ -49,6 +52,7 @@ class NodeWriter:
         self.nodes: list[ir.Node] = []
         self._names, self._pool, self._scope, self._origin = names, pool, scope, origin
         self._outermost = self
+        self._constants_scope = ""
 
     # -- nodes, names and constants --------------------------------------------------------------------------------
 
@@ -59,6 +63,13 @@ class NodeWriter:
         yield
         self._scope = outer
 
+    @contextlib.contextmanager
+    def shared_constants(self) -> Iterator[None]:
+        """For step after step in a straight line: the constants that they share are named after none of them."""
+        self._constants_scope = self._scope
+        yield
+        self._constants_scope = ""
+
     def body(self, own_constants: bool = False) -> Self:
         """A writer for a body: same names, its own nodes and, if asked for, its own initializers."""
         pool = self._pool.inner() if own_constants else self._pool
@@ -66,12 +77,15 @@ class NodeWriter:
         inner._outermost = self._outermost
         return inner
 
+    def unique_name(self, name: str) -> str:
+        return self._names.unique(f"{self._scope}/{name}")
+
     def new_value(
         self, name: str, dtype: ir.DataType | None = None, shape: Sequence[int | None] | None = None
     ) -> ir.Value:
         """A value with a name of its own; type and shape are given only where a body's input needs them."""
         return ir.Value(
-            name=self._names.unique(f"{self._scope}/{name}"),
+            name=self.unique_name(name),
             type=None if dtype is None else ir.TensorType(dtype),
             shape=None if shape is None else ir.Shape(shape),
         )
@@ -83,10 +97,11 @@ class NodeWriter:
     def write(
         self, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any], names: Sequence[str]
     ) -> list[ir.Value]:
-        """Append one node with an output for each of `names`; it is named after the first."""
+        """Append one node with an output for each of `names`; it is named after the output, or after what it is."""
         outputs = [self.new_value(name) for name in names]
         attrs = [_attribute(name, content) for name, content in attributes.items()]
-        self.add_node(ir.Node("", op_type, inputs, attrs, outputs=outputs, name=outputs[0].name))
+        name = outputs[0].name if len(outputs) == 1 else self.unique_name(op_type.lower())
+        self.add_node(ir.Node("", op_type, inputs, attrs, outputs=outputs, name=name))
         return outputs
 
     def graph(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], body: NodeWriter, name: str) -> ir.Graph:
@@ -94,6 +109,12 @@ class NodeWriter:
         initializers = [] if body._pool is self._pool else body._pool.initializers
         name = self._names.unique(f"{self._scope}/{name}")
         return ir.Graph(inputs, outputs, nodes=body.nodes, initializers=initializers, name=name)
+
+
+def declare(operand: Operand, dtype: ir.DataType, shape: Sequence[int | str | None]) -> None:
+    """Say what is certain of an emitted value; a constant tells it by itself."""
+    if isinstance(operand, ir.Value):
+        operand.type, operand.shape = ir.TensorType(dtype), ir.Shape(shape)
 
 
 def _attribute(name: str, content: Any) -> ir.Attr:

@@ -61,11 +61,13 @@ class Facts:
         """A size, but for the names that inference makes up for what it cannot tell."""
         if dim.HasField("dim_value"):
             return int(dim.dim_value) if dim.dim_value >= 0 else None
-        return str(dim.dim_param) if dim.dim_param in self._symbols else None
+        return str(dim.dim_param) if dim.dim_param in self.symbols else None
 
     @functools.cached_property
-    def _symbols(self) -> set[Dim]:
-        return {plain_dim(dim) for value in values(self._model) for dim in value.shape or ()}
+    def symbols(self) -> set[str]:
+        """The names of symbolic sizes, wherever the model says one."""
+        dims = (plain_dim(dim) for value in values(self._model) for dim in value.shape or ())
+        return {dim for dim in dims if isinstance(dim, str)}
 
     def folded_sizes(self, node: ir.Node, layout: int) -> dict[str, int]:
         """seq_length and batch_size of a recurrent node as far as folding constants tells them; it takes its time."""

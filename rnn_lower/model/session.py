@@ -61,10 +61,10 @@ class Session:
     def __init__(self, model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> None:
         self._model, self._options = model, options
         self._target = find_target(options.target)
-        self._names = Names(taken_names(model))
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
         self._facts = Facts(model, outline)
+        self._names = Names([*taken_names(model), *self._facts.symbols])
 
     @functools.cached_property
     def places(self) -> list[Place]:
@@ -101,21 +101,20 @@ class Session:
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""
-        planned, lacks, lacking = [], [], []
+        planned: list[tuple[Place, str]] = []
+        missing: list[tuple[Place, list[Lack]]] = []
         for place in self.places:
-            form = self._form(place)
-            missing = self._lacks(place, form)
-            if any(lack.sizes for lack in missing):
+            form, lacks = self._form(place), self._lacks(place)
+            if any(lack.sizes for lack in lacks):
                 place = self._with_folded_sizes(place)
-                form = self._form(place)
-                missing = self._lacks(place, form)
+                form, lacks = self._form(place), self._lacks(place)
             planned.append((place, form))
-            lacks += missing
-            lacking += [place.node] if missing else []
-        if lacks:
-            first = "; ".join(lack.what for lack in self._lacks(*next(p for p in planned if p[0].node is lacking[0])))
-            more = f" (and {len(lacking) - 1} more nodes lack something)" if len(lacking) > 1 else ""
-            raise UnmetError(f"{lacking[0].describe()}: {first}{more}", lacks)
+            missing += [(place, lacks)] if lacks else []
+        if missing:
+            (first, lacks), others = missing[0], len(missing) - 1
+            more = f" (and {others} more nodes lack something)" if others else ""
+            told = "; ".join(lack.what for lack in lacks) + more
+            raise UnmetError(f"{first.node.describe()}: {told}", [lack for _, lacks in missing for lack in lacks])
         for place, form in planned:
             self._target.warn(place.node, form)
         return planned
@@ -125,8 +124,8 @@ class Session:
         form = self._options.form
         return self._target.choose(place.node, place.scope.opset) if form == "auto" else form
 
-    def _lacks(self, place: Place, form: str) -> list[Lack]:
-        node, opset, found = place.node, place.scope.opset, []
+    def _lacks(self, place: Place) -> list[Lack]:
+        node, opset, form, found = place.node, place.scope.opset, self._form(place), []
         if form == "scan" and opset < TABLE["Scan"].since:
             what = f"form scan needs opset {TABLE['Scan'].since}, the model is at opset {opset}"
             others = tuple(other for other in self._target.forms if other != "scan")
@@ -145,13 +144,15 @@ class Session:
         return dataclasses.replace(place, node=dataclasses.replace(node, **known)) if known else place
 
     def _emit(self, place: Place, form: str) -> Replacement:
-        node, pool = place.node, self._pool(place.scope)
+        node, pool, habits = place.node, self._pool(place.scope), self._target.habits
+        if place.scope.graph is not self._model.graph:  # what runs many times is of many sizes
+            habits = dataclasses.replace(habits, name_batch=False)
         try:
-            lowered = lower_node(
-                node, form, place.scope.opset, self._names, pool, self._target.habits, max(0, self._left)
-            )
+            lowered = lower_node(node, form, place.scope.opset, self._names, pool, habits, max(0, self._left))
         except UnmetError as error:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{node.describe()}: {error}") from None
         self._left -= count_nodes(lowered.nodes)
         if self._left < 0:
             what = (

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.primitives import Emitter
-from rnn_lower.emit.writer import Habits, Operand
+from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.recurrent.cells import CELLS, Cell, CellKind, Weights
 from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.node import RecurrentNode
@@ -80,12 +80,10 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     x = e.cast(given(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
     if node.layout:
         x = e.transpose(x, [1, 0, 2], "X_time_major")
-    # A name that stands for both sizes says nothing; some exporters write "None" for every unknown one.
-    batch = node.static_batch if node.batch_size == node.seq_length else node.batch_size
     span = Span(
         _once(node.static_length, functools.partial(e.dim, x, 0, "seq_length")),
         _once(node.static_batch, functools.partial(e.dim, x, 1, "batch_size")),
-        batch,
+        _batch(e, node),
         node.hidden_size,
     )
     mask: Stream | None = None
@@ -94,6 +92,14 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     if lengths is not None and not _all_full(given(lengths), node.seq_length):
         mask, nonempty = _masks(e, given(lengths), span, single)
     return _Sequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
+
+
+def _batch(e: Emitter, node: RecurrentNode) -> int | str | None:
+    """The batch size, or its name where it stands for nothing else."""
+    batch = node.batch_size
+    if isinstance(batch, str) and batch in (node.seq_length, node.input_size):
+        batch = None  # some exporters write "None" for every unknown size
+    return e.unique_name("batch") if batch is None and e.habits.name_batch else batch
 
 
 def _all_full(lengths: Operand, seq_length: object) -> bool:
@@ -140,6 +146,12 @@ def _track(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int)
     if sequence.mask is not None:
         streams.append(sequence.mask)
         step = _masked(step)
+    batch = sequence.span.batch
+    for stream in streams:
+        time = [] if stream.single else [node.static_length]
+        declare(stream.values, stream.dtype, [*time, batch, stream.shape[-1]])
+    for state in initial:
+        declare(state, e.dtype, [batch, node.hidden_size])
     return Track(name, step, streams, initial, states, reverse, "Y" in node.outputs and not sequence.single)
 
 
