@@ -20,7 +20,7 @@ from rnn_lower.recurrent.node import RecurrentNode
 if TYPE_CHECKING:
     import numpy as np
 
-    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.proof.report import CheckReport, Proof
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
 
@@ -130,6 +130,20 @@ def check(
     from rnn_lower.proof import judging  # onnxruntime is for those who compare
 
     return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol)
+
+
+def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Proof:
+    """Show that a lowered model is the same function as the original, without inputs and without a tolerance.
+
+    Models as for `check`. Every recurrent node that is no longer there is compared with the subgraph in its place in
+    exact arithmetic modulo a prime, at `points` random points that `seed` chooses; docs/proof.md has the argument and
+    says what it does not cover, rounding above all. Everything else must be the same message. Needs no runtime, works
+    for every element type and opset.
+    Raises RnnLowerError when a model cannot be read; whatever a lowered model holds, the Proof tells.
+    """
+    from rnn_lower.proof import proving
+
+    return proving.prove_models(original, lowered, points, seed)
 
 
 R = TypeVar("R")

@@ -21,7 +21,7 @@ from rnn_lower.options import FORMS, Options
 
 if TYPE_CHECKING:
     from rnn_lower.model.passes import Record
-    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
 
 DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
@@ -30,8 +30,8 @@ DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rnn-lower`.
 
-    Answers 0: done, 1: the check found a difference, 2: bad input or usage, or interrupted, 3: an error of rnn_lower
-    itself; from 2 on with one line on stderr.
+    Answers 0: done, 1: the check found a difference or a node is not proved, 2: bad input or usage, or interrupted,
+    3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     try:
         arguments = _parser().parse_args(argv)
@@ -114,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     _option(lower, "--dim", "dims", metavar="NAME=SIZE", action="append")
     _option(lower, "--max-nodes", "max_nodes", metavar="N", type=int)
     lower.add_argument("--check", action="store_true", help="compare with the original before writing")
+    lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
     _check_arguments(lower)
 
     check = commands.add_parser("check", help="compare two models")
@@ -121,6 +122,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("original", metavar="A.onnx")
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
+
+    prove = commands.add_parser("prove", help="show without inputs and tolerance that two models are the same function")
+    prove.set_defaults(command=_prove)
+    prove.add_argument("original", metavar="A.onnx")
+    prove.add_argument("lowered", metavar="B.onnx")
+    prove.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
+    prove.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
+    prove.add_argument("--json", action="store_true", help="print JSON")
 
     inspect = commands.add_parser("inspect", help="list recurrent nodes with their features")
     inspect.set_defaults(command=_inspect)
@@ -187,20 +196,23 @@ def _lower(arguments: argparse.Namespace) -> int:
         raise RnnLowerError("--inputs needs --check")
     given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
     given.update(dims=_dims(arguments.dims or []), select=_selection(arguments.only, arguments.skip))
-    reports: list[CheckReport] = []
+    reports: list[CheckReport | Proof] = []
 
     def accept(lowered: Any) -> bool:
         from rnn_lower.proof import untouched
 
-        changed = untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
-        report = _run_check(arguments, arguments.model, lowered)
-        reports.append(dataclasses.replace(report, changed=tuple(changed)))
-        return reports[0].ok
+        if arguments.prove:
+            reports.append(api.prove(arguments.model, lowered))
+        if arguments.check:
+            changed = untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
+            report = _run_check(arguments, arguments.model, lowered)
+            reports.append(dataclasses.replace(report, changed=tuple(changed)))
+        return all(report.ok for report in reports)
 
     with _progress() as progress:
         records = api.lower_file(
             arguments.model, arguments.output, progress=progress, force=arguments.force,
-            accept=accept if arguments.check else None,
+            accept=accept if arguments.check or arguments.prove else None,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
@@ -210,12 +222,11 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 
 def _print_lowered(
-    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport]
+    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport | Proof]
 ) -> None:
     if as_json:
         result: dict[str, Any] = {"output": written, "nodes": [_record_row(record) for record in records]}
-        if reports:
-            result["check"] = _report_data(reports[0])
+        result.update({report.kind: _report_data(report) for report in reports})
         _print_json(result)
     else:
         _print_records(records, written)
@@ -225,10 +236,18 @@ def _print_lowered(
 
 def _check(arguments: argparse.Namespace) -> int:
     report = _run_check(arguments, arguments.original, arguments.lowered)
-    if arguments.json:
-        _print_json(_report_data(report))
-    else:
-        _print_report(report)
+    return _told(report, arguments.json)
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    proof = api.prove(arguments.original, arguments.lowered, points=arguments.points, seed=arguments.seed)
+    return _told(proof, arguments.json)
+
+
+def _told(report: CheckReport | Proof, as_json: bool) -> int:
+    _print_json(_report_data(report)) if as_json else _print_report(report)
     return DONE if report.ok else DIFFERENT
 
 
@@ -313,27 +332,20 @@ def _print_records(records: Sequence[Record], output: str | None) -> None:
     else:
         rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
         _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "nodes"])
-    print(f"wrote {output}" if output else "nothing written: the check found a difference")
+    print(f"wrote {output}" if output else "nothing written: it is not shown to be the same")
 
 
-def _report_data(report: CheckReport) -> dict[str, Any]:
-    return {"ok": report.ok, "max_abs_error": report.max_abs_error, **dataclasses.asdict(report)}
+def _report_data(report: CheckReport | Proof) -> dict[str, Any]:
+    return {"ok": report.ok, **report.summary, **dataclasses.asdict(report)}
 
 
-def _print_report(report: CheckReport) -> None:
-    rows = [
-        {
-            "output": output.name, "shape": "x".join(map(str, output.shape)), "max abs": f"{output.max_abs_error:.3g}",
-            "max rel": f"{output.max_rel_error:.3g}", "": "ok" if output.ok else output.reason,
-        }
-        for output in report.outputs
-    ]  # fmt: skip
-    title = f"original on {report.judge}, lowered on {report.runner}, {report.runs} run(s)"
-    _print_table(title, rows, ["output", "shape", "max abs", "max rel", ""])
-    verdict = f"NOTHING COMPARED ({report.nothing_compared})" if report.nothing_compared else "DIFFERENT"
+def _print_report(report: CheckReport | Proof) -> None:
+    rows = report.rows
+    if rows:
+        _print_table(report.title, rows, list(rows[0]))
     for what in report.changed:
         print(f"changed beyond the recurrent nodes: {what}")
-    print(f"{'same' if report.ok else verdict}: rtol {report.rtol:g}, atol {report.atol:g}")
+    print(report.verdict)
 
 
 def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:

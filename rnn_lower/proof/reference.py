@@ -23,8 +23,7 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
 
 
-# name in lower case: (takes alpha, takes beta, default alpha, default beta, function of x, alpha, beta)
-_TABLE: dict[str, tuple[bool, bool, float, float, Callable[..., Array]]] = {
+ACTIVATIONS: dict[str, tuple[bool, bool, float, float, Callable[..., Array]]] = {
     "relu": (False, False, 0, 0, lambda x, a, b: np.maximum(x, 0)),
     "tanh": (False, False, 0, 0, lambda x, a, b: np.tanh(x)),
     "sigmoid": (False, False, 0, 0, lambda x, a, b: _sigmoid(x)),
@@ -37,19 +36,21 @@ _TABLE: dict[str, tuple[bool, bool, float, float, Callable[..., Array]]] = {
     "softsign": (False, False, 0, 0, lambda x, a, b: x / (1 + np.abs(x))),
     "softplus": (False, False, 0, 0, lambda x, a, b: np.logaddexp(0, x)),
 }
-_DEFAULTS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
+"""By name in lower case: takes alpha, takes beta, their defaults, the function of x, alpha, beta."""
+
+DEFAULTS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
 def _functions(op: str, directions: int, names: Sequence[str] | None, alpha: Any, beta: Any) -> list[list[Function]]:
     """f, g, h per direction; alpha and beta are consumed in order by those that take them."""
-    per = len(_DEFAULTS[op])
-    names = [name.lower() for name in names or ()] or _DEFAULTS[op] * directions
+    per = len(DEFAULTS[op])
+    names = [name.lower() for name in names or ()] or DEFAULTS[op] * directions
     if op == "RNN" and directions == 1:
         names = names[:1]
     alphas, betas = iter(alpha or ()), iter(beta or ())
     made: list[Function] = []
     for name in names:
-        takes_alpha, takes_beta, a, b, function = _TABLE[name]
+        takes_alpha, takes_beta, a, b, function = ACTIVATIONS[name]
         # onnxruntime holds these parameters in float32
         a = float(np.float32(next(alphas, a))) if takes_alpha else 0.0
         b = float(np.float32(next(betas, b))) if takes_beta else 0.0
