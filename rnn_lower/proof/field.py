@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 
 import numpy as np
 
@@ -20,8 +21,8 @@ SMALL = 1 << 17
 
 _CHUNK = 1 << 18
 _EXPONENTS = 1200
-_PIECE, _PIECES, _DEPTH = 11, 3, 2048
-"""A product of 11 bits and 31, summed 2048 times, is exact in float64; three pieces make an element."""
+_PIECE, _PIECES, _DEPTH = 11, 3, 512
+"""A product of 11 bits and 31, summed up to 2048 times, is exact in float64; three pieces make an element."""
 
 
 class Field:
@@ -105,26 +106,29 @@ class Field:
         return result
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """The product of two matrices, or of stacks of such, by float64 products that are exact."""
-        if a.ndim > 2 and b.ndim == 2:
-            return self.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
-        depth = a.shape[-1]
-        total: Array = np.zeros((), np.uint64)
-        for start in range(0, depth, _DEPTH):
-            left = a[..., start : start + _DEPTH]
-            right = b[start : start + _DEPTH] if b.ndim == 1 else b[..., start : start + _DEPTH, :]
-            total = self.add(total, self._product(left, right))
-        return total if depth else np.zeros((a @ b).shape, np.uint64)
+        """The product of a [..., K] and b [K, M], by float64 products that are exact."""
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        total: Array = np.zeros((len(rows), b.shape[1]), np.uint64)
+        for start in range(0, rows.shape[1], _DEPTH):
+            total = self.add(total, self._product(rows[:, start : start + _DEPTH], b[start : start + _DEPTH]))
+        return total.reshape(*a.shape[:-1], b.shape[1])
 
     def _product(self, a: Array, b: Array) -> Array:
-        """The smaller one is cut into pieces of a few bits, so that the larger one is converted once."""
+        """The smaller one is cut into pieces of a few bits, side by side, so that the larger one is read once."""
+        if a.size <= b.size:
+            product = np.concatenate(self._pieces(a)) @ b.astype(np.float64)
+            parts = product.reshape(_PIECES, len(a), b.shape[1])
+        else:
+            product = a.astype(np.float64) @ np.concatenate(self._pieces(b), axis=1)
+            parts = product.reshape(len(a), _PIECES, b.shape[1]).swapaxes(0, 1)
         total: Array = np.zeros((), np.uint64)
-        cut, whole = (a, b.astype(np.float64)) if a.size <= b.size else (b, a.astype(np.float64))
-        for place in range(_PIECES):
-            piece = (cut >> np.uint64(place * _PIECE) & np.uint64((1 << _PIECE) - 1)).astype(np.float64)
-            product = np.matmul(piece, whole) if cut is a else np.matmul(whole, piece)
-            total = self.add(total, self._scaled(product, place * _PIECE))
+        for place, part in enumerate(parts):
+            total = self.add(total, self._scaled(part, place * _PIECE))
         return total
+
+    def _pieces(self, a: Array) -> list[Array]:
+        mask = np.uint64((1 << _PIECE) - 1)
+        return [(a >> np.uint64(place * _PIECE) & mask).astype(np.float64) for place in range(_PIECES)]
 
     def _scaled(self, product: Array, bits: int) -> Array:
         return np.asarray(product.astype(np.uint64) % self._p * np.uint64(pow(2, bits, self.prime)) % self._p)

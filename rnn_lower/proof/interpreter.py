@@ -130,9 +130,9 @@ class Interpreter:
     def _execute(self, node: ir.Node) -> None:
         try:
             results = self._results(node)
-        except (OutOfScopeError, WrongError, NoStepsError):
+        except (OutOfScopeError, WrongError, NoStepsError, MemoryError):
             raise
-        except (ValueError, IndexError, TypeError, OverflowError, AttributeError, np.exceptions.AxisError) as error:
+        except Exception as error:  # whatever numpy says of shapes that do not fit
             raise WrongError(f"{node.op_type} '{node.name}' cannot run: {error}") from None
         for value, result in zip(node.outputs, results, strict=False):
             self._values[value] = result

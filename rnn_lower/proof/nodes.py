@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ LENGTHS, MOST_LENGTHS = 6, 70
 """Where the model leaves the length open all below the first are compared, and more up to the second where the graph
 compares something with a constant: it may behave otherwise from there on."""
 
-ALL_VECTORS = 36
-"""Up to so many vectors of sequence_lens are all compared; more of them by one that holds every length."""
+ALL_VECTORS, LARGE = 36, 300_000
+"""Up to so many vectors of sequence_lens are all compared; more of them, or of a node with so many weights, by few in
+which every length occurs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +130,7 @@ class _Comparison:
         lengths = self._inputs.get("sequence_lens")
         constant = None if lengths is None else idioms.constant(lengths)
         found: list[tuple[int, int, tuple[int, ...] | None]] = []
+        large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
         most = max(LENGTHS, self._program.largest_compared + 2)
         if T is None and most > MOST_LENGTHS:
             raise OutOfScopeError(f"lengths that are compared with {most - 2}")
@@ -138,7 +141,7 @@ class _Comparison:
                 if steps or constant.max(initial=0) <= 0:  # beyond an empty sequence is nowhere
                     found.append((steps, constant.size, tuple(int(length) for length in constant)))
             else:
-                found += [(steps, len(vector), vector) for vector in _vectors(steps, N)]
+                found += [(steps, len(vector), vector) for vector in _vectors(steps, N, 0 if large else ALL_VECTORS)]
         for index, case in enumerate(found):
             yield Case(*case, point=index % self.points)
         yield from (Case(*found[-1], point=point) for point in range(self.points))
@@ -251,13 +254,13 @@ class _Comparison:
         return "is put together otherwise, of the right steps"
 
 
-def _vectors(T: int, N: int | None) -> Iterator[tuple[int, ...]]:
+def _vectors(T: int, N: int | None, all_up_to: int) -> Iterator[tuple[int, ...]]:
     """Vectors of sequence_lens, lengths below 0 and above T among them."""
     lengths = list(range(-1, T + 2 if T else 1))
     if len(lengths) > 9:
         lengths = [-1, 0, 1, 2, T // 2, T - 1, T, T + 1]
     rows = 2 if N is None else N
-    if len(lengths) ** rows <= ALL_VECTORS:
+    if len(lengths) ** rows <= all_up_to:
         yield from itertools.product(lengths, repeat=rows)
     elif N is None:
         yield tuple(lengths)

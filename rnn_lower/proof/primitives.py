@@ -140,6 +140,8 @@ def _clip(call: Call) -> Array:
 
 def _matmul(call: Call) -> Array:
     a, b = call.real(0), call.real(1)
+    if b.ndim > 2:
+        raise OutOfScopeError("MatMul of two stacks of matrices")
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise WrongError(f"MatMul of shapes {a.shape} and {b.shape}")
     return call.field.matmul(a, b)

@@ -15,6 +15,7 @@ from rnn_lower.model.convert import fix_proto_dims
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import Facts
 from rnn_lower.model.scopes import Scope, default_opset, recurrent_nodes, subgraphs
+from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import samples, untouched
 from rnn_lower.proof.nodes import Question, answer
 from rnn_lower.proof.report import DIFFERENT, NodeProof, Proof
@@ -34,15 +35,22 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int) -> Proof:
     for document in (before, after):
         if document.folder is None and any(map(tensors.is_external, tensors.tensors(document.proto))):
             raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
-    before = _with_sizes_of(after, before)
-    opsets = [default_opset({e.domain: e.version for e in document.proto.opset_import}) for document in (before, after)]
-    changed = untouched.only_recurrent_nodes_changed(
-        (before.proto, before.folder), (after.proto, after.folder), opset=opsets[1] if opsets[0] != opsets[1] else None
-    )
     try:
-        return Proof(tuple(_proofs(_with_inputs_of(after, before), after, points, seed)), tuple(changed))
+        read_nodes(before.model, before.outline)  # only to refuse what is no valid node
+        before = _with_sizes_of(after, before)
+        opsets = [_opset(document) for document in (before, after)]
+        changed = untouched.only_recurrent_nodes_changed(
+            (before.proto, before.folder), (after.proto, after.folder),
+            opset=opsets[1] if opsets[0] != opsets[1] else None,
+        )  # fmt: skip
+        nodes = _proofs(_with_inputs_of(after, before), after, points, seed)
+        return Proof(tuple(nodes), tuple(changed))
     except RnnLowerError as error:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
+
+
+def _opset(document: Document) -> int | None:
+    return default_opset({entry.domain: entry.version for entry in document.proto.opset_import})
 
 
 def _with_sizes_of(lowered: Document, original: Document) -> Document:

@@ -2,7 +2,7 @@
 
 Both sides of a proof use these definitions: the node's activations, and the operators that a lowered graph has. What
 they are made of is the field's: polynomials, `relu`, and the random functions exp, log, tanh and sigmoid. Whether the
-floats that operators compute are near the real functions is measured by tests/ulps.py, over every float32.
+floats that operators compute are near the real functions is measured by tests/activations.py, over every float32.
 """
 
 from __future__ import annotations
