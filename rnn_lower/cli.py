@@ -343,9 +343,7 @@ def _print_report(report: CheckReport | Proof) -> None:
     rows = report.rows
     if rows:
         _print_table(report.title, rows, list(rows[0]))
-    for what in report.changed:
-        print(f"changed beyond the recurrent nodes: {what}")
-    print(report.verdict)
+    print(*report.remarks, report.verdict, sep="\n")
 
 
 def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from rnn_lower.targets import TARGETS
 PARAMETERS = {"Affine": (0.75, 0.1), "ScaledTanh": (1.7159, 0.6667), "ThresholdedRelu": (1.0, None)}
 """alpha and beta where the defaults would make the function constant, or hide its threshold."""
 
-CHUNK = 1 << 21
+CHUNK = 1 << 14
 OPSETS = (9, 17)
 NOT_ITSELF = {"Squeeze", "Unsqueeze", "MatMul", "Identity", "Concat", "Constant", "Shape", "Gather", "Transpose"}
 
@@ -46,19 +46,25 @@ class Variant:
     at: float = 0.0
     largest: float = 0.0
 
-    def add(self, x: np.ndarray, exact: np.ndarray) -> None:
+    def add(self, x: np.ndarray, exact: np.ndarray, units: np.ndarray) -> None:
         with np.errstate(all="ignore"):
-            found = self.run(x).astype(np.float64)
-            error = np.abs(found - exact)
-            nearest = np.minimum(np.abs(exact), np.finfo(np.float32).max).astype(np.float32)
-            ulps = error / np.spacing(nearest)
-        beyond = np.abs(exact) > np.finfo(np.float32).max
-        ulps = np.where(beyond, np.where(np.isinf(found), 0.0, np.inf), np.where(np.isnan(found), np.inf, ulps))
-        place = int(np.argmax(ulps))
-        if ulps[place] > self.worst:
+            error = np.abs(self.run(x) - exact)
+            error[np.isinf(exact) & np.isnan(error)] = 0.0  # inf where inf belongs
+            ulps = error * units
+        place = int(np.argmax(ulps))  # a NaN comes first
+        if not ulps[place] <= self.worst:
             self.worst, self.at = float(ulps[place]), float(x[place])
-        scaled = np.where(beyond, 0.0, error / np.maximum(1.0, np.abs(exact)))
-        self.largest = max(self.largest, float(scaled.max()))
+        np.divide(error, np.maximum(1.0, np.abs(exact)), out=ulps)
+        self.largest = max(self.largest, float(np.nanmax(ulps)))
+
+
+_PER_UNIT = np.ldexp(1.0, 150 - np.maximum(np.arange(256), 1))
+"""One over the unit in the last place of float32, by the bits of the exponent."""
+
+
+def per_unit(exact: np.ndarray) -> np.ndarray:
+    """One over the unit in the last place of float32 at each number."""
+    return _PER_UNIT[exact.astype(np.float32).view(np.uint32) >> 23 & 255]
 
 
 def case_of(name: str, opset: int) -> Case:
@@ -137,8 +143,11 @@ def measure(name: str, every: int) -> list[Variant]:
     found, function = variants(name), exact(name)
     for x in values(every):
         wanted = function(x)
+        with np.errstate(over="ignore"):  # beyond float32, infinity is the nearest
+            wanted[np.isinf(wanted.astype(np.float32))] *= np.inf
+        units = per_unit(wanted)
         for variant in found:
-            variant.add(x, wanted)
+            variant.add(x, wanted, units)
     return found
 
 

@@ -142,9 +142,10 @@ class Field:
 
     def function(self, name: str, x: Array) -> Array:
         """A random function of one element: the finalizer of splitmix64, keyed."""
-        mixed = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ self._key(name)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        with np.errstate(over="ignore"):  # numpy warns of it in single numbers only
+            mixed = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ self._key(name)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return np.asarray((mixed ^ (mixed >> np.uint64(31))) % self._p)
 
     def above_zero(self, x: Array) -> Array:

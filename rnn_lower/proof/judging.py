@@ -22,7 +22,8 @@ from rnn_lower.model import files, tensors
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
-from rnn_lower.proof import guard, reference, samples
+from rnn_lower.proof import guard, proving, reference, samples
+from rnn_lower.proof.coverage import Coverage
 from rnn_lower.proof.report import CheckReport, OutputReport
 from rnn_lower.proof.samples import Feeds
 from rnn_lower.recurrent.node import RecurrentNode
@@ -45,16 +46,21 @@ def compare_models(
     models = Pair(original, lowered)
     fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
-    comparison = Comparison(rtol, atol)
+    comparison, coverage = Comparison(rtol, atol), Coverage(models.original)
     runs = 1 if given else runs
     sampled = None if given else samples.Samples(models.original.model, seed, fixed, models.original.outline)
     sets = 1 if sampled is None else sampled.sets_in_a_run
     for index, part in itertools.product(range(runs), range(sets)):
         feeds = iter(given) if sampled is None else sampled.candidates(index, part)
         comparison.add(models.output_names, *models.run(feeds))
+        coverage.add(models.feeds)
     varied = bool(given) or runs * sets == 1 or not samples.required_inputs(models.original.model)
     nothing = comparison.nothing_compared(_touched(models.original.model), varied)
-    return CheckReport(comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing)
+    reports = comparison.reports()
+    located = () if all(report.ok for report in reports) else proving.located(original, lowered)
+    return CheckReport(
+        reports, models.judge, models.runner, runs, rtol, atol, nothing, located=located, missed=coverage.missed()
+    )
 
 
 class Pair:
@@ -76,6 +82,7 @@ class Pair:
         except RnnLowerError as error:
             raise type(error)(f"{_named(self._original_path)}{error}") from None
         self.judge, self.runner = ORT, ORT
+        self.feeds: Feeds = {}
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
         refused = next((reason for node in self._nodes if (reason := refused_by_onnxruntime(node))), None)
@@ -88,6 +95,7 @@ class Pair:
         for feeds in candidates:
             try:
                 expected = self._original_results(feeds)
+                self.feeds = feeds
             except _OriginalFails as failure:
                 first_error = first_error or str(failure)
                 continue
@@ -96,6 +104,7 @@ class Pair:
                 return expected, self._lowered_results(feeds)
             overflowed = overflowed or (expected, feeds)
         if overflowed is not None:
+            self.feeds = overflowed[1]
             return overflowed[0], self._lowered_results(overflowed[1])
         told = f"the original model does not run with the inputs: {first_error}; give others (--inputs X.npz)"
         raise RnnLowerError(f"{_named(self._original_path)}{told}")
@@ -289,6 +298,7 @@ class Comparison:
                 new,
                 max_abs_error=max(old.max_abs_error, new.max_abs_error),
                 max_rel_error=max(old.max_rel_error, new.max_rel_error),
+                max_ulp_error=max(old.max_ulp_error, new.max_ulp_error),
                 ok=old.ok and new.ok,
                 reason=old.reason or new.reason,
             )
@@ -366,4 +376,16 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
         within = same_special
     ok = bool(np.all(within))
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
-    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason)
+    ulp = _in_ulp(difference, x, a.dtype)
+    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp)
+
+
+def _in_ulp(difference: np.ndarray, x: np.ndarray, dtype: np.dtype[Any]) -> float:
+    """The largest difference in units in the last place of what was expected; 0 for what is no real number."""
+    if dtype.kind not in "fV":
+        return 0.0
+    limits = ml_dtypes.finfo(dtype)
+    _, exponents = np.frexp(np.where(np.isfinite(x), x, float(limits.max)))
+    units = np.maximum(np.ldexp(float(limits.eps), exponents - 1), float(limits.smallest_subnormal))
+    with np.errstate(all="ignore"):
+        return float(np.max(difference / units))

@@ -49,6 +49,15 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int) -> Proof:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
 
 
+def located(original: Any, lowered: Any) -> tuple[str, ...]:
+    """Which nodes of two models that differ are not the same function, and where they part; nothing of other models."""
+    try:
+        proof = prove_models(original, lowered, 1, 0)
+    except RnnLowerError:
+        return ()
+    return tuple(f"{node.name} differs first: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
+
+
 def _opset(document: Document) -> int | None:
     return default_opset({entry.domain: entry.version for entry in document.proto.opset_import})
 

@@ -8,7 +8,10 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
-    """One output over all runs: shape of the last run, largest differences, whether all were within tolerance."""
+    """One output over all runs: shape of the last run, largest differences, whether all were within tolerance.
+
+    max_ulp_error: in units in the last place of what was expected.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -16,6 +19,7 @@ class OutputReport:
     max_rel_error: float
     ok: bool
     reason: str = ""
+    max_ulp_error: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,8 @@ class CheckReport:
     judge, runner: what ran the original and the lowered model; runs: how often.
     nothing_compared: why agreement says nothing here, empty when it does.
     changed: what else differs between the files; filled where a file was lowered from the other.
+    located: where outputs differ, which nodes are not the same function, and at which step and gate they part.
+    missed: pieces of activations and branches that no input reached, of which agreement says nothing.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -35,6 +41,8 @@ class CheckReport:
     atol: float
     nothing_compared: str = ""
     changed: tuple[str, ...] = ()
+    located: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -65,10 +73,17 @@ class CheckReport:
             {
                 "output": output.name, "shape": "x".join(map(str, output.shape)),
                 "max abs": f"{output.max_abs_error:.3g}", "max rel": f"{output.max_rel_error:.3g}",
+                "ULP": f"{output.max_ulp_error:.3g}",
                 "": "ok" if output.ok else output.reason,
             }
             for output in self.outputs
         ]  # fmt: skip
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines below the table."""
+        told = [f"changed beyond the recurrent nodes: {what}" for what in self.changed]
+        return [*told, *self.located, *(f"not reached: {what}" for what in self.missed)]
 
     @property
     def verdict(self) -> str:
@@ -142,6 +157,11 @@ class Proof:
             }
             for node in self.nodes
         ]  # fmt: skip
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines below the table."""
+        return [f"changed beyond the recurrent nodes: {what}" for what in self.changed]
 
     @property
     def verdict(self) -> str:
