@@ -95,6 +95,49 @@ def test_failed_check_writes_nothing(lstm, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "o.onnx").exists()
 
 
+def test_prove_and_lower_with_a_proof(lstm, tmp_path, capsys):
+    out = tmp_path / "o.onnx"
+    code, text, _ = run(capsys, "lower", lstm, "-o", out, "--prove")
+    assert (code, out.exists()) == (0, True)
+    assert "proved: 1 node(s), with a chance of error below 1e-10, and nothing else has changed" in text
+    code, text, _ = run(capsys, "prove", lstm, out)
+    assert code == 0
+    assert "proved: 1 node(s)" in text
+    code, text, _ = run(capsys, "prove", lstm, out, "--points", "3", "--seed", "5", "--json")
+    data = strict_json(text)
+    assert (code, data["ok"], data["nodes"][0]["verdict"]) == (0, True, "proved")
+    assert 0 < data["bound"] < 1e-14
+
+
+def test_proof_and_check_may_both_be_asked_for(lstm, tmp_path, capsys):
+    code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--prove", "--check", "--json")
+    data = strict_json(text)
+    assert (code, data["prove"]["ok"], data["check"]["ok"]) == (0, True, True)
+
+
+def test_what_is_not_proved_is_not_written(lstm, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rnn_lower.NodeProof, "ok", False)
+    code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--prove")
+    assert code == 1
+    assert "nothing written" in text
+    assert "NOT PROVED: 0 of 1 node(s) are proved" in text
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_prove_tells_where_models_part(lstm, tmp_path, capsys):
+    out = tmp_path / "o.onnx"
+    rnn_lower.lower_file(lstm, out)
+    model = onnx.load(out)
+    tensor = next(t for t in model.graph.initializer if "W" in t.name)
+    array = onnx.numpy_helper.to_array(tensor)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.nextafter(array, np.float32(9)), tensor.name))
+    onnx.save(model, out)
+    code, text, _ = run(capsys, "prove", lstm, out)
+    assert code == 1
+    assert "not equal" in text
+    assert "differs first at step 0 of the forward direction, gate i" in text
+
+
 def test_only_and_skip(lstm, tmp_path, capsys):
     out = tmp_path / "o.onnx"
     for arguments, left in (

@@ -28,9 +28,9 @@ of at most 16 / 2^30, for each pair of them. And a difference of constants, an i
 power of two, has less than 150 prime factors of 31 bits, among 4.8 * 10^7 such primes.
 """
 
-LENGTHS, MOST_LENGTHS = 6, 70
+LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
 """Where the model leaves the length open all below the first are compared, and more up to the second where the graph
-compares something with a constant: it may behave otherwise from there on."""
+compares something with a constant: it may behave otherwise from there on. The last is for lengths that are known."""
 
 ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
 """Up to so many vectors of sequence_lens are all compared. Of more, or where there are so many weights, such that each
@@ -134,6 +134,8 @@ class _Comparison:
         most = max(LENGTHS, self._program.largest_compared + 2)
         if T is None and most > MOST_LENGTHS:
             raise OutOfScopeError(f"lengths that are compared with {most - 2}")
+        if T is not None and T > MOST_STEPS:
+            raise OutOfScopeError(f"a sequence of {T} steps; up to {MOST_STEPS} are computed")
         for steps in range(most) if T is None else (T,):
             if lengths is None:
                 found += [(steps, rows, None) for rows in ((1, 3) if N is None else (N,))]

@@ -266,6 +266,33 @@ def test_a_part_beyond_the_end_is_not_looked_at():
     assert "Slice" in node.reason
 
 
+def test_a_very_long_sequence_is_out_of_scope():
+    (node,) = proof(Case("RNN", T=20_000, N=1, I=1, H=1)).nodes
+    assert (node.verdict, node.reason) == ("out of scope", "a sequence of 20000 steps; up to 10000 are computed")
+
+
+@pytest.mark.parametrize("T", [1, 6, 9, 14])
+@pytest.mark.parametrize("N", [1, 2, 5])
+def test_a_position_that_is_off_by_one_shows_at_some_length(T, N):
+    model, _ = build(Case("RNN", T=T, N=N, optional=("sequence_lens", "initial_h")))
+    lowered = rnn_lower.lower(model, form="scan")
+    for place in range(T):
+        mutant = onnx.ModelProto()
+        mutant.CopyFrom(lowered)
+        positions = next(t for t in mutant.graph.initializer if "column" in t.name and list(t.dims) == [T, 1])
+        array = numpy_helper.to_array(positions).copy()
+        array[place] += 1
+        positions.CopyFrom(numpy_helper.from_array(array, positions.name))
+        assert rnn_lower.prove(model, mutant).nodes[0].verdict == "not equal"
+
+
+@pytest.mark.parametrize("sizes", [{"T": 0}, {"N": 0}, {"I": 0}, {"T": 0, "N": 0, "I": 0}])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nothing_to_compute(sizes, dynamic):
+    case = Case("LSTM", 17, optional=OPTIONAL["LSTM"], dynamic=dynamic, **sizes)
+    assert all(proof(case, form).ok for form in FORMS if form != "unroll" or not dynamic)
+
+
 def test_a_scan_of_no_steps_is_told():
     model, _ = build(Case("RNN", dynamic=True))
     lowered = rnn_lower.lower(model, form="scan", target="onnx-reference")
