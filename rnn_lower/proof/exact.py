@@ -108,6 +108,12 @@ def bias(field: Field, B: Array, arithmetic: np.dtype[Any], folded: bool) -> tup
     return field.embed(Wb), field.embed(Rb), total
 
 
+def halves(field: Field, B: Array) -> tuple[Array, Array, Array]:
+    """The same of field elements, which nothing has folded."""
+    Wb, Rb = np.split(B, 2, axis=1)
+    return Wb, Rb, field.add(Wb, Rb)
+
+
 def evaluate(
     field: Field, node: Recurrence, arrays: Mapping[str, Any], lengths: Array | None, seen: list[Seen] | None = None
 ) -> dict[str, Array]:

@@ -19,13 +19,14 @@ from rnn_lower.proof.interpreter import Interpreter, NoStepsError, Program
 from rnn_lower.proof.primitives import OutOfScopeError, WrongError
 from rnn_lower.proof.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
 
-FAILURE = (32 * 33 / 2 * 16) / 2**30 + (4500 / 30) / 4.8e7
+FAILURE = (32 * 33 / 2 * 64) / 2**30 + (4500 / 30) / 4.8e7
 """The chance that one point does not tell two steps apart.
 
-Every step of the three operators is less than 32 functions of one number, each of formulas of degree below 16 in what
-the one before gave: by the lemma of Schwartz and Zippel two different arguments meet at a random point with a chance
-of at most 16 / 2^30, for each pair of them. And a difference of constants, an integer of less than 4500 bits times a
-power of two, has less than 150 prime factors of 31 bits, among 4.8 * 10^7 such primes.
+A step of a unit consists of less than 32 functions of one number, each of a quotient of polynomials in what the ones
+before gave: two of them differ by one whose numerator is of a degree below 64. By the lemma of Schwartz and Zippel two
+different arguments meet at a random point with a chance of at most 64 / 2^30, for each pair of them. And a difference
+of constants, an integer of less than 4500 bits times a power of two, has less than 150 prime factors of 31 bits, among
+4.8 * 10^7 such primes.
 """
 
 LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
@@ -63,6 +64,15 @@ class Case:
         return f"with {self.T} steps of {self.N} rows{told}"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """What both sides get: as `exact.evaluate` takes it, by name for the graph, and sequence_lens."""
+
+    text: Mapping[str, Any]
+    given: Mapping[str, Array]
+    lengths: Array | None
+
+
 def answer(question: Question, points: int, seed: int) -> NodeProof:
     """The verdict about one node. Raises nothing for a lowered graph, whatever it does."""
     node = question.node
@@ -78,9 +88,8 @@ def answer(question: Question, points: int, seed: int) -> NodeProof:
                 return dataclasses.replace(
                     found, verdict=PROVED, bound=bound, evaluations=comparison.evaluations, reason=left_out
                 )
-            found = (
-                found if found.verdict == DIFFERENT else dataclasses.replace(found, verdict=DIFFERENT, reason=reason)
-            )
+            if found.verdict != DIFFERENT:
+                found = dataclasses.replace(found, verdict=DIFFERENT, reason=reason)
     except OutOfScopeError as error:
         return dataclasses.replace(found, reason=str(error))
     except WrongError as error:
@@ -91,7 +100,6 @@ def answer(question: Question, points: int, seed: int) -> NodeProof:
 class _Comparison:
     def __init__(self, question: Question, points: int, seed: int) -> None:
         facts, node = question.facts, question.node
-        self._question = question
         self._seed, self.points = seed, points
         given = {
             name: value
@@ -103,11 +111,11 @@ class _Comparison:
         self._node = exact.read(node, dtype)
         self._inputs = given
         self._shapes = {name: facts.shape(value) for name, value in given.items()}
-        self._runtime = {name: str(value.name) for name, value in given.items() if not idioms.is_constant(value)}
-        self._program = Program(question.replaced, self._runtime.values(), question.opset)
+        self._runtime = {str(value.name) for value in given.values() if not idioms.is_constant(value)}
+        self._program = Program(question.replaced, self._runtime, question.opset)
         names = {value.name: name for name, value in self._node.outputs.items()}
         self._wanted = [(str(value.name), names[value.name]) for value in question.replaced]
-        self.folds = (True, False) if "B" in given and "B" not in self._runtime else (False,)
+        self.folds = (True, False) if idioms.is_constant(given.get("B")) else (False,)
         self.evaluations = 0
         self.left_out: set[str] = set()
 
@@ -148,12 +156,14 @@ class _Comparison:
                     count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
                     self.left_out.add(f"of {count} vectors of sequence_lens {len(vectors)} are compared")
                 found += [(steps, len(vector), vector) for vector in vectors]
+        if not found:
+            raise OutOfScopeError("sequence_lens beyond a sequence of no steps")
         for index, case in enumerate(found):
             yield Case(*case, point=index % self.points)
         yield from (Case(*found[-1], point=point) for point in range(self.points))
 
-    def _given(self, field: Field, case: Case, folded: bool) -> dict[str, Any]:
-        """The node's inputs by their names in the ONNX text: the images of constants, random elements for others."""
+    def _inputs_at(self, field: Field, case: Case, folded: bool) -> _Inputs:
+        """The images of constants, and random elements for all that is known at run time only."""
         H = self._node.hidden_size or self._size(("R", 2))
         if H is None:
             raise OutOfScopeError("hidden_size is unknown")
@@ -165,26 +175,28 @@ class _Comparison:
             "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),
             "B": (D, 2 * G * H), "P": (D, 3 * H), "initial_h": state, "initial_c": state,
         }  # fmt: skip
-        arrays: dict[str, Any] = {}
-        made: dict[ir.Value, Array] = {}  # one value may be two inputs
-        for name, value in self._inputs.items():
-            known = idioms.constant(value)
-            if name == "sequence_lens":
-                continue
-            if known is not None and name == "B":
-                arrays[name] = exact.bias(field, known, self._node.arithmetic, folded)
-            elif known is not None:
-                arrays[name] = self._embedded(field, name, known)
+        lengths = None if case.lengths is None else np.array(case.lengths, np.int64)
+        text: dict[str, Any] = {}
+        given: dict[str, Array] = {}  # by name: one value may be two inputs
+        for what, value in self._inputs.items():
+            name, known = str(value.name), idioms.constant(value)
+            if what == "sequence_lens":
+                assert lengths is not None
+                given[name] = lengths
+            elif known is None:
+                given.setdefault(name, field.random(shapes[what]))
+                text[what] = exact.halves(field, given[name]) if what == "B" else given[name]
+            elif what == "B":
+                text[what] = exact.bias(field, known, self._node.arithmetic, folded)
             else:
-                made.setdefault(value, field.random(shapes[name]))
-                arrays[name] = made[value]
-        return arrays
+                text[what] = self._image(field, what, known)
+        return _Inputs(text, {name: given[name] for name in self._runtime}, lengths)
 
-    def _embedded(self, field: Field, name: str, known: Array) -> Array:
+    def _image(self, field: Field, name: str, known: Array) -> Array:
         """The image of a weight, made once for each field."""
-        if (field, name) not in self._images:
-            self._images[field, name] = field.embed(known)
-        return self._images[field, name]
+        if name not in self._images:
+            self._images[name] = field.embed(known)
+        return self._images[name]
 
     # -- comparing -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +206,7 @@ class _Comparison:
         for case in self._cases():
             cases[case.point].append(case)
         for point in range(self.points):
-            self._images: dict[tuple[Field, str], Array] = {}
+            self._images: dict[str, Array] = {}
             field = Field(self._seed * 1000 + point)
             interpreter = Interpreter(field, self._node.limit)
             for case in cases[point]:
@@ -204,18 +216,15 @@ class _Comparison:
         return None
 
     def _compare(self, interpreter: Interpreter, case: Case, folded: bool) -> str | None:
-        field = interpreter.field
-        arrays = self._given(field, case, folded)
-        lengths = None if case.lengths is None else np.array(case.lengths, np.int64)
-        given = {name: self._bound(field, arrays, what, lengths) for what, name in self._runtime.items()}
+        inputs = self._inputs_at(interpreter.field, case, folded)
         try:
-            right = interpreter.run(self._program, given)
+            right = interpreter.run(self._program, inputs.given)
         except NoStepsError:
             self.left_out.add("a Scan of no steps is left out, which no runtime has to take")
             return None
         except WrongError as error:
             return f"{error}, {case}"
-        left = exact.evaluate(field, self._node, self._text(field, arrays), lengths)
+        left = exact.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths)
         self.evaluations += 1
         for (name, what), found in zip(self._wanted, right, strict=True):
             wanted = left[what]
@@ -224,32 +233,15 @@ class _Comparison:
             if found.dtype != np.uint64:
                 return f"'{name}' is of type {found.dtype}, {case}"
             if wanted.size and not np.array_equal(found, wanted):
-                return f"'{name}' {self._where(interpreter, case, arrays, lengths, given)}, {case}"
+                return f"'{name}' {self._where(interpreter, inputs)}, {case}"
         return None
 
-    def _bound(self, field: Field, arrays: Mapping[str, Any], what: str, lengths: Array | None) -> Array:
-        if what == "sequence_lens":
-            assert lengths is not None
-            return lengths
-        return arrays[what]  # type: ignore[no-any-return]
-
-    def _text(self, field: Field, arrays: dict[str, Any]) -> dict[str, Any]:
-        """With B as `exact.evaluate` takes it."""
-        B = arrays.get("B")
-        if not isinstance(B, np.ndarray):
-            return arrays
-        Wb, Rb = np.split(B, 2, axis=1)
-        return {**arrays, "B": (Wb, Rb, field.add(Wb, Rb))}
-
-    def _where(
-        self, interpreter: Interpreter, case: Case, arrays: dict[str, Any], lengths: Array | None,
-        given: Mapping[str, Array],
-    ) -> str:  # fmt: skip
+    def _where(self, interpreter: Interpreter, inputs: _Inputs) -> str:
         """The first thing that the node computes and the graph does not: values are as good as names."""
         seen: list[exact.Seen] = []
         interpreter.recorded = []
-        interpreter.run(self._program, given)
-        exact.evaluate(interpreter.field, self._node, self._text(interpreter.field, arrays), lengths, seen)
+        interpreter.run(self._program, inputs.given)
+        exact.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths, seen)
         there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
         interpreter.recorded = None
         for one in seen:

@@ -14,9 +14,10 @@ from rnn_lower.model import files, tensors
 from rnn_lower.model.convert import fix_proto_dims
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import Facts
-from rnn_lower.model.scopes import Scope, default_opset, recurrent_nodes, subgraphs
+from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import samples, untouched
+from rnn_lower.proof.interpreter import MARK
 from rnn_lower.proof.nodes import Question, answer
 from rnn_lower.proof.report import DIFFERENT, NodeProof, Proof
 
@@ -43,8 +44,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int) -> Proof:
             (before.proto, before.folder), (after.proto, after.folder),
             opset=opsets[1] if opsets[0] != opsets[1] else None,
         )  # fmt: skip
-        nodes = _proofs(_with_inputs_of(after, before), after, points, seed)
-        return Proof(tuple(nodes), tuple(changed))
+        return Proof(tuple(_proofs(_with_inputs_of(after, before), after, points, seed)), tuple(changed))
     except RnnLowerError as error:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
 
@@ -52,10 +52,12 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int) -> Proof:
 def located(original: Any, lowered: Any) -> tuple[str, ...]:
     """Which nodes of two models that differ are not the same function, and where they part; nothing of other models."""
     try:
+        if not any(MARK in node.metadata_props for node, _ in nodes(files.open_model(lowered)[0].model)):
+            return ()
         proof = prove_models(original, lowered, 1, 0)
     except RnnLowerError:
         return ()
-    return tuple(f"{node.name} differs first: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
+    return tuple(f"{node.name}: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
 
 
 def _opset(document: Document) -> int | None:

@@ -167,6 +167,8 @@ class Proof:
     def verdict(self) -> str:
         """One line to end with."""
         count = sum(node.ok for node in self.nodes)
+        if self.ok and not self.nodes:
+            return "no recurrent node was replaced, and nothing else has changed"
         if self.ok:
             return (
                 f"proved: {count} node(s), with a chance of error below {self.bound:.1g}, and nothing else has changed"
