@@ -5,13 +5,14 @@
 Each activation is lowered for every target and at the opsets at which it is written in another way; the emitted nodes
 run on onnxruntime and are compared with the same function in float64. An error in ULP is counted in steps of float32
 at the exact result. Results below 2^-126 count in steps of 2^-149, as float32 has them. Prints rows for
-docs/semantics.md. --every 4096 takes one value, at random, of each 4096 that lie side by side.
+docs/semantics.md. --every 4096 takes one value, at random, of each 4096 that lie side by side, and all around edges.
 """  # fmt: skip
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 
@@ -138,10 +139,23 @@ def values(every: int, seed: int = 0) -> Iterator[np.ndarray]:
             yield np.resize(x, CHUNK)
 
 
+def around(name: str) -> Iterator[np.ndarray]:
+    """All values near those where an activation has an edge or is 0: there most digits cancel."""
+    *_, alpha, beta, _ = reference.ACTIVATIONS[name.lower()]
+    a, b = (
+        default if number is None else number
+        for number, default in zip(PARAMETERS.get(name, (None, None)), (alpha, beta), strict=True)
+    )
+    edges = reference.EDGES.get(name.lower(), lambda a, b: ())(a, b)
+    for edge in {*edges, -b / a if name == "Affine" else 0.0}:
+        bits = int(np.float32(edge).view(np.uint32)) + np.arange(-CHUNK // 2, CHUNK // 2)
+        yield np.maximum(bits, 0).astype(np.uint32).view(np.float32)
+
+
 def measure(name: str, every: int) -> list[Variant]:
     """The ways of writing an activation, measured."""
     found, function = variants(name), exact(name)
-    for x in values(every):
+    for x in itertools.chain(values(every), around(name)):
         wanted = function(x)
         with np.errstate(over="ignore"):  # beyond float32, infinity is the nearest
             wanted[np.isinf(wanted.astype(np.float32))] *= np.inf

@@ -15,7 +15,7 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.proof import reference
 
-SECONDS, WEIGHTS = 2.0, 50_000_000
+SECONDS, WEIGHTS = 0.5, 50_000_000
 """The reference evaluator is slow: it stops after so long, and does not run models with so many bytes of weights."""
 
 Piece = tuple[str, str, tuple[float, ...]]
