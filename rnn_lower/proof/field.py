@@ -8,7 +8,6 @@ by its name: the same on both sides of a comparison, and equal only where its ar
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 
@@ -30,6 +29,8 @@ class Field:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._numbers: dict[float, Array] = {}
+        self._keys: dict[str, np.uint64] = {}
         self._rng = np.random.default_rng(seed)
         candidates = iter(lambda: int(self._rng.integers(1 << 30, 1 << 31)) | 1, 0)
         self.prime = next(number for number in candidates if is_prime(number))
@@ -64,10 +65,11 @@ class Field:
                 result[place] = self._key(f"symbol {numbers[place]}") % self._p
         return result
 
-    @functools.cache  # noqa: B019  # a field lives as long as its proof
     def number(self, number: float) -> Array:
-        """The image of one number."""
-        return self.embed(np.float64(number))
+        """The image of one number, kept."""
+        if number not in self._numbers:
+            self._numbers[number] = self.embed(np.float64(number))
+        return self._numbers[number]
 
     def integers(self, numbers: Array) -> Array:
         """The image of integers or truth values."""
@@ -135,10 +137,11 @@ class Field:
 
     # -- random functions ------------------------------------------------------------------------------------------
 
-    @functools.cache  # noqa: B019  # a field lives as long as its proof
     def _key(self, name: str) -> np.uint64:
-        digest = hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
-        return np.uint64(int.from_bytes(digest, "little"))
+        if name not in self._keys:
+            digest = hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
+            self._keys[name] = np.uint64(int.from_bytes(digest, "little"))
+        return self._keys[name]
 
     def function(self, name: str, x: Array) -> Array:
         """A random function of one element: the finalizer of splitmix64, keyed."""
