@@ -9,21 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rnn_lower.api import check, inspect, lower, lower_file
+    from rnn_lower.api import check, inspect, lower, lower_file, prove
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
     from rnn_lower.model.passes import LowerRecurrentPass, Record
     from rnn_lower.model.rules import rewrite_rules
-    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.proof.report import CheckReport, NodeProof, Proof
     from rnn_lower.recurrent.node import RecurrentNode
 
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "api": ("check", "inspect", "lower", "lower_file"),
+    "api": ("check", "inspect", "lower", "lower_file", "prove"),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "model.passes": ("LowerRecurrentPass", "Record"),
     "model.rules": ("rewrite_rules",),
-    "proof.report": ("CheckReport",),
+    "proof.report": ("CheckReport", "NodeProof", "Proof"),
     "recurrent.node": ("RecurrentNode",),
 }
 
@@ -31,6 +31,8 @@ __all__ = [
     "CheckReport",
     "InvalidNodeError",
     "LowerRecurrentPass",
+    "NodeProof",
+    "Proof",
     "Record",
     "RecurrentNode",
     "RnnLowerError",
@@ -39,6 +41,7 @@ __all__ = [
     "inspect",
     "lower",
     "lower_file",
+    "prove",
     "rewrite_rules",
 ]
 

@@ -20,7 +20,7 @@ from rnn_lower.options import FORMS, Options
 from rnn_lower.tables import print_inspected, print_json, print_lowered, print_report, progress, report_data
 
 if TYPE_CHECKING:
-    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
 
 DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
@@ -29,8 +29,8 @@ DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rnn-lower`.
 
-    Answers 0: done, 1: the check found a difference, 2: bad input or usage, or interrupted, 3: an error of rnn_lower
-    itself; from 2 on with one line on stderr.
+    Answers 0: done, 1: the check found a difference or a node is not proved, 2: bad input or usage, or interrupted,
+    3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     try:
         arguments = _parser().parse_args(argv)
@@ -117,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     _option(lower, "--fold", "fold", action="store_true")
     _option(lower, "--max-nodes", "max_nodes", metavar="N", type=int)
     lower.add_argument("--check", action="store_true", help="compare with the original before writing")
+    lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
     _check_arguments(lower)
 
     check = commands.add_parser("check", help="compare two models")
@@ -124,6 +125,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("original", metavar="A.onnx")
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
+
+    prove = commands.add_parser("prove", help="show without inputs and tolerance that two models are the same function")
+    prove.set_defaults(command=_prove)
+    prove.add_argument("original", metavar="A.onnx")
+    prove.add_argument("lowered", metavar="B.onnx")
+    prove.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
+    prove.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
+    prove.add_argument("--json", action="store_true", help="print JSON")
 
     inspect = commands.add_parser("inspect", help="list recurrent nodes with their features")
     inspect.set_defaults(command=_inspect)
@@ -213,26 +222,30 @@ def _lower(arguments: argparse.Namespace) -> int:
         raise RnnLowerError("-o -: stdout is closed; name a file")
     if arguments.inputs is not None and not arguments.check:
         raise RnnLowerError("--inputs needs --check")
+    if arguments.fold and arguments.prove:
+        raise RnnLowerError("--prove compares all of a file, and --fold changes all of it; use --check")
     selection = _Selection(arguments.only, arguments.skip)
     given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
     given.update(dims=_dims(arguments.dims or [], arguments.shapes or []), select=selection)
-    reports: list[CheckReport] = []
+    reports: list[CheckReport | Proof] = []
 
-    def accept(lowered: Any) -> bool:
-        selection.check()
-        if not arguments.check:
-            return True
+    def changed(lowered: str) -> Sequence[str]:
         from rnn_lower.proof import untouched
 
-        changed = []
-        if not arguments.fold:  # which changes all of it
-            changed = untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
+        if arguments.fold:  # which changes all of it
+            return ()
+        return untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
+
+    def accept(lowered: str) -> bool:
+        selection.check()
         try:
-            report = _run_check(arguments, arguments.model, lowered)
+            if arguments.prove:
+                reports.append(api.prove(arguments.model, lowered))
+            if arguments.check:
+                reports.append(_run_check(arguments, arguments.model, lowered, changed(lowered)))
         except RnnLowerError as error:  # the file has its name only when it is put in place
             raise type(error)(str(error).replace(f"{lowered}: ", "")) from None
-        reports.append(dataclasses.replace(report, changed=tuple(changed)))
-        return reports[0].ok
+        return all(report.ok for report in reports)
 
     with progress() as advance:
         records = api.lower_file(
@@ -247,21 +260,29 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    report = _run_check(arguments, arguments.original, arguments.lowered)
-    if arguments.json:
-        print_json(report_data(report))
-    else:
-        print_report(report)
+    return _told(_run_check(arguments, arguments.original, arguments.lowered), arguments.json)
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    proof = api.prove(arguments.original, arguments.lowered, points=arguments.points, seed=arguments.seed)
+    return _told(proof, arguments.json)
+
+
+def _told(report: CheckReport | Proof, as_json: bool) -> int:
+    print_json(report_data(report)) if as_json else print_report(report)
     return DONE if report.ok else DIFFERENT
 
 
-def _run_check(arguments: argparse.Namespace, original: Any, lowered: Any) -> CheckReport:
+def _run_check(arguments: argparse.Namespace, original: str, lowered: str, changed: Sequence[str] = ()) -> CheckReport:
     from rnn_lower import api
 
-    return api.check(
+    report = api.check(
         original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
         rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
     )  # fmt: skip
+    return dataclasses.replace(report, changed=tuple(changed))
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from rnn_lower.model.passes import Record
-    from rnn_lower.proof.report import CheckReport
+    from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ def print_inspected(as_json: bool, model: str, inputs: Sequence[ir.Value], nodes
 
 
 def print_lowered(
-    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport]
+    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport | Proof]
 ) -> None:
     if as_json:
         result: dict[str, Any] = {
@@ -45,8 +45,7 @@ def print_lowered(
             "output": written,
             "nodes": [_record_row(record) for record in records],
         }
-        if reports:
-            result["check"] = report_data(reports[0])
+        result.update({report.kind: report_data(report) for report in reports})
         print_json(result)
     else:
         _print_records(records, written)
@@ -114,30 +113,15 @@ def _print_records(records: Sequence[Record], output: str | None) -> None:
     print(f"wrote {output}" if output else "nothing written: the models were not seen to be the same")
 
 
-def report_data(report: CheckReport) -> dict[str, Any]:
-    return {"schema": SCHEMA, "ok": report.ok, "max_abs_error": report.max_abs_error, **dataclasses.asdict(report)}
+def report_data(report: CheckReport | Proof) -> dict[str, Any]:
+    return {"schema": SCHEMA, "ok": report.ok, **report.summary, **dataclasses.asdict(report)}
 
 
-def print_report(report: CheckReport) -> None:
-    rows = [
-        {
-            "output": output.name, "shape": "x".join(map(str, output.shape)), "max abs": f"{output.max_abs_error:.3g}",
-            "max rel": f"{output.max_rel_error:.3g}", "": "ok" if output.ok else output.reason,
-        }
-        for output in report.outputs
-    ]  # fmt: skip
-    title = f"original on {report.judge}, lowered on {report.runner}, {report.runs} run(s)"
-    _print_table(title, rows, ["output", "shape", "max abs", "max rel", ""])
-    verdict = "DIFFERENT"
-    if report.nothing_compared:
-        verdict = f"NOTHING COMPARED ({report.nothing_compared})"
-    elif report.unreached and not report.changed and all(output.ok for output in report.outputs):
-        verdict = "NOT ALL REACHED: give inputs that make them run (--inputs X.npz), or accept it (--allow-unreached)"
-    for node in report.unreached:
-        print(f"not reached: {node}")
-    for what in report.changed:
-        print(f"changed beyond the recurrent nodes: {what}")
-    print(f"{'same' if report.ok else verdict}: rtol {report.rtol:g}, atol {report.atol:g}")
+def print_report(report: CheckReport | Proof) -> None:
+    rows = report.rows
+    if rows:
+        _print_table(report.title, rows, list(rows[0]))
+    print(*report.remarks, report.verdict, sep="\n")
 
 
 def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:

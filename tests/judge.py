@@ -8,17 +8,17 @@ from onenode import Case, build
 
 import rnn_lower
 from rnn_lower.model.document import Document
-from rnn_lower.proof import judging
+from rnn_lower.proof import judging, runners
 
 FUSED = ("RNN", "GRU", "LSTM")
 
 
 def run_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return judging.open_onnxruntime(Document(model))(feeds)
+    return runners.open_onnxruntime(Document(model))(feeds)
 
 
 def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return judging.open_reference(Document(model))(feeds)
+    return runners.open_reference(Document(model))(feeds)
 
 
 def refused(model: onnx.ModelProto) -> str | None:

@@ -52,7 +52,7 @@ from rnn_lower import cli
 from rnn_lower.model import files
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import default_opset, values
-from rnn_lower.proof import guard, judging, runners, samples
+from rnn_lower.proof import guard, runners, samples
 
 SECONDS = 10
 """How long one lowering may take."""
@@ -566,7 +566,7 @@ def _first_results(document: Document, run: runners.Run) -> tuple[samples.Feeds,
 
 def _difference(names: Sequence[str], wanted: Sequence[Any], got: Sequence[Any]) -> str:
     pairs = zip(names, wanted, got, strict=True)
-    reports = [judging.compare(name, expected, actual, 1e-3, 1e-4) for name, expected, actual in pairs]
+    reports = [comparing.compare(name, expected, actual, 1e-3, 1e-4) for name, expected, actual in pairs]
     return "; ".join(f"{report.name}: {report.reason}" for report in reports if not report.ok)
 
 

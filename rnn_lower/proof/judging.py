@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -21,8 +19,10 @@ from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.folding import dead_nodes
 from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
-from rnn_lower.proof import guard, reached, samples
-from rnn_lower.proof.report import CheckReport, OutputReport
+from rnn_lower.proof import guard, proving, reached, samples
+from rnn_lower.proof.comparing import Comparison
+from rnn_lower.proof.coverage import Coverage
+from rnn_lower.proof.report import CheckReport
 from rnn_lower.proof.runners import ORT, REFERENCE, Change, Run, open_onnxruntime, open_reference
 from rnn_lower.proof.samples import Feeds
 from rnn_lower.recurrent.node import RecurrentNode
@@ -43,16 +43,21 @@ def compare_models(
     models = Pair(original, lowered)
     fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
-    comparison = Comparison(rtol, atol)
+    comparison, coverage = Comparison(rtol, atol), Coverage(models.original)
     runs = 1 if given else runs
     if given:
-        comparison.add(models.output_names, *models.run(given))
+        comparison.add(models.output_names, *models.run(given, coverage.add))
         sets = 1
     else:
         sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
         sets = sampled.sets_in_a_run
+
+        def took(feeds: Feeds) -> None:
+            sampled.keep(feeds)
+            coverage.add(feeds)
+
         for index, part in itertools.product(range(runs), range(sets)):
-            comparison.add(models.output_names, *models.run(sampled.candidates(index, part), sampled.keep))
+            comparison.add(models.output_names, *models.run(sampled.candidates(index, part), took))
         _reach_more(models, sampled, comparison, runs)
     touched = _touched(models.original.model)
     # What depends on no input is the same in all runs, and all there is to compare.
@@ -60,9 +65,12 @@ def compare_models(
     nothing = comparison.nothing_compared(touched, varied)
     if nothing and (empty := [value.name for value in models.original.model.graph.inputs if _is_empty(value)]):
         nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes at its word"
+    reports = comparison.reports()
     return CheckReport(
-        comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,
+        reports, models.judge, models.runner, runs, rtol, atol, nothing,
         unreached=tuple(node.describe() for node in models.unreached()), allow_unreached=allow_unreached,
+        located=() if all(report.ok for report in reports) else proving.located(original, lowered),
+        missed=coverage.missed(),
     )  # fmt: skip
 
 
@@ -259,61 +267,6 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     return None
 
 
-class Comparison:
-    """Collects the differences per output over several runs."""
-
-    def __init__(self, rtol: float, atol: float) -> None:
-        self._rtol, self._atol = rtol, atol
-        self._reports: dict[str, OutputReport] = {}
-        self._first: dict[str, Any] = {}
-        self._filled: set[str] = set()
-        self._varied: set[str] = set()
-
-    def nothing_compared(self, touched: set[str], varied: bool) -> str:
-        """Why agreement would say nothing, or nothing.
-
-        touched: outputs that recurrent nodes have a part in.  varied: outputs need not differ from run to run.
-        """
-        names = touched & self._reports.keys() or self._reports.keys()
-        told = "every output" if names == self._reports.keys() else "every output of a recurrent node"
-        if names and not self._filled & names:
-            return f"{told} is empty, or holds no finite number"
-        if names and not varied and not self._varied & names:
-            return f"{told} is the same in all runs, whatever the inputs"
-        return ""
-
-    def add(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> None:
-        for name, wanted, got in zip(names, expected, actual, strict=True):
-            new = compare(name, wanted, got, self._rtol, self._atol)
-            self._filled |= {name} if _has_content(wanted) else set()
-            first = self._first.setdefault(name, wanted)
-            self._varied |= set() if _identical(first, wanted) else {name}
-            old = self._reports.get(name, new)
-            self._reports[name] = dataclasses.replace(
-                new,
-                max_abs_error=max(old.max_abs_error, new.max_abs_error),
-                max_rel_error=max(old.max_rel_error, new.max_rel_error),
-                ok=old.ok and new.ok,
-                reason=old.reason or new.reason,
-            )
-
-    def reports(self) -> tuple[OutputReport, ...]:
-        return tuple(self._reports.values())
-
-
-def _identical(a: Any, b: Any) -> bool:
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_identical, a, b))
-    return np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
-def _has_content(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_content, value))
-    array = np.asarray(value)
-    return array.size > 0 and (array.dtype.kind not in "fcV" or bool(np.any(np.isfinite(array.astype(np.complex128)))))
-
-
 def _touched(model: ir.Model) -> set[str]:
     """Names of outputs that depend on a recurrent node of the main graph or of a body in it."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
@@ -341,42 +294,3 @@ def _is_finite(value: Any) -> bool:
         return all(map(_is_finite, value))
     array = np.asarray(value)
     return array.dtype.kind not in "fcV" or bool(np.all(np.abs(array.astype(np.complex128)) < 1e30))
-
-
-def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> OutputReport:
-    """One output of one run: floating-point numbers within tolerance, everything else equal."""
-    if isinstance(expected, list) != isinstance(actual, list):
-        return OutputReport(name, (), float("inf"), float("inf"), False, "one is a sequence")
-    if isinstance(expected, list):  # a sequence
-        parts = [compare(name, e, a, rtol, atol) for e, a in zip(expected, actual, strict=False)]
-        same = len(expected) == len(actual) and all(part.ok for part in parts)
-        worst = max((part.max_abs_error for part in parts), default=0.0)
-        return OutputReport(name, (len(expected),), worst, 0.0, same, "" if same else "sequences differ")
-    a, b = np.asarray(expected), np.asarray(actual)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        reason = f"{a.dtype}{list(a.shape)} expected, {b.dtype}{list(b.shape)} found"
-        return OutputReport(name, b.shape, float("inf"), float("inf"), False, reason)
-    if a.dtype.kind in "OSU":
-        same = bool(np.array_equal(a, b))
-        return OutputReport(name, b.shape, 0.0 if same else float("inf"), 0.0, same, "" if same else "texts differ")
-    if a.size == 0:
-        return OutputReport(name, b.shape, 0.0, 0.0, True)
-    if a.dtype.kind in "fcV":  # V: the narrow types that numpy does not know
-        rtol = max(rtol, float(ml_dtypes.finfo(a.dtype).eps) if a.dtype.kind != "c" else 0.0)
-    else:
-        rtol = atol = 0.0
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    x, y = a.astype(wide), b.astype(wide)
-    finite = np.abs(x[np.isfinite(x)])
-    atol *= float(finite.max(initial=0.0))  # by the size of the output: what is small everywhere must agree as well
-    with np.errstate(all="ignore"):
-        same_special = (np.isnan(x) & np.isnan(y)) | (a == b)
-        difference = np.where(same_special, 0.0, np.abs(x - y))
-        difference = np.where(np.isnan(difference), np.inf, difference)
-        relative = np.where(difference == 0, 0.0, difference / np.maximum(np.abs(x), np.finfo(np.float32).tiny))
-        within = same_special | ((difference <= atol + rtol * np.abs(x)) & (difference < np.inf))
-    if not rtol:
-        within = same_special
-    ok = bool(np.all(within))
-    reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
-    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason)

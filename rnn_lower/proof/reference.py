@@ -23,8 +23,7 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
 
 
-# name in lower case: (takes alpha, takes beta, default alpha, default beta, function of x, alpha, beta)
-_TABLE: dict[str, tuple[bool, bool, float, float, Callable[..., Array]]] = {
+ACTIVATIONS: dict[str, tuple[bool, bool, float, float, Callable[..., Array]]] = {
     "relu": (False, False, 0, 0, lambda x, a, b: np.maximum(x, 0)),
     "tanh": (False, False, 0, 0, lambda x, a, b: np.tanh(x)),
     "sigmoid": (False, False, 0, 0, lambda x, a, b: _sigmoid(x)),
@@ -37,27 +36,53 @@ _TABLE: dict[str, tuple[bool, bool, float, float, Callable[..., Array]]] = {
     "softsign": (False, False, 0, 0, lambda x, a, b: x / (1 + np.abs(x))),
     "softplus": (False, False, 0, 0, lambda x, a, b: np.logaddexp(0, x)),
 }
-_DEFAULTS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
+"""By name in lower case: takes alpha, takes beta, their defaults, the function of x, alpha, beta."""
+
+DEFAULTS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
-def _functions(op: str, directions: int, names: Sequence[str] | None, alpha: Any, beta: Any) -> list[list[Function]]:
+EDGES: dict[str, Callable[[float, float], tuple[float, ...]]] = {
+    "relu": lambda a, b: (0.0,),
+    "leakyrelu": lambda a, b: (0.0,),
+    "thresholdedrelu": lambda a, b: (a,),
+    "hardsigmoid": lambda a, b: tuple(sorted(((0 - b) / a, (1 - b) / a))) if a else (),
+    "elu": lambda a, b: (0.0,),
+}
+"""Where an activation goes from one formula to another."""
+
+Watch = Callable[[str, Array, tuple[float, ...]], None]
+"""Told of every clip and activation of several formulas: its name, what it is applied to, and its edges."""
+
+
+def _watched(name: str, function: Function, edges: tuple[float, ...], watch: Watch) -> Function:
+    def told(x: Array) -> Array:
+        watch(name, x, edges)
+        return function(x)
+
+    return told
+
+
+def _functions(
+    op: str, directions: int, names: Sequence[str] | None, alpha: Any, beta: Any, watch: Watch | None = None
+) -> list[list[Function]]:
     """f, g, h per direction; alpha and beta are consumed in order by those that take them."""
-    per = len(_DEFAULTS[op])
-    names = [name.lower() for name in names or ()] or _DEFAULTS[op] * directions
+    per = len(DEFAULTS[op])
+    names = [name.lower() for name in names or ()] or DEFAULTS[op] * directions
     if op == "RNN" and directions == 1:
         names = names[:1]
     alphas, betas = iter(alpha or ()), iter(beta or ())
     made: list[Function] = []
     for name in names:
-        takes_alpha, takes_beta, a, b, function = _TABLE[name]
+        takes_alpha, takes_beta, a, b, function = ACTIVATIONS[name]
         # onnxruntime holds these parameters in float32
         a = float(np.float32(next(alphas, a))) if takes_alpha else 0.0
         b = float(np.float32(next(betas, b))) if takes_beta else 0.0
-        made.append(functools.partial(function, a=a, b=b))
+        bound = functools.partial(function, a=a, b=b)
+        made.append(bound if watch is None or name not in EDGES else _watched(name, bound, EDGES[name](a, b), watch))
     return [made[start : start + per] for start in range(0, per * directions, per)]
 
 
-def run(op: str, inputs: Sequence[Array | None], attributes: dict[str, Any]) -> list[Array]:
+def run(op: str, inputs: Sequence[Array | None], attributes: dict[str, Any], watch: Watch | None = None) -> list[Array]:
     """Compute one node: inputs and attributes as in the ONNX text, None for absent ones.
 
     Answers Y [T, D, N, H], Y_h [D, N, H] and for LSTM Y_c [D, N, H] (layout 1: Y [N, T, D, H], Y_h and Y_c [N, D, H]),
@@ -74,12 +99,13 @@ def run(op: str, inputs: Sequence[Array | None], attributes: dict[str, Any]) -> 
     lengths = np.full(N, T) if lens is None else np.clip(np.asarray(lens), 0, T)
     direction = attributes.get("direction") or "forward"
     functions = _functions(
-        op, D, attributes.get("activations"), attributes.get("activation_alpha"), attributes.get("activation_beta")
-    )
+        op, D, attributes.get("activations"), attributes.get("activation_alpha"), attributes.get("activation_beta"),
+        watch,
+    )  # fmt: skip
     Y, Yh, Yc = np.zeros((T, D, N, H)), np.zeros((D, N, H)), np.zeros((D, N, H))
     for d in range(D):
         parts = [None if a is None else a[d] for a in (W, R, B, P)]
-        step = _Step(op, H, parts, functions[d], attributes)
+        step = _Step(op, H, parts, functions[d], attributes, watch)
         for n in range(N):  # one sequence at a time: no masks, nothing to get wrong
             h = np.zeros(H) if h0 is None else h0[d, n]
             c = np.zeros(H) if c0 is None else c0[d, n]
@@ -101,8 +127,9 @@ class _Step:
     """One step of one sequence of one direction: (x [I], h [H], c [H]) -> (h, c)."""
 
     def __init__(
-        self, op: str, H: int, parts: Sequence[Array | None], functions: list[Function], attributes: dict[str, Any]
-    ) -> None:
+        self, op: str, H: int, parts: Sequence[Array | None], functions: list[Function], attributes: dict[str, Any],
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
         gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
         W, R, B, P = parts
         assert W is not None
@@ -111,7 +138,7 @@ class _Step:
         self.W, self.R = W.reshape(gates, H, -1), R.reshape(gates, H, H)
         self.Wb, self.Rb = B[: gates * H].reshape(gates, H), B[gates * H :].reshape(gates, H)
         self.P = np.zeros((3, H)) if P is None else P.reshape(3, H)
-        self.functions = functions
+        self.functions, self.watch = functions, watch
         self.reset_after = bool(attributes.get("linear_before_reset"))
         self.coupled = bool(attributes.get("input_forget"))
         clip = attributes.get("clip")
@@ -124,6 +151,8 @@ class _Step:
             return self.step(x, h, c)
 
     def _clip(self, a: Array) -> Array:
+        if self.watch is not None and np.isfinite(self.limit):
+            self.watch("clip", a, (-self.limit, self.limit))
         return np.asarray(np.clip(a, -self.limit, self.limit))
 
     def _sum(self, gate: int, x: Array, h: Array) -> Array:
@@ -151,7 +180,11 @@ class _Step:
         return o * activation_h(new_c), new_c
 
 
-def _operator(op: str) -> type[OpRun]:
+NodeWatch = Callable[[str, str, Array, tuple[float, ...]], None]
+"""As `Watch`, with the name of the node first."""
+
+
+def _operator(op: str, watch: NodeWatch | None = None) -> type[OpRun]:
     attributes = (
         "activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size", "input_forget",
         "layout", "linear_before_reset",
@@ -163,7 +196,10 @@ def _operator(op: str) -> type[OpRun]:
         def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
             given = {attribute.name: attribute for attribute in self.onnx_node.attribute}
             values = {name: _value(given[name]) for name in attributes if name in given}
-            results = run(op, list(inputs), values)
+            of_node = (
+                None if watch is None else functools.partial(watch, self.onnx_node.name or self.onnx_node.output[0])
+            )
+            results = run(op, list(inputs), values, of_node)
             return tuple(results[: len(self.onnx_node.output)])
 
     Operator.__name__ = op
@@ -179,5 +215,10 @@ def _value(attribute: Any) -> Any:
     return value
 
 
-OPERATORS: tuple[type[OpRun], ...] = tuple(_operator(op) for op in ("RNN", "GRU", "LSTM"))
+def operators(watch: NodeWatch | None = None) -> tuple[type[OpRun], ...]:
+    """The operators for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`. watch: told what they go through."""
+    return tuple(_operator(op, watch) for op in ("RNN", "GRU", "LSTM"))
+
+
+OPERATORS: tuple[type[OpRun], ...] = operators()
 """For `onnx.reference.ReferenceEvaluator(model, new_ops=OPERATORS)`."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
-    """One output over all runs: shape of the last run, largest differences, whether all were within tolerance."""
+    """One output over all runs: shape of the last run, largest differences, whether all were within tolerance.
+
+    max_ulp_error: in units in the last place of what was expected.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -15,6 +19,7 @@ class OutputReport:
     max_rel_error: float
     ok: bool
     reason: str = ""
+    max_ulp_error: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +30,8 @@ class CheckReport:
     nothing_compared: why agreement says nothing here, empty when it does.
     changed: what else differs between the files; filled where a file was lowered from the other.
     unreached: recurrent nodes of the original that no inputs made run, so that nothing is known of them.
+    located: where outputs differ, which nodes are not the same function, and at which step and gate they part.
+    missed: pieces of activations and branches that no input reached, of which agreement says nothing.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -37,6 +44,8 @@ class CheckReport:
     changed: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
     allow_unreached: bool = False
+    located: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -51,6 +60,134 @@ class CheckReport:
     def max_abs_error(self) -> float:
         """The largest absolute difference of any output; inf where shapes, types or non-finite values differ."""
         return max((output.max_abs_error for output in self.outputs), default=0.0)
+
+    kind: ClassVar[str] = "check"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What stands first in JSON, beside the fields."""
+        return {"max_abs_error": self.max_abs_error}
+
+    @property
+    def title(self) -> str:
+        """Over the table."""
+        return f"original on {self.judge}, lowered on {self.runner}, {self.runs} run(s)"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: one row per output."""
+        return [
+            {
+                "output": output.name, "shape": "x".join(map(str, output.shape)),
+                "max abs": f"{output.max_abs_error:.3g}", "max rel": f"{output.max_rel_error:.3g}",
+                "ULP": f"{output.max_ulp_error:.3g}",
+                "": "ok" if output.ok else output.reason,
+            }
+            for output in self.outputs
+        ]  # fmt: skip
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines below the table."""
+        told = [f"changed beyond the recurrent nodes: {what}" for what in self.changed]
+        told += [f"not reached: {node}" for node in self.unreached]
+        return [*told, *self.located, *(f"reached by no input: {what}" for what in self.missed)]
+
+    @property
+    def verdict(self) -> str:
+        """One line to end with."""
+        failed = "DIFFERENT"
+        if self.nothing_compared:
+            failed = f"NOTHING COMPARED ({self.nothing_compared})"
+        elif dataclasses.replace(self, allow_unreached=True).ok:
+            failed = (
+                "NOT ALL REACHED: give inputs that make them run (--inputs X.npz), or accept it (--allow-unreached)"
+            )
+        return f"{'same' if self.ok else failed}: rtol {self.rtol:g}, atol {self.atol:g}"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+PROVED, DIFFERENT, OUT_OF_SCOPE = "proved", "not equal", "out of scope"
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeProof:
+    """What was found of one recurrent node of the original.
+
+    verdict: "proved", "not equal" or "out of scope".  evaluations: how often both sides were computed.
+    bound: the chance that another function would have passed for this one; 1 where nothing is proved.
+    reason: where they part, or what is out of scope; of a proved node, what the proof leaves out, mostly nothing.
+    """
+
+    name: str
+    op_type: str
+    path: str
+    verdict: str
+    bound: float = 1.0
+    evaluations: int = 0
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the node is proved."""
+        return self.verdict == PROVED
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """The verdict about two models: each replaced node, and what else differs between the files."""
+
+    nodes: tuple[NodeProof, ...]
+    changed: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every replaced node is proved, and nothing else has changed."""
+        return not self.changed and all(node.ok for node in self.nodes)
+
+    @property
+    def bound(self) -> float:
+        """The chance that a model with some other function in it would have passed."""
+        return min(1.0, sum(node.bound for node in self.nodes))
+
+    kind: ClassVar[str] = "prove"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What stands first in JSON, beside the fields."""
+        return {"bound": self.bound}
+
+    title: ClassVar[str] = "compared in exact arithmetic"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: one row per recurrent node of the original that was replaced."""
+        return [
+            {
+                "node": node.name, "where": node.path, "op": node.op_type, "": node.verdict,
+                "bound": f"{node.bound:.1g}" if node.ok else "", "because": node.reason,
+            }
+            for node in self.nodes
+        ]  # fmt: skip
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines below the table."""
+        return [f"changed beyond the recurrent nodes: {what}" for what in self.changed]
+
+    @property
+    def verdict(self) -> str:
+        """One line to end with."""
+        count = sum(node.ok for node in self.nodes)
+        if self.ok and not self.nodes:
+            return "no recurrent node was replaced, and nothing else has changed"
+        if self.ok:
+            return (
+                f"proved: {count} node(s), with a chance of error below {self.bound:.1g}, and nothing else has changed"
+            )
+        return f"NOT PROVED: {count} of {len(self.nodes)} node(s) are proved"
 
     def __bool__(self) -> bool:
         return self.ok

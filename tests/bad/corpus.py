@@ -911,7 +911,7 @@ def spoilt(path: Path) -> None:
     path.write_bytes(data)
 
 
-def pair(change: Callable[[Model], object], *options: object) -> Build:
+def pair(change: Callable[[Model], object], *options: object, command: str = "check") -> Build:
     """Two models to compare, the second one changed."""
 
     def build(folder: Path) -> list[str]:
@@ -919,7 +919,7 @@ def pair(change: Callable[[Model], object], *options: object) -> Build:
         save(model, folder / "good.onnx")
         change(model)
         save(model, folder / "bad.onnx")
-        return ["check", str(folder / "good.onnx"), str(folder / "bad.onnx"), *map(str, options)]
+        return [command, str(folder / "good.onnx"), str(folder / "bad.onnx"), *map(str, options)]
 
     return build
 
@@ -999,6 +999,12 @@ def bad_comparisons() -> Iterator[Bad]:
             yield Bad(f"{option} {value}", asked("--check", f"--{option}={value}"), words, option)
     yield Bad("rtol no number", asked("--check", "--rtol", "small"), "argument --rtol: invalid float value: 'small'", "--rtol")
     yield Bad("atol no number", asked("--check", "--atol", "1e"), "argument --atol: invalid float value: '1e'", "--atol")
+    for option in ("points", "seed"):
+        least = {"points": 1, "seed": 0}[option]
+        words = f"{option} is -1; it must be {least} or more"
+        yield Bad(f"prove {option} negative", pair(fewer_outputs, f"--{option}=-1", command="prove"), words, option)
+        words = f"argument --{option}: invalid int value: '1.5'"
+        yield Bad(f"prove {option} no number", pair(fewer_outputs, f"--{option}=1.5", command="prove"), words, option)
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
     yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
@@ -1133,6 +1139,9 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("view whose data fails", lambda: rnn_lower.check(_failing(), model_of()), "the model cannot be serialized: ")
     yield BadCall("compare weights of nowhere", lambda: rnn_lower.check(_detached(), model_of()), "the folder is unknown; give the path of the model")
     yield BadCall("inputs lack one", lambda: rnn_lower.check(model_of(), model_of(), inputs={}), "inputs lack X; they hold nothing")
+    yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
+    yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
+    yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; give the path of the model")
     yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
 # fmt: on

@@ -1,0 +1,183 @@
+"""Arithmetic modulo a prime, in which two formulas are compared without rounding.
+
+Every float is an integer times a power of two, so it has an exact image modulo an odd prime, and sums and products of
+images are images of the exact sums and products. Field elements are numpy uint64 arrays below the prime, which is how
+they are told from integers (int64) and truth values (bool). A function that is no polynomial is a random one, keyed
+by its name: the same on both sides of a comparison, and equal only where its arguments are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+
+Array = np.ndarray
+
+SMALL = 1 << 17
+"""Elements that stand for integers below this size have a sign; that of any other is a random function."""
+
+_CHUNK = 1 << 18
+_EXPONENTS = 1200
+_PIECE, _PIECES, _DEPTH = 11, 3, 512
+"""A product of 11 bits and 31, summed up to 2048 times, is exact in float64; three pieces make an element."""
+
+
+class Field:
+    """The integers modulo a prime between 2^30 and 2^31, chosen by `seed`, with functions keyed by it."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._numbers: dict[float, Array] = {}
+        self._keys: dict[str, np.uint64] = {}
+        self._rng = np.random.default_rng(seed)
+        candidates = iter(lambda: int(self._rng.integers(1 << 30, 1 << 31)) | 1, 0)
+        self.prime = next(number for number in candidates if is_prime(number))
+        self._p = np.uint64(self.prime)
+        powers = [pow((self.prime + 1) // 2, _EXPONENTS, self.prime)]
+        for _ in range(2 * _EXPONENTS):
+            powers.append(powers[-1] * 2 % self.prime)
+        self._powers = np.array(powers, np.uint64)
+
+    # -- elements --------------------------------------------------------------------------------------------------
+
+    def random(self, shape: tuple[int, ...]) -> Array:
+        return self._rng.integers(0, self.prime, shape, np.uint64)
+
+    def embed(self, numbers: object) -> Array:
+        """The image of floats of any type, exact; NaN and the infinities are symbols of their own."""
+        array = np.asarray(numbers)
+        result = np.empty(array.shape, np.uint64)
+        source, target = array.reshape(-1), result.reshape(-1)
+        for start in range(0, source.size, _CHUNK):  # weights are large, and what is made of them larger
+            part = source[start : start + _CHUNK].astype(np.float64)
+            target[start : start + _CHUNK] = self._embed(part)
+        return result
+
+    def _embed(self, numbers: Array) -> Array:
+        finite = np.isfinite(numbers)
+        mantissas, exponents = np.frexp(np.where(finite, numbers, 0.0))
+        whole = (mantissas * 2.0**53).astype(np.int64) % self.prime
+        result: Array = whole.astype(np.uint64) * self._powers[exponents - 53 + _EXPONENTS] % self._p
+        if not finite.all():
+            for place in np.flatnonzero(~finite):
+                result[place] = self._key(f"symbol {numbers[place]}") % self._p
+        return result
+
+    def number(self, number: float) -> Array:
+        """The image of one number, kept."""
+        if number not in self._numbers:
+            self._numbers[number] = self.embed(np.float64(number))
+        return self._numbers[number]
+
+    def integers(self, numbers: Array) -> Array:
+        """The image of integers or truth values."""
+        return np.asarray(np.asarray(numbers).astype(np.int64) % self.prime, np.uint64)
+
+    def small(self, x: Array) -> Array | None:
+        """The integers below SMALL that elements stand for; None when one of them is no such integer."""
+        signed = self._signed(x)
+        return signed if bool(np.all(np.abs(signed) < SMALL)) else None
+
+    def _signed(self, x: Array) -> Array:
+        signed = x.astype(np.int64)
+        return np.asarray(np.where(signed > self.prime // 2, signed - self.prime, signed))
+
+    # -- arithmetic ------------------------------------------------------------------------------------------------
+
+    def add(self, a: Array, b: Array) -> Array:
+        return np.asarray((a + b) % self._p)
+
+    def negative(self, a: Array) -> Array:
+        return np.asarray((self._p - a) % self._p)
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        return np.asarray((a + (self._p - b)) % self._p)
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        return np.asarray((a * b) % self._p)
+
+    def inverse(self, a: Array) -> Array:
+        """1 / a by Fermat's little theorem; of 0 it is 0."""
+        result, power, rest = np.ones_like(a), a, self.prime - 2
+        while rest:
+            if rest & 1:
+                result = self.multiply(result, power)
+            power, rest = self.multiply(power, power), rest >> 1
+        return result
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """The product of a [..., K] and b [K, M], by float64 products that are exact."""
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        total: Array = np.zeros((len(rows), b.shape[1]), np.uint64)
+        for start in range(0, rows.shape[1], _DEPTH):
+            total = self.add(total, self._product(rows[:, start : start + _DEPTH], b[start : start + _DEPTH]))
+        return total.reshape(*a.shape[:-1], b.shape[1])
+
+    def _product(self, a: Array, b: Array) -> Array:
+        """The smaller one is cut into pieces of a few bits, side by side, so that the larger one is read once."""
+        if a.size <= b.size:
+            product = np.concatenate(self._pieces(a)) @ b.astype(np.float64)
+            parts = product.reshape(_PIECES, len(a), b.shape[1])
+        else:
+            product = a.astype(np.float64) @ np.concatenate(self._pieces(b), axis=1)
+            parts = product.reshape(len(a), _PIECES, b.shape[1]).swapaxes(0, 1)
+        total: Array = np.zeros((), np.uint64)
+        for place, part in enumerate(parts):
+            total = self.add(total, self._scaled(part, place * _PIECE))
+        return total
+
+    def _pieces(self, a: Array) -> list[Array]:
+        mask = np.uint64((1 << _PIECE) - 1)
+        return [(a >> np.uint64(place * _PIECE) & mask).astype(np.float64) for place in range(_PIECES)]
+
+    def _scaled(self, product: Array, bits: int) -> Array:
+        return np.asarray(product.astype(np.uint64) % self._p * np.uint64(pow(2, bits, self.prime)) % self._p)
+
+    # -- random functions ------------------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> np.uint64:
+        if name not in self._keys:
+            digest = hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
+            self._keys[name] = np.uint64(int.from_bytes(digest, "little"))
+        return self._keys[name]
+
+    def function(self, name: str, x: Array) -> Array:
+        """A random function of one element: the finalizer of splitmix64, keyed."""
+        with np.errstate(over="ignore"):  # numpy warns of it in single numbers only
+            mixed = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ self._key(name)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray((mixed ^ (mixed >> np.uint64(31))) % self._p)
+
+    def above_zero(self, x: Array) -> Array:
+        """0 < x: truth values where all x stand for small integers, else 0, 1 or a random element."""
+        signed = self._signed(x)
+        small = np.abs(signed) < SMALL
+        if bool(small.all()):
+            return signed > 0
+        return np.where(small, (signed > 0).astype(np.uint64), self.function("above zero", x))
+
+    def relu(self, x: Array) -> Array:
+        """x s(x), where s is random but for s(x) + s(-x) = 1, so that relu(x) - relu(-x) = x holds for every x."""
+        signed = self._signed(x)
+        switch = self.function("sign", np.abs(signed).astype(np.uint64))
+        switch = np.where(signed > 0, switch, self.subtract(np.uint64(1), switch))  # type: ignore[arg-type]
+        hard = (signed > 0).astype(np.uint64)
+        return self.multiply(x, np.where(np.abs(signed) < SMALL, hard, switch))
+
+
+def is_prime(number: int) -> bool:
+    """Miller and Rabin's test, which is no guess below 3.2 * 10^9 with these bases (Jaeschke 1993)."""
+    if number < 11 or any(number % base == 0 for base in (2, 3, 5, 7)):
+        return number in (2, 3, 5, 7)
+    odd, twos = number - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+
+    def passes(base: int) -> bool:
+        power = pow(base, odd, number)
+        return power == 1 or any(pow(power, 1 << k, number) == number - 1 for k in range(twos))
+
+    return all(map(passes, (2, 3, 5, 7)))

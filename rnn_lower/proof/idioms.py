@@ -1,0 +1,131 @@
+"""Groups of nodes that are one function of one number, though no law of a field says so.
+
+    min(max(x, low), high)                              Clip, where a runtime lacks it
+    below(x, high) - below(-x, -low)                    Clip of doubles before opset 8, with
+    below(x, l) = 1 / (max(0, 1 / max(0, x) - 1 / l) + 1 / l)
+    tanh(clip(x, -l, l)) with l >= 20                   tanh, for which 1 is the nearest float or double from there on
+
+They are found by their structure, with bounds taken as the numbers they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+TANH_IS_ONE = 20.0
+"""1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on tanh is rounded to 1."""
+
+
+_KINDS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether an initializer or a Constant node holds a value, and no caller may give another."""
+    if value is None or value.is_graph_input():
+        return False
+    return value.const_value is not None or _literal(value) is not None
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """What a constant holds, read from where it lies; None for what is computed or given."""
+    if value is None or not is_constant(value):
+        return None
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    attribute = _literal(value)
+    assert attribute is not None
+    if attribute.type == ir.AttributeType.TENSOR:
+        return np.asarray(attribute.as_tensor().numpy())
+    return np.asarray(attribute.value, _KINDS[attribute.name])
+
+
+def _literal(value: ir.Value) -> ir.Attr | None:
+    """The attribute of the Constant node behind a value."""
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
+        return None
+    (attribute,) = node.attributes.values()
+    known = attribute.type == ir.AttributeType.TENSOR or attribute.name in _KINDS
+    return attribute if known and not attribute.is_ref() else None
+
+
+def clip_of(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
+    """(x, low, high) where a value is x between two constants, low <= high."""
+    node = _made_by(value, "Clip", "Min", "Sub")
+    if node is None:
+        return None
+    found = {"Clip": _clip, "Min": _min_of_max, "Sub": _difference}[node.op_type](node)
+    return found if found is not None and found[1] <= found[2] else None
+
+
+def unlimited(value: ir.Value | None, own: float | None) -> ir.Value | None:
+    """x where a value is clip(x, -l, l), beyond which tanh is 1. own: the node's own limit, which counts once."""
+    found = clip_of(value)
+    if found is None or not -found[1] == found[2] >= TANH_IS_ONE:
+        return None
+    inner = clip_of(found[0])
+    return found[0] if found[2] != own or (inner is not None and inner[1:] == found[1:]) else None
+
+
+def _made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == "" and node.op_type in op_types else None
+
+
+def _number(value: ir.Value | None) -> float | None:
+    array = constant(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype.kind in "fV" else None
+
+
+def _operand(node: ir.Node | None, place: int = 0) -> ir.Value | None:
+    return node.inputs[place] if node is not None and place < len(node.inputs) else None
+
+
+def _clip(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+    bounds = []
+    for place, name in enumerate(("min", "max"), 1):
+        attribute = node.attributes.get(name)
+        bounds.append(_number(_operand(node, place)) if attribute is None else float(attribute.value))
+    return _found(_operand(node), *bounds)
+
+
+def _min_of_max(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+    inner = _made_by(_operand(node), "Max")
+    if inner is None or len(node.inputs) != 2 or len(inner.inputs) != 2:
+        return None
+    return _found(_operand(inner), _number(inner.inputs[1]), _number(node.inputs[1]))
+
+
+def _difference(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+    (above, high), (below, low) = map(_at_most, node.inputs)
+    x = _operand(_made_by(above, "Relu"))
+    mirrored = _minus(_operand(_made_by(below, "Relu")))
+    return _found(x, None if low is None else -low, high) if x is mirrored else None
+
+
+def _at_most(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
+    """(x, l) where a value is min(x, l), for x >= 0"""
+    nothing = _minus(_operand(_made_by(value, "Relu")))
+    if _made_by(nothing, "Relu"):
+        return nothing, 0.0
+    outer, inverse = _plus(_operand(_made_by(value, "Reciprocal")))
+    inner, negative = _plus(_operand(_made_by(outer, "Relu")))
+    if inverse is None or negative != -inverse or inverse == 0:
+        return None, None
+    limit = float(np.float32(1.0 / inverse))
+    return _operand(_made_by(inner, "Reciprocal")), limit if 1.0 / limit == inverse else None
+
+
+def _plus(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
+    node = _made_by(value, "Add")
+    return _operand(node), _number(_operand(node, 1))
+
+
+def _minus(value: ir.Value | None) -> ir.Value | None:
+    node = _made_by(value, "Mul")
+    return _operand(node) if node is not None and _number(_operand(node, 1)) == -1.0 else None
+
+
+def _found(x: ir.Value | None, low: float | None, high: float | None) -> tuple[ir.Value, float, float] | None:
+    return None if x is None or low is None or high is None else (x, low, high)

@@ -1,0 +1,148 @@
+"""Prove that a lowered model is the function that the original is: node by node in a field, all else field by field."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.model import files, tensors
+from rnn_lower.model.dims import fix_proto_dims, place
+from rnn_lower.model.document import Document
+from rnn_lower.model.facts import Facts
+from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, subgraphs
+from rnn_lower.model.session import read_nodes
+from rnn_lower.proof import samples, untouched
+from rnn_lower.proof.interpreter import MARK
+from rnn_lower.proof.nodes import Question, answer
+from rnn_lower.proof.report import DIFFERENT, NodeProof, Proof
+
+Graphs = dict[ir.Graph | ir.Function, ir.Graph | ir.Function]
+
+
+def prove_models(original: Any, lowered: Any, points: int, seed: int) -> Proof:
+    """See `rnn_lower.prove`."""
+    for name, number, least in (("points", points, 1), ("seed", seed, 0)):
+        if not isinstance(number, int):
+            raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
+        if number < least:
+            raise RnnLowerError(f"{name} is {number}; it must be {least} or more")
+    before, path = files.open_model(original)
+    after, _ = files.open_model(lowered)
+    for document in (before, after):
+        if document.folder is None and any(map(tensors.is_external, tensors.tensors(document.proto))):
+            raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
+    try:
+        read_nodes(before.model, before.outline)  # only to refuse what is no valid node
+        before = _with_sizes_of(after, before)
+        opsets = [_opset(document) for document in (before, after)]
+        changed = untouched.only_recurrent_nodes_changed(
+            (before.proto, before.folder), (after.proto, after.folder),
+            opset=opsets[1] if opsets[0] != opsets[1] else None,
+        )  # fmt: skip
+        return Proof(tuple(_proofs(_with_inputs_of(after, before), after, points, seed)), tuple(changed))
+    except RnnLowerError as error:
+        raise type(error)(f"{path}: {error}" if path else str(error)) from None
+
+
+def located(original: Any, lowered: Any) -> tuple[str, ...]:
+    """Which nodes of two models that differ are not the same function, and where they part; nothing of other models."""
+    try:
+        if not any(MARK in node.metadata_props for node, _ in nodes(files.open_model(lowered)[0].model)):
+            return ()
+        proof = prove_models(original, lowered, 1, 0)
+    except RnnLowerError:
+        return ()
+    return tuple(f"{node.name}: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
+
+
+def _opset(document: Document) -> int | None:
+    return default_opset({entry.domain: entry.version for entry in document.proto.opset_import})
+
+
+def _with_sizes_of(lowered: Document, original: Document) -> Document:
+    """The original with the sizes of its inputs fixed as they were for the lowered model."""
+    fixed = samples.fixed_sizes(original.model, lowered.proto)
+    dims = {place(name, axis): size for (name, axis), size in fixed.items()}
+    return _changed(original, lambda copy: fix_proto_dims(copy, dims)) if dims else original
+
+
+def _with_inputs_of(lowered: Document, original: Document) -> Document:
+    """The original without the weights among its inputs that conversion to another IR version has made constants."""
+    weights = {tensor.name for tensor in original.proto.graph.initializer}
+    weights -= {value.name for value in lowered.proto.graph.input}
+
+    def change(copy: onnx.ModelProto) -> None:
+        copy.ir_version = lowered.proto.ir_version
+        tensors.remove_if(copy.graph.input, lambda value: value.name in weights)
+
+    listed = weights & {value.name for value in original.proto.graph.input}
+    return _changed(original, change) if listed else original
+
+
+def _changed(document: Document, change: Callable[[onnx.ModelProto], None]) -> Document:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(document.proto)
+    change(copy)
+    return Document(copy, document.folder)
+
+
+def _proofs(before: Document, after: Document, points: int, seed: int) -> Iterator[NodeProof]:
+    facts, graphs = Facts(before.model, before.outline), _same_graphs(before.model, after.model)
+    outputs = {graph: {out.name: out for node in graph for out in node.outputs} for graph in graphs.values()}
+    for node, scope in recurrent_nodes(before.model):
+        there = outputs.get(graphs.get(scope.graph), {})  # type: ignore[arg-type]
+        wanted = [out for out in node.outputs if out.name and (out.uses() or out.is_graph_output())]
+        replaced = [there.get(out.name) for out in wanted]
+        if not wanted or any(_is_kept(node, value) for value in replaced):
+            continue
+        name = node.name or wanted[0].name or node.op_type
+        if None in replaced:
+            told = f"nothing computes '{wanted[replaced.index(None)].name}'"
+            yield NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=told)
+            continue
+        opset = _opset_of(after.model, graphs[scope.graph], scope)
+        question = Question(node, name, scope.path, facts, [value for value in replaced if value is not None], opset)
+        yield answer(question, points, seed)
+
+
+def _is_kept(node: ir.Node, value: ir.Value | None) -> bool:
+    there = None if value is None else value.producer()
+    return there is not None and there.op_type == node.op_type and there.domain == node.domain
+
+
+def _opset_of(model: ir.Model, graph: ir.Graph | ir.Function, scope: Scope) -> int:
+    """The opset that holds in a graph of the lowered model, whose counterpart is in `scope`."""
+    if scope.in_function:
+        root = next(f for f in model.functions.values() if f.name == scope.root.name and f.domain == _domain(scope))
+        return default_opset(root.opset_imports) or default_opset(model.opset_imports) or 0
+    return default_opset(model.opset_imports) or 0
+
+
+def _domain(scope: Scope) -> str:
+    return scope.root.domain if isinstance(scope.root, ir.Function) else ""
+
+
+def _same_graphs(before: ir.Model, after: ir.Model) -> Graphs:
+    """Each graph of the original and what it has become: nodes with bodies are known by their outputs."""
+    pairs: Graphs = {before.graph: after.graph}
+    pairs.update({f: after.functions[key] for key, f in before.functions.items() if key in after.functions})
+    waiting = collections.deque(pairs.items())
+    while waiting:
+        ours, theirs = waiting.popleft()
+        there = {tuple(out.name for out in node.outputs): node for node in theirs}
+        for node in ours:
+            bodies = dict(subgraphs(node))
+            other = there.get(tuple(out.name for out in node.outputs)) if bodies else None
+            if other is None or other.op_type != node.op_type:
+                continue
+            found = dict(subgraphs(other))
+            for attribute, body in bodies.items():
+                if attribute in found:
+                    pairs[body] = found[attribute]
+                    waiting.append((body, found[attribute]))
+    return pairs

@@ -1,0 +1,339 @@
+"""Proofs: what is lowered is proved, what is changed is not, and what is told of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onenode import OPTIONAL, Case, build
+from onnx import TensorProto, helper, numpy_helper
+from paths import own_models
+from proofs import run
+
+import rnn_lower
+from rnn_lower.model import tensors
+from rnn_lower.proof import idioms
+from rnn_lower.proof.nodes import FAILURE
+
+FORMS = ("scan", "loop", "unroll")
+EVERYTHING = Case("LSTM", 14, optional=OPTIONAL["LSTM"], direction="bidirectional", T=3, N=2, I=2, H=3)
+
+
+def proof(case: Case, form: str = "auto", **options: object) -> rnn_lower.Proof:
+    model, _ = build(case)
+    return rnn_lower.prove(model, rnn_lower.lower(model, form=form, **options))
+
+
+def emitted(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
+    """The first emitted node of a type, in the main graph or in a body."""
+
+    def walk(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+        inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+        return [*graph.node, *(node for body in inner for node in walk(body))]
+
+    return next(node for node in walk(model.graph) if node.op_type == op_type and node.metadata_props)
+
+
+def change(model: onnx.ModelProto, name: str, place: int, by: float | None = None) -> None:
+    """An element of a constant becomes the next float, or is increased."""
+    tensor = next(tensor for tensor in tensors.tensors(model) if all(part in tensor.name for part in name.split()))
+    array = numpy_helper.to_array(tensor).copy()
+    old = array.flat[place]
+    array.flat[place] = np.nextafter(old, old.dtype.type(np.inf)) if by is None else old + by
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+# -- what is proved -------------------------------------------------------------------------------------------------
+
+
+def test_random_nodes_in_every_form():
+    assert run(40, 0).keys() == {"proved"}
+
+
+def test_random_nodes_for_every_target():
+    assert run(20, 1, targets=True).keys() == {"proved"}
+
+
+@pytest.mark.parametrize(
+    "opset", [1, 3, 5, 6, 7, 8, 9, 10, 11, 13, 14, 18, 21, 22, 24, min(28, onnx.defs.onnx_opset_version())]
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_opset(opset, form):
+    if form == "scan" and opset < 9:
+        pytest.skip("there is no such Scan")
+    case = Case(
+        "GRU", opset, T=3, optional=OPTIONAL["GRU"], clip=0.5, lbr=1 if opset >= 3 else None, direction="reverse"
+    )
+    case = case.replace(output_sequence=1) if opset < 7 else case
+    assert proof(case, form).ok
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_element_types(op, dtype):
+    found = proof(Case(op, 22, dtype=dtype, optional=OPTIONAL[op], dynamic=True))
+    assert found.ok
+    assert found.nodes[0].verdict == "proved"
+    assert found.bound == FAILURE**2 < 1e-8
+
+
+@pytest.mark.parametrize("opset", [7, 9, 12])
+@pytest.mark.parametrize("target", ["onnxruntime", "opencv"])
+@pytest.mark.parametrize("clip", [None, 0.3, 50.0])
+def test_doubles_are_clipped_without_clip(opset, target, clip):
+    names = ("HardSigmoid", "Tanh")
+    case = Case("GRU", opset, dtype="double", activations=names, clip=clip, T=2)
+    assert proof(case, "unroll", target=target).ok
+
+
+def test_opset_and_sizes_that_were_changed_on_the_way():
+    assert proof(EVERYTHING.replace(opset=8, dynamic=True), "scan", opset=17, dims={"T": 4, "N": 2}).ok
+
+
+def test_one_value_may_be_two_inputs():
+    model, _ = build(Case("LSTM", optional=("initial_h", "initial_c")))
+    model.graph.node[0].input[6] = "initial_h"
+    del model.graph.input[2]
+    assert rnn_lower.prove(model, rnn_lower.lower(model)).ok
+
+
+@pytest.mark.parametrize("path", own_models(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("form", FORMS)
+def test_own_models(path, form):
+    try:
+        lowered = rnn_lower.lower(path, form=form)
+    except rnn_lower.UnsupportedError:
+        pytest.skip("the length is not known")
+    assert rnn_lower.prove(path, lowered).ok
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_models_of_others(shared, form):
+    proved = 0
+    for path in sorted((shared / "models").glob("*.onnx")):
+        try:
+            lowered = rnn_lower.lower(path, form=form)
+        except rnn_lower.UnsupportedError:
+            continue
+        found = rnn_lower.prove(path, lowered)
+        assert found.ok, (path.name, found)
+        proved += len(found.nodes)
+    assert proved >= 18
+
+
+def test_weights_in_files(tmp_path):
+    onnx.save(build(EVERYTHING)[0], tmp_path / "a.onnx", save_as_external_data=True, location="w", size_threshold=0)
+    rnn_lower.lower_file(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert rnn_lower.prove(tmp_path / "a.onnx", tmp_path / "b.onnx").ok
+
+
+def test_nodes_that_are_left_are_not_proved_but_compared():
+    model, _ = build(EVERYTHING)
+    assert rnn_lower.prove(model, model).nodes == ()
+    assert rnn_lower.prove(model, model).ok
+
+
+def test_a_sum_of_biases_may_also_be_left_to_the_runtime():
+    model, _ = build(Case("RNN", optional=("B",), weights="computed"))
+    lowered = rnn_lower.lower(model)
+    known, _ = build(Case("RNN", optional=("B",)))
+    kept = [node for node in lowered.graph.node if node.op_type != "Concat" or node.metadata_props]
+    del lowered.graph.node[:]
+    lowered.graph.node.extend(kept)
+    del lowered.graph.initializer[:3]
+    lowered.graph.initializer.extend(known.graph.initializer)
+    assert rnn_lower.prove(known, lowered).nodes[0].verdict == "proved"
+
+
+# -- what is not ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_one_unit_in_one_bias_is_found_in_its_gate(place):
+    model, _ = build(Case("LSTM", optional=("B", "initial_h", "initial_c"), H=3, N=2, T=4))
+    lowered = rnn_lower.lower(model)
+    change(lowered, "bias", place)
+    (node,) = rnn_lower.prove(model, lowered).nodes
+    assert node.verdict == "not equal"
+    assert not node.ok
+    assert (
+        f"'Y' differs first at step 0 of the forward direction, gate {'iofc'[place // 3]}, with 4 steps" in node.reason
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_reverse_direction_parts_at_its_first_step(form):
+    model, _ = build(Case("GRU", direction="bidirectional", optional=("B",), T=4, H=2))
+    lowered = rnn_lower.lower(model, form=form)
+    change(lowered, "reverse R_transposed", 0)
+    (node,) = rnn_lower.prove(model, lowered).nodes
+    assert "at step 2 of the backward direction, gate z" in node.reason  # at step 3 there is no state yet
+
+
+def test_a_step_that_is_taken_from_another_row_is_put_together_otherwise():
+    model, _ = build(Case("RNN", T=3, outputs=("Y",)))
+    lowered = rnn_lower.lower(model, form="unroll")
+    rows = emitted(lowered, "Concat")
+    rows.input[0], rows.input[1] = rows.input[1], rows.input[0]
+    assert "put together otherwise" in rnn_lower.prove(model, lowered).nodes[0].reason
+
+
+def test_something_else_has_changed():
+    model, _ = build(Case("RNN", weights="computed"))
+    lowered = rnn_lower.lower(model)
+    lowered.graph.node[0].name = "other"
+    found = rnn_lower.prove(model, lowered)
+    assert found.nodes[0].ok
+    assert not found.ok
+    assert "name has changed" in found.changed[0]
+
+
+def test_what_reads_something_else_is_wrong():
+    model, _ = build(Case("LSTM", optional=("initial_h", "initial_c")))
+    model.graph.node.append(helper.make_node("Neg", ["initial_h"], ["minus"]))
+    model.graph.output.append(helper.make_tensor_value_info("minus", TensorProto.FLOAT, None))
+    lowered = rnn_lower.lower(model)
+    for node in lowered.graph.node:
+        node.input[:] = ["minus" if name == "initial_h" and node.metadata_props else name for name in node.input]
+    (node,) = rnn_lower.prove(model, lowered).nodes
+    assert (node.verdict, node.reason) == ("not equal", "it reads 'minus', which is no input of the node")
+
+
+def test_what_nothing_computes_is_wrong():
+    model, _ = build(Case("RNN", outputs=("Y", "Y_h")))
+    lowered = rnn_lower.lower(model)
+    for node in lowered.graph.node:
+        node.output[:] = ["gone" if name == "Y_h" else name for name in node.output]
+    lowered.graph.output.pop()
+    assert rnn_lower.prove(model, lowered).nodes[0].reason == "nothing computes 'Y_h'"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "told"),
+    [({"axes": [0]}, "does not take attribute 'axes'"), ({}, "Squeeze at opset 14 does not take 3 inputs")],
+)
+def test_nodes_that_their_opset_does_not_have_are_wrong(attribute, told):
+    model, _ = build(Case("RNN", 14, T=1))
+    lowered = rnn_lower.lower(model)
+    node = emitted(lowered, "Squeeze")
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attribute.items())
+    if not attribute:
+        node.input.append(node.input[0])
+    assert told in rnn_lower.prove(model, lowered).nodes[0].reason
+
+
+def test_other_operators_are_out_of_scope():
+    model, _ = build(Case("RNN", T=1))
+    lowered = rnn_lower.lower(model)
+    emitted(lowered, "Tanh").op_type = "Sin"
+    found = rnn_lower.prove(model, lowered)
+    assert (found.nodes[0].verdict, found.nodes[0].reason) == ("out of scope", "operator Sin")
+    assert not found.ok
+    assert found.nodes[0].bound == found.bound == 1.0
+
+
+def test_a_limit_of_lengths_beyond_those_compared_is_noticed():
+    model, _ = build(Case("RNN", dynamic=True, optional=("sequence_lens",), N=2))
+    for limit, verdict in ((40, "not equal"), (4000, "out of scope")):
+        lowered = rnn_lower.lower(model)
+        less = emitted(lowered, "Less")
+        least = helper.make_node("Min", [less.input[1], "limit"], ["at_most"])
+        least.metadata_props.extend(less.metadata_props)
+        lowered.graph.node.insert(0, least)
+        lowered.graph.initializer.append(numpy_helper.from_array(np.array([limit], np.int32), "limit"))
+        for node in lowered.graph.node[1:]:
+            node.input[:] = ["at_most" if name == "sequence_lens" else name for name in node.input]
+        assert rnn_lower.prove(model, lowered).nodes[0].verdict == verdict
+
+
+def test_a_part_beyond_the_end_is_not_looked_at():
+    model, _ = build(Case("RNN", dynamic=True))
+    lowered = rnn_lower.lower(model)
+    cut = helper.make_node("Slice", ["X", "from", "to", "from"], ["cut"])
+    emitted_node = emitted(lowered, "MatMul")
+    cut.metadata_props.extend(emitted_node.metadata_props)
+    lowered.graph.node.insert(0, cut)
+    for name, value in (("from", 0), ("to", 100)):
+        lowered.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    for node in lowered.graph.node[1:]:
+        node.input[:] = ["cut" if name == "X" else name for name in node.input]
+    (node,) = rnn_lower.prove(model, lowered).nodes
+    assert node.verdict == "out of scope"
+    assert "Slice" in node.reason
+
+
+def test_a_very_long_sequence_is_out_of_scope():
+    (node,) = proof(Case("RNN", T=20_000, N=1, I=1, H=1)).nodes
+    assert (node.verdict, node.reason) == ("out of scope", "a sequence of 20000 steps; up to 10000 are computed")
+
+
+@pytest.mark.parametrize("T", [1, 6, 9, 14])
+@pytest.mark.parametrize("N", [1, 2, 5])
+def test_a_position_that_is_off_by_one_shows_at_some_length(T, N):
+    model, _ = build(Case("RNN", T=T, N=N, optional=("sequence_lens", "initial_h")))
+    lowered = rnn_lower.lower(model, form="scan")
+    for place in range(T):
+        mutant = onnx.ModelProto()
+        mutant.CopyFrom(lowered)
+        positions = next(t for t in mutant.graph.initializer if "column" in t.name and list(t.dims) == [T, 1])
+        array = numpy_helper.to_array(positions).copy()
+        array[place] += 1
+        positions.CopyFrom(numpy_helper.from_array(array, positions.name))
+        assert rnn_lower.prove(model, mutant).nodes[0].verdict == "not equal"
+
+
+@pytest.mark.parametrize("sizes", [{"T": 0}, {"N": 0}, {"I": 0}, {"T": 0, "N": 0, "I": 0}])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nothing_to_compute(sizes, dynamic):
+    case = Case("LSTM", 17, optional=OPTIONAL["LSTM"], dynamic=dynamic, **sizes)
+    assert all(proof(case, form).ok for form in FORMS if form != "unroll" or not dynamic)
+
+
+def test_a_scan_of_no_steps_is_told():
+    model, _ = build(Case("RNN", dynamic=True))
+    lowered = rnn_lower.lower(model, form="scan", target="onnx-reference")
+    (node,) = rnn_lower.prove(model, lowered).nodes
+    assert node.ok
+    assert "a Scan of no steps is left out" in node.reason
+
+
+def test_bad_nodes_are_refused():
+    model, _ = build(Case("RNN"))
+    lowered = rnn_lower.lower(model)
+    model.graph.node[0].attribute.append(helper.make_attribute("direction", "sideways"))
+    with pytest.raises(rnn_lower.InvalidNodeError, match="unknown direction"):
+        rnn_lower.prove(model, lowered)
+
+
+def test_it_needs_no_runtime():
+    code = (
+        "import sys; sys.path[:0] = ['tests']\n"
+        "from onenode import Case, build; import rnn_lower\n"
+        "model, _ = build(Case())\n"
+        "assert rnn_lower.prove(model, rnn_lower.lower(model)).ok\n"
+        "assert 'onnxruntime' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- groups of nodes that are one function -------------------------------------------------------------------------
+
+
+def tanh_of_clip(low: float, high: float) -> ir.Value:
+    x = ir.Value(name="x")
+    bounds = [ir.Value(name=str(bound), const_value=ir.tensor(np.float32(bound))) for bound in (low, high)]
+    clip = ir.Node("", "Clip", (x, *bounds), outputs=(ir.Value(name="y"),))
+    return clip.outputs[0]
+
+
+def test_only_limits_beyond_which_tanh_is_one_are_dropped():
+    assert idioms.unlimited(tanh_of_clip(-20, 20), None).name == "x"
+    assert idioms.unlimited(tanh_of_clip(-19, 19), None) is None
+    assert idioms.unlimited(tanh_of_clip(-20, 30), None) is None
+    assert idioms.unlimited(tanh_of_clip(-20, 20), 20.0) is None
+    assert float(np.tanh(np.float64(idioms.TANH_IS_ONE))) == 1.0
+    assert idioms.clip_of(tanh_of_clip(1, -1)) is None
