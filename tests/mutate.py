@@ -52,7 +52,7 @@ from rnn_lower import cli
 from rnn_lower.model import files
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import default_opset, values
-from rnn_lower.proof import guard, runners, samples
+from rnn_lower.proof import comparing, guard, runners, samples
 
 SECONDS = 10
 """How long one lowering may take."""

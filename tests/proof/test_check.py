@@ -261,13 +261,18 @@ def test_integer_inputs_reach_every_row_and_constant():
 
 def test_wrong_lowerings_are_caught():
     """A few of what tests/mutants.py makes by the thousand: prove rejects all, check most that floats can show."""
-    rows = run(200, 3)
+    rows = run(75, 3)
     assert [row.kind for row in rows if not row.proved_wrong] == []
-    assert any(row.kind == "one unit" for row in rows)
     shown = [row for row in rows if row.kind != "one unit"]
     missed = [row.kind for row in shown if not row.checked_wrong]
-    assert len(missed) <= 3, missed
-    assert len(shown) >= 150
+    assert len(missed) <= 1, missed
+    assert len(shown) >= 60
+
+
+def test_no_wrong_lowering_is_proved():
+    rows = run(120, 4, checks=False)
+    assert [row.kind for row in rows if not row.proved_wrong] == []
+    assert any(row.kind == "one unit" for row in rows)
 
 
 def test_lengths_that_come_through_a_cast_are_sampled_as_lengths():
