@@ -165,6 +165,10 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rtol", type=float, default=1e-3, metavar="R", help="relative tolerance")
     parser.add_argument("--atol", type=float, default=1e-5, metavar="A", help="absolute tolerance")
     parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
+    parser.add_argument(
+        "--exact", action=argparse.BooleanOptionalAction, default=True,
+        help="small models: look as well, in exact arithmetic, for what no input shows",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -281,6 +285,7 @@ def _run_check(arguments: argparse.Namespace, original: str, lowered: str, chang
     report = api.check(
         original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
         rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
+        exact=arguments.exact,
     )  # fmt: skip
     return dataclasses.replace(report, changed=tuple(changed))
 

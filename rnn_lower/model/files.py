@@ -56,10 +56,12 @@ def load(path: str | os.PathLike[str]) -> Document:
 
 
 def open_model(model: Any) -> tuple[Document, str | None]:
-    """The model behind a path, an onnx.ModelProto or an onnx_ir.Model; the path where there is one.
+    """The model behind a path, an onnx.ModelProto, an onnx_ir.Model or a document; the path where there is one.
 
     Raises RnnLowerError for anything else, and as `load`.
     """
+    if isinstance(model, Document):
+        return model, None
     if isinstance(model, (str, os.PathLike)):
         return load(model), os.fspath(model)
     if isinstance(model, ir.Model):

@@ -24,8 +24,8 @@ from rnn_lower.proof.report import DIFFERENT, NodeProof, Proof
 Graphs = dict[ir.Graph | ir.Function, ir.Graph | ir.Function]
 
 
-def prove_models(original: Any, lowered: Any, points: int, seed: int) -> Proof:
-    """See `rnn_lower.prove`."""
+def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases: int | None = None) -> Proof:
+    """See `rnn_lower.prove`. most_cases: per node, for a first look."""
     for name, number, least in (("points", points, 1), ("seed", seed, 0)):
         if not isinstance(number, int):
             raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
@@ -44,18 +44,32 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int) -> Proof:
             (before.proto, before.folder), (after.proto, after.folder),
             opset=opsets[1] if opsets[0] != opsets[1] else None,
         )  # fmt: skip
-        return Proof(tuple(_proofs(_with_inputs_of(after, before), after, points, seed)), tuple(changed))
+        return Proof(tuple(_proofs(_with_inputs_of(after, before), after, points, seed, most_cases)), tuple(changed))
     except RnnLowerError as error:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
 
 
-def located(original: Any, lowered: Any) -> tuple[str, ...]:
-    """Which nodes of two models that differ are not the same function, and where they part; nothing of other models."""
+CHEAP, FEW = 2_000_000, 3
+"""Bytes of weights, and sizes per node, up to which a proof takes little time beside a comparison."""
+
+
+def is_cheap(document: Document) -> bool:
+    return sum(tensors.size_of(tensor) or 0 for tensor in tensors.tensors(document.proto)) <= CHEAP
+
+
+def located(original: Document, lowered: Document, fresh: bool = False) -> tuple[str, ...]:
+    """Which nodes of a lowered model are not the same function, and where they part; nothing of other models.
+
+    fresh: only of a model in which nothing else has changed either. Others may have worked on the rest of it, and what
+    they do to emitted nodes need not be exact.
+    """
     try:
-        if not any(MARK in node.metadata_props for node, _ in nodes(files.open_model(lowered)[0].model)):
+        if not any(MARK in node.metadata_props for node, _ in nodes(lowered.model)):
             return ()
-        proof = prove_models(original, lowered, 1, 0)
+        proof = prove_models(original, lowered, 1, 0, FEW if fresh else None)
     except RnnLowerError:
+        return ()
+    if fresh and proof.changed:
         return ()
     return tuple(f"{node.name}: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
 
@@ -91,7 +105,7 @@ def _changed(document: Document, change: Callable[[onnx.ModelProto], None]) -> D
     return Document(copy, document.folder)
 
 
-def _proofs(before: Document, after: Document, points: int, seed: int) -> Iterator[NodeProof]:
+def _proofs(before: Document, after: Document, points: int, seed: int, most_cases: int | None) -> Iterator[NodeProof]:
     facts, graphs = Facts(before.model, before.outline), _same_graphs(before.model, after.model)
     outputs = {graph: {out.name: out for node in graph for out in node.outputs} for graph in graphs.values()}
     for node, scope in recurrent_nodes(before.model):
@@ -106,7 +120,9 @@ def _proofs(before: Document, after: Document, points: int, seed: int) -> Iterat
             yield NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=told)
             continue
         opset = _opset_of(after.model, graphs[scope.graph], scope)
-        question = Question(node, name, scope.path, facts, [value for value in replaced if value is not None], opset)
+        question = Question(
+            node, name, scope.path, facts, [value for value in replaced if value is not None], opset, most_cases
+        )
         yield answer(question, points, seed)
 
 

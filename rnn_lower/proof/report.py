@@ -30,7 +30,7 @@ class CheckReport:
     nothing_compared: why agreement says nothing here, empty when it does.
     changed: what else differs between the files; filled where a file was lowered from the other.
     unreached: recurrent nodes of the original that no inputs made run, so that nothing is known of them.
-    located: where outputs differ, which nodes are not the same function, and at which step and gate they part.
+    located: which nodes are not the same function by a proof, and at which step and gate they part.
     missed: pieces of activations and branches that no input reached, of which agreement says nothing.
     """
 
@@ -49,12 +49,13 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all outputs of all runs agree, there was something to compare, and nothing else has changed.
+        """Whether outputs agree in all runs, there was something to compare, no node was seen to be another function,
+        and nothing else has changed.
 
         Nodes that no inputs made run leave it open, unless that was allowed.
         """
         seen = not self.nothing_compared and (self.allow_unreached or not self.unreached)
-        return seen and not self.changed and all(output.ok for output in self.outputs)
+        return seen and not self.changed and not self.located and all(output.ok for output in self.outputs)
 
     @property
     def max_abs_error(self) -> float:
