@@ -127,7 +127,8 @@ def check(
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
-    inputs: arrays by input name, or an .npz file of such; they are used for one run. Without, `runs` sets of inputs
+    inputs: arrays by input name, or an .npz file of such; they are used for one run, and sampled ones only for nodes in
+    branches and loops that these do not reach. Without, `runs` sets of inputs
     are made from `seed`: symbolic sizes are sampled per name unless the lowered model fixes them, an input that feeds
     sequence_lens lies in [0, T], numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
     Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * max |original|, the largest

@@ -139,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("model", metavar="IN.onnx")
     inspect.add_argument("--json", action="store_true", help="print JSON")
 
-    targets = commands.add_parser("targets", help="list the runtimes that --target knows")
+    targets = commands.add_parser("targets", help="list the runtimes that --target knows, or explain one")
+    targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
     targets.set_defaults(command=_targets)
     return parser
 
@@ -298,9 +299,14 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _targets(_: argparse.Namespace) -> int:
-    from rnn_lower.targets import TARGETS
+def _targets(arguments: argparse.Namespace) -> int:
+    from rnn_lower.targets import TARGETS, find_target
 
-    for target in TARGETS.values():
-        print(f"{target.name}: {target.summary}")
+    name = getattr(arguments, "target", None)
+    if name in (None, "list"):  # --target list, as it was spelled before there was a command for it
+        for target in TARGETS.values():
+            print(f"{target.name}: {target.summary}")
+    else:
+        for told, what in find_target(name).explained():
+            print(f"{told}: {what}")
     return DONE

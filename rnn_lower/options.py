@@ -30,7 +30,7 @@ class Options:
     """The options of a lowering, checked as far as that is possible without a model."""
 
     form: str = _option("auto", "how steps are carried; auto takes the fastest that serves")
-    target: str | None = _option(None, "keep to what this runtime takes; `rnn-lower targets` lists them")
+    target: str | None = _option(None, "keep to what this runtime takes: a name (`rnn-lower targets`), or a .toml file")
     op_types: Sequence[str] = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
     opset: int | None = _option(None, "convert the whole model to this opset")

@@ -127,7 +127,7 @@ class Emitter(NodeWriter):
     def sub(self, a: Operand, b: Operand, name: str = "difference") -> Operand:
         if b is None:
             return a
-        if a is None or (isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE):
+        if a is None or not self.has("Sub") or (isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE):
             return self.add(self.mul(b, self.scalar(-1.0), f"minus_{name}"), a, name)
         return self._binary("Sub", a, b, name)
 

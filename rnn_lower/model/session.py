@@ -153,6 +153,10 @@ class Session:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
+        try:
+            self._target.refuse(lowered.nodes)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{node.describe()}: {error}") from None
         self._left -= count_nodes(lowered.nodes)
         if self._left < 0:
             what = (

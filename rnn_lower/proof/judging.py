@@ -27,8 +27,8 @@ from rnn_lower.proof.runners import ORT, REFERENCE, Change, Run, open_onnxruntim
 from rnn_lower.proof.samples import Feeds
 from rnn_lower.recurrent.node import RecurrentNode
 
-FURTHER_TRIES = 30
-"""Sets of inputs that are tried for recurrent nodes that have not run."""
+FURTHER_TRIES = 5
+"""How often all kinds of inputs are tried for recurrent nodes that have not run."""
 
 
 def compare_models(
@@ -53,20 +53,17 @@ def compare_models(
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     comparison, coverage = Comparison(rtol, atol), Coverage(models.original)
     runs = 1 if given else runs
-    if given:
-        comparison.add(models.output_names, *models.run(given, coverage.add))
-        sets = 1
-    else:
-        sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
-        sets = sampled.sets_in_a_run
+    sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
+    sets = 1 if given else sampled.sets_in_a_run
 
-        def took(feeds: Feeds) -> None:
-            sampled.keep(feeds)
-            coverage.add(feeds)
+    def took(feeds: Feeds) -> None:
+        sampled.keep(feeds)
+        coverage.add(feeds)
 
-        for index, part in itertools.product(range(runs), range(sets)):
-            comparison.add(models.output_names, *models.run(sampled.candidates(index, part), took))
-        _reach_more(models, sampled, comparison, runs)
+    for index, part in itertools.product(range(runs), range(sets)):
+        candidates = given or sampled.candidates(index, part)
+        comparison.add(models.output_names, *models.run(candidates, took))
+    _reach_more(models, sampled, comparison, runs)
     touched = _touched(models.original.model)
     # What depends on no input is the same in all runs, and all there is to compare.
     varied = bool(given) or runs * sets == 1 or not (touched or set(models.output_names)) & _fed(models.original.model)
@@ -90,16 +87,15 @@ def _is_empty(value: ir.Value) -> bool:
 
 def _reach_more(models: Pair, sampled: samples.Samples, comparison: Comparison, runs: int) -> None:
     """Try further inputs for nodes that have not run, and compare those that make more of them run."""
-    for index in range(runs, runs + FURTHER_TRIES):
-        before = models.unreached()
-        if not before:
-            return
-        for feeds in itertools.islice(sampled.candidates(index), 2):
-            with contextlib.suppress(_OriginalFails):
-                expected = models.original_results(feeds)
-                if len(models.unreached()) < len(before):
-                    comparison.add(models.output_names, expected, models.lowered_results(feeds))
-                break
+    tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
+    before = models.unreached()
+    while before and (feeds := next(tries, None)) is not None:
+        with contextlib.suppress(_OriginalFails):
+            expected = models.original_results(feeds)
+            after = models.unreached()
+            if len(after) < len(before):
+                comparison.add(models.output_names, expected, models.lowered_results(feeds))
+            before = after
 
 
 class Pair:

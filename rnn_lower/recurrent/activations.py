@@ -36,7 +36,7 @@ class Activation:
         """The activation of x, as the operator of that name where it serves, else by its equation."""
         kind = ACTIVATIONS[self.name]
         # Apart from Sigmoid, Tanh and Relu, onnxruntime has these operators in float32 only.
-        if kind.operator and e.has(kind.operator) and (kind.equation is None or e.dtype == ir.DataType.FLOAT):
+        if kind.operator and (kind.equation is None or (e.has(kind.operator) and e.dtype == ir.DataType.FLOAT)):
             parameters = {"alpha": self.alpha, "beta": self.beta}
             given = {key: value for key, value in parameters.items() if value is not None}
             return e.unary(kind.operator, x, name, **given)

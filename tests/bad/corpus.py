@@ -804,6 +804,29 @@ def computed_weights(model: Model) -> None:
     recurrent(model).input[2] = "negative"
 
 
+TARGET_FILES = (
+    # what is wrong, a line of the file, what is said
+    ("no TOML", "forms = [", "not a target: "),
+    ("unknown key", "colour = 3", "unknown key 'colour'; known are summary"),
+    ("wrong kind", "forms = 3", "forms is 3; it must be a list of"),
+    ("wrong forms", 'forms = ["spiral"]', "forms is ['spiral']; it must be a list of"),
+    ("nothing said", "", "summary is missing; it must be a line of text"),
+)
+
+
+def with_target(line: str) -> Build:
+    """A good model for a target whose file has this line."""
+    good = {"summary": '"test"', "status": '"documented"', "source": '"none"', "forms": '["unroll"]'}
+
+    def build_it(folder: Path) -> list[str]:
+        lines = [f"{key} = {value}" for key, value in good.items() if line and not line.startswith(key)]
+        (folder / "mine.toml").write_text("\n".join([*lines, line]), encoding="utf-8")
+        onnx.save(model_of(), folder / "bad.onnx")
+        return lowering(folder, "--target", folder / "mine.toml")
+
+    return build_it
+
+
 def unshaped(model: Model) -> None:
     model.graph.input[0].type.tensor_type.ClearField("shape")
 
@@ -838,6 +861,9 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), optional=("sequence_lens",)), "declare the length as a symbol")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; known are ", "abacus")
+    for name, line, words in TARGET_FILES:
+        yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
+    yield Bad("target that takes too little", with_target('avoid = ["MatMul"]'), "target mine does not take MatMul, and rnn_lower has no other way to say '…'")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
     yield Bad("target without the opset", asked("--target", "onnx2torch", opset=18), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")

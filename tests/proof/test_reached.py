@@ -153,13 +153,17 @@ def test_what_did_not_run_is_a_verdict_of_its_own(tmp_path, capsys):
     assert rnn_lower.check(model, kept).unreached == (), "what was left as it is cannot be wrong"
 
 
-def test_given_inputs_reach_what_they_reach(tmp_path):
+def test_given_inputs_are_not_all_that_is_tried(tmp_path):
     model = everywhere()
     x = np.ones((T, N, I), np.float32)
     feeds = {"X": x, "sr": np.array(16000), "trips": np.array(0), "wanted": np.array(False)}
     report = rnn_lower.check(model, rnn_lower.lower(model), inputs=feeds)
-    assert not report.ok
-    assert [line.split("'")[1] for line in report.unreached] == ["slow", "in_loop", "in_function"]
+    assert (report.ok, report.unreached) == (True, ()), "further ones were tried for what these do not reach"
+    wrong = rnn_lower.lower(model)
+    assert broken(wrong, "slow")
+    assert not rnn_lower.check(model, wrong, inputs=feeds, exact=False).ok
+    silent = rnn_lower.check(never(), rnn_lower.lower(never()), inputs={"X": x, "sr": np.array(3)})
+    assert [line.split("'")[1] for line in silent.unreached] == ["silent"]
 
 
 def test_branches_that_are_never_taken_are_not_asked_for():

@@ -1,0 +1,136 @@
+"""Targets are files: reading one, and saying in one line what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rnn_lower.emit.versions import TABLE
+from rnn_lower.emit.writer import Habits
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.options import FORMS
+from rnn_lower.targets.target import Target
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ALWAYS = 10**9
+"""unroll_up_to of runtimes that know nothing else."""
+
+HABITS = tuple(field.name for field in dataclasses.fields(Habits) if field.type == "bool")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A key of a target's file: what its value must be, as a test and in words; required: whether it must be there."""
+
+    holds: Callable[[Any], bool]
+    words: str
+    required: bool = False
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _are(known: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and bool(value) and all(one in known for one in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)) and 1 <= value[0] <= value[1]
+
+
+def _is_slow(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"steps", "seconds"} and all(map(_is_number, value.values()))
+
+
+def _are_limits(value: Any) -> bool:
+    return isinstance(value, dict) and all(name in TABLE and _is_number(limit) for name, limit in value.items())
+
+
+def _are_habits(value: Any) -> bool:
+    return isinstance(value, dict) and all(name in HABITS and _is_flag(flag) for name, flag in value.items())
+
+
+_OPERATORS = "a list of operators that rnn_lower emits"
+KEYS: dict[str, Key] = {
+    "summary": Key(_is_text, "a line of text", required=True),
+    "status": Key(("measured", "documented").__contains__, '"measured" or "documented"', required=True),
+    "source": Key(_is_text, "a line of text: the version that was measured, or the document", required=True),
+    "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll", the best first', required=True),
+    "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
+    "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
+    "static_batch": Key(_is_flag, "true or false"),
+    "scan_captures": Key(_is_flag, "true or false"),
+    "takes": Key(_are(TABLE), _OPERATORS),
+    "avoid": Key(_are(TABLE), _OPERATORS),
+    "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
+    "saturates": Key(_are_limits, "a table of operators with the argument beyond which their result is constant"),
+    "habits": Key(_are_habits, f"a table of true or false for {', '.join(HABITS)}"),
+}
+
+
+def load_target(path: Path) -> Target:
+    """Read a target. Raises RnnLowerError, with the file and what is wrong where, for a file that says none."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # of TOML, with line and column, or of UTF-8
+        raise RnnLowerError(f"{path}: not a target: {error}") from None
+    for name, value in told.items():
+        if name not in KEYS:
+            raise RnnLowerError(f"{path}: unknown key '{name}'; known are {', '.join(KEYS)}")
+        if not KEYS[name].holds(value):
+            raise RnnLowerError(f"{path}: {name} is {value!r}; it must be {KEYS[name].words}")
+    for name, key in KEYS.items():
+        if key.required and name not in told:
+            raise RnnLowerError(f"{path}: {name} is missing; it must be {key.words}")
+    return _target(path.stem, told)
+
+
+def _target(name: str, told: dict[str, Any]) -> Target:
+    avoid = set(told.get("avoid", ())) | (TABLE.keys() - set(told["takes"]) if "takes" in told else set())
+    habits = Habits(frozenset(avoid), told.get("saturates", {}), **told.get("habits", {}))
+    steps = told.get("unroll_up_to", 1)
+    slow = told.get("slow")
+    return Target(
+        name, told["summary"], told["status"], told["source"], tuple(told["forms"]), habits,
+        ALWAYS if steps == "always" else steps, told.get("static_batch", False), tuple(told.get("opsets", (1, 99))),
+        None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
+    )  # fmt: skip
+
+
+TARGETS: dict[str, Target] = {path.stem: load_target(path) for path in sorted(Path(__file__).parent.glob("*.toml"))}
+
+
+def find_target(name: str | None) -> Target:
+    """A target by its name, in any case, or by the path of its file; None is onnxruntime.
+
+    Raises RnnLowerError for a name that is not there, and for a file that says no target.
+    """
+    if isinstance(name, str) and (name.endswith(".toml") or os.sep in name):
+        return load_target(Path(name))
+    target = TARGETS.get("onnxruntime" if name is None else str(name).lower())
+    if target is None:
+        raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(TARGETS)}, or the path of a .toml file")
+    return target

@@ -1,0 +1,116 @@
+"""What a runtime takes, and what follows for a node that is to run on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.emit.versions import TABLE
+from rnn_lower.emit.writer import Habits
+from rnn_lower.errors import Lack, UnsupportedError
+from rnn_lower.recurrent.lowering import ARITHMETIC
+
+if TYPE_CHECKING:
+    from rnn_lower.recurrent.node import RecurrentNode
+
+logger = logging.getLogger("rnn_lower")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """How to lower for one runtime, as its file says.
+
+    status: "measured" on the runtime, or "documented" only.  source: where what the file says is from.
+    forms: those it runs right, the one for long or unknown sequences first.
+    unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
+    static_batch: whether it needs a known batch size.  scan_captures: whether a Scan body may read what nodes outside
+    of it compute.  opsets: first and last opset it takes.
+    slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
+    """
+
+    name: str
+    summary: str
+    status: str
+    source: str
+    forms: tuple[str, ...]
+    habits: Habits = Habits()
+    unroll_up_to: int = 1
+    static_batch: bool = False
+    opsets: tuple[int, int] = (1, 99)
+    slow: tuple[int, float] | None = None
+    scan_captures: bool = True
+
+    def explained(self) -> Iterator[tuple[str, str]]:
+        """Line by line, for people: what it takes, and where that is from."""
+        first, last = self.opsets
+        yield self.name, self.summary
+        yield self.status, self.source
+        yield "forms", ", ".join(self.forms)
+        if "unroll" in self.forms and self.unroll_up_to > 1:
+            yield "unrolled", "always" if self.forms == ("unroll",) else f"up to {self.unroll_up_to} steps"
+        yield "opsets", f"{first} and up" if last >= 99 else f"{first} to {last}"
+        yield "batch size", "must be known" if self.static_batch else "may be unknown"
+        if self.habits.avoid:
+            yield "operators that it is spared", ", ".join(sorted(self.habits.avoid))
+        if self.slow is not None:
+            steps, seconds = self.slow
+            yield "loading", f"slow above {steps} unrolled steps: {seconds:g} s for an LSTM of 400"
+
+    def choose(self, node: RecurrentNode, opset: int) -> str:
+        """The form for a node that nobody asked a form for."""
+        length = node.static_length
+        if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
+            return "unroll"
+        return next(iter(self.forms_for(node, opset)), "loop")
+
+    def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
+        """The forms that a node at this opset can take, given that its length serves."""
+        scan = opset >= TABLE["Scan"].since and (self.scan_captures or not _captures(node))
+        return [form for form in self.forms if form != "scan" or scan]
+
+    def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Lack]:
+        """What keeps the runtime from taking the node in this form."""
+        found, told = [], f"target {self.name}"
+        first, last = self.opsets
+        if not first <= opset <= last:
+            found.append(Lack(f"{told} takes opsets {first} to {last}, not {opset}", opsets=self.opsets))
+        forms = tuple(self.forms_for(node, opset))
+        if form not in self.forms:
+            found.append(Lack(f"{told} does not run form {form}", forms=forms or self.forms))
+        elif form == "scan" and not self.scan_captures and _captures(node):
+            what = f"{told} takes no weights that are computed outside of a Scan (or cast there)"
+            found.append(Lack(what, forms=forms))
+        if self.static_batch and node.static_batch is None:
+            what = f"{told} needs a known batch size, here it is {node.told('batch_size')}"
+            found.append(Lack(what, sizes=("batch_size",)))
+        return found
+
+    def refuse(self, nodes: Iterable[ir.Node]) -> None:
+        """Raise UnsupportedError for an emitted node that the runtime does not take."""
+        for node in nodes:
+            if node.op_type in self.habits.avoid:
+                told = f"target {self.name} does not take {node.op_type}"
+                raise UnsupportedError(f"{told}, and rnn_lower has no other way to say '{node.name}'")
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    self.refuse(attribute.as_graph())
+
+    def warn(self, node: RecurrentNode, form: str) -> None:
+        """Say what is right but slow."""
+        length = node.static_length
+        if form == "unroll" and self.slow and length is not None and length > self.slow[0]:
+            logger.warning(
+                "%s: %d unrolled steps load slowly on %s (%g s for an LSTM of 400 steps)",
+                node.describe(), length, self.name, self.slow[1],
+            )  # fmt: skip
+
+
+def _captures(node: RecurrentNode) -> bool:
+    """Whether the weights in a body come from nodes: they are known at run time only, or are cast."""
+    weights = (node.inputs.get(name) for name in ("R", "B", "P"))
+    return node.dtype in ARITHMETIC or any(weight is not None and known_tensor(weight) is None for weight in weights)
