@@ -174,18 +174,24 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _dims(texts: Sequence[str], shapes: Sequence[str]) -> dict[str, int]:
-    dims = {}
+    dims: dict[str, int] = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
         if not equals or not name or not _is_size(size):
             raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100")
-        dims[name] = int(size)
+        _set(dims, name, int(size))
     for text in shapes:
         name, colon, sizes = text.rpartition(":")
         if not colon or not name or not all(map(_is_size, sizes.split(","))):
             raise RnnLowerError(f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16")
-        dims.update((f"{name}[{axis}]", int(size)) for axis, size in enumerate(sizes.split(",")))
+        for axis, size in enumerate(sizes.split(",")):
+            _set(dims, f"{name}[{axis}]", int(size))
     return dims
+
+
+def _set(dims: dict[str, int], name: str, size: int) -> None:
+    if dims.setdefault(name, size) != size:
+        raise RnnLowerError(f"'{name}' is given twice, as {dims[name]} and as {size}")
 
 
 def _is_size(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -26,9 +27,8 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 """Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many."""
 
 COMMON_OPSET = 17
-OPSETS_TRIED = 6
-ATTEMPTS = 40
-MOST_NODES = 10_000_000
+ATTEMPTS = 60
+MOST_NODES = 500_000
 
 Attempt = Callable[[Options], object]
 """Lowers a fresh copy of the model, for nothing but its errors."""
@@ -49,7 +49,7 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
     except UnmetError as error:
         told, lacks = str(error), error.lacks
     except ConversionError as error:
-        told, lacks = str(error), (Lack("", opsets=_around(options)),)
+        told, lacks = str(error), (Lack("", opsets=(1, onnx.defs.onnx_opset_version())),)
     raise UnsupportedError(f"{told}; {_advice(lacks, options, fresh(), attempt)}")
 
 
@@ -62,7 +62,10 @@ def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: A
     if told:
         return ", or ".join(told)
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
-    again = f"; export the model again at opset {opsets[0]}" if isinstance(error, ConversionError) and opsets else ""
+    again = ""
+    if isinstance(error, ConversionError) and opsets and options.opset is None:
+        last = min(opsets[1], onnx.defs.onnx_opset_version())
+        again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetError)):
         return "no option mends this: it stays unknown whatever the sizes of the inputs"
     return f"no option mends this: {error or 'nothing else serves'}{again}"
@@ -80,7 +83,8 @@ def _first_that_works(
     """The shortest change of options that serves, or the last error."""
     last: Exception | None = None
     hopeless: set[int] = set()
-    kinds = [_opsets(lacks, model), _needed_forms(lacks), _sizes(lacks, options, model), _limits(lacks, options)]
+    opsets, sizes = _opsets(lacks, options, model), _sizes(lacks, options, model)
+    kinds = [opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
     if not any(text for changes in kinds for _, text in changes):
         return None, None
     for changes in itertools.islice(itertools.product(*kinds), ATTEMPTS):
@@ -92,8 +96,17 @@ def _first_that_works(
             return " ".join(text for _, text in changes if text), None
         if isinstance(error, ConversionError):
             hopeless.add(merged.get("opset", 0))
+        elif isinstance(error, UnmetError) and not _kinds(error.lacks) <= _kinds(lacks):
+            # What was missing is there now, and something else is missing that nobody had come to before.
+            return _first_that_works([*lacks, *error.lacks], options, model, attempt)
         last = error
     return None, last
+
+
+def _kinds(lacks: Sequence[Lack]) -> set[str]:
+    """What is missing, by what would mend it."""
+    sizes = {size for lack in lacks for size in lack.sizes}
+    return sizes | {"nodes" for lack in lacks if lack.nodes} | {"opset" for lack in lacks if lack.opsets}
 
 
 def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Exception | None:
@@ -113,22 +126,17 @@ def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Except
 NOTHING: list[Change] = [({}, "")]
 
 
-def _around(options: Options) -> tuple[int, int]:
-    """Opsets near the one that was asked for."""
-    opset = options.opset or 1
-    return max(1, opset - OPSETS_TRIED), min(onnx.defs.onnx_opset_version(), opset + OPSETS_TRIED)
-
-
-def _opsets(lacks: Sequence[Lack], model: ir.Model) -> list[Change]:
-    """Opsets within all limits: one that nearly everything takes, then those near the model's own."""
+def _opsets(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Change]:
+    """Opsets within all limits: one that nearly everything takes, then those near what was asked for."""
     limits = [lack.opsets for lack in lacks if lack.opsets]
     if not limits:
         return NOTHING
     first, last = max(low for low, _ in limits), min(high for _, high in limits)
     current = model.opset_imports.get("", 1)
     found = range(first, min(last, onnx.defs.onnx_opset_version()) + 1)
-    near = sorted(set(found) - {current}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - current)))
-    return [({"opset": opset}, f"--opset {opset}") for opset in near[: 2 * OPSETS_TRIED]] or NOTHING
+    wanted = current if options.opset is None else options.opset
+    near = sorted(set(found) - {wanted}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))
+    return [({"opset": opset}, f"--opset {opset}") for opset in near] or NOTHING
 
 
 def _needed_forms(lacks: Sequence[Lack]) -> list[Change]:
@@ -166,7 +174,7 @@ def _turns(chosen: Mapping[str, str]) -> int:
 def _change(given: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> Change:
     lists = {way: SIZES.get(role) or (int(role),) for way, role in chosen.items()}
     sizes = {way: known[min(turn, len(known) - 1)] for way, known in lists.items()}
-    return {"dims": {**given, **sizes}}, " ".join(f"--dim {way}={size}" for way, size in sizes.items())
+    return {"dims": {**given, **sizes}}, " ".join(shlex.join(["--dim", f"{way}={size}"]) for way, size in sizes.items())
 
 
 def _free(model: ir.Model) -> dict[str, str]:
@@ -175,11 +183,12 @@ def _free(model: ir.Model) -> dict[str, str]:
     Each gets that name in the model, so that inference says where it comes to.
     """
     ways: dict[str, str] = {}
+    given = set(model.graph.inputs)
     nodes = [(node, name, value) for node in read_nodes(model) for name, value in node.inputs.items()]
     direct = [
         (node, value, axes_of(name, node.operator.gates, node.num_directions, node.layout))
         for node, name, value in nodes
-        if value.is_graph_input()
+        if value in given
     ]
     for node, value, axes in direct:
         if value.shape is None:  # the operator tells its rank, and some sizes
@@ -197,5 +206,6 @@ def _free(model: ir.Model) -> dict[str, str]:
             ways.update({way: size for way in ways if way == getattr(node, size)})
     for _, value, axes in direct:
         declared = map(plain_dim, value.shape or ())
-        ways.update({str(dim): size for dim, (_, size) in zip(declared, axes, strict=False) if dim in ways})
+        pairs = zip(declared, axes, strict=False)
+        ways.update({str(dim): size for dim, (_, size) in pairs if dim in ways and size in SIZES})
     return ways

@@ -55,6 +55,8 @@ class Program:
         if value.name in self._given or idioms.is_constant(value):
             return None
         node = value.producer()
+        if node is not None and MARK not in node.metadata_props and value in self.wanted:
+            raise OutOfScopeError("the node in its place carries no mark: something else has rewritten it")
         if node is None or MARK not in node.metadata_props:
             raise WrongError(f"it reads '{value.name}', which is no input of the node")
         return node

@@ -30,6 +30,7 @@ of constants, an integer of less than 4500 bits times a power of two, has less t
 """
 
 LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
+LONGER = (9, 17, 40)
 """Where the model leaves the length open all below the first are compared, and more up to the second where the graph
 compares something with a constant: it may behave otherwise from there on. The last is for lengths that are known."""
 
@@ -160,14 +161,17 @@ class _Comparison:
             raise OutOfScopeError(f"lengths that are compared with {most - 2}")
         if T is not None and T > MOST_STEPS:
             raise OutOfScopeError(f"a sequence of {T} steps; up to {MOST_STEPS} are computed")
-        for steps in range(most) if T is None else (T,):
+        for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
             if lengths is None:
-                found += [(steps, rows, None) for rows in ((1, 3) if N is None else (N,))]
+                rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
+                found += [(steps, count, None) for count in rows]
             elif constant is not None:
                 if steps or constant.max(initial=0) <= 0:  # beyond an empty sequence is nowhere
                     found.append((steps, constant.size, tuple(int(length) for length in constant)))
             else:
                 vectors = _vectors(steps, N, 0 if large else ALL_VECTORS)
+                if T is None and steps in LONGER:
+                    vectors = vectors[:: -(-len(vectors) // 2)]
                 if len(vectors) > MOST_VECTORS:
                     count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
                     self.left_out.add(f"of {count} vectors of sequence_lens {len(vectors)} are compared")
@@ -277,8 +281,9 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
         return list(itertools.product(lengths, repeat=rows))
     if N is None:
         return [tuple(lengths), tuple(lengths[::-1])]
+    alike = [(length,) * rows for length in lengths] if rows > 1 else []
     apart = 1 if T <= SHORT else rows  # each row has each length, or each length is in some row
-    return [
+    return alike + [
         tuple(lengths[(start + 3 * row if apart == 1 else start + row) % len(lengths)] for row in range(rows))
         for start in range(0, len(lengths), max(1, apart))
     ]

@@ -85,6 +85,8 @@ Operator = Callable[[Call], Any]
 
 def _binary(real: Callable[[Field, Array, Array], Array], whole: Callable[[Array, Array], Array] | None) -> Operator:
     def run(call: Call) -> Array:
+        if len(call.node.inputs) != 2:
+            raise OutOfScopeError(f"{call.node.op_type} of {len(call.node.inputs)} values")
         a, b = call.pair()
         if a.dtype == np.uint64:
             return real(call.field, a, b)
@@ -102,15 +104,25 @@ def _scalar(name: str, alpha: float = 0.0, beta: float = 0.0) -> Operator:
     )
 
 
+EXACT = {ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8, ir.DataType.DOUBLE: 1 << 53}
+"""Up to where these types hold every integer; FLOAT does up to 2^24."""
+
+
 def _cast(call: Call) -> Array:
     x, to = call[0], call.attribute("to")
     dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
     if dtype.is_floating_point():
-        return x if x.dtype == np.uint64 else call.field.integers(x)
+        if x.dtype == np.uint64:
+            return x
+        if np.abs(x.astype(np.int64)).max(initial=0) > EXACT.get(dtype, 1 << 24):
+            raise OutOfScopeError(f"Cast of integers to {dtype.name}, which does not hold them")
+        return call.field.integers(x)
     whole = call.field.small(x) if x.dtype == np.uint64 else x.astype(np.int64)
     if whole is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL):
         raise OutOfScopeError(f"Cast of computed floats to {dtype.name}")
-    return whole if dtype.is_integer() else whole != 0
+    if not dtype.is_integer():
+        return np.asarray(whole != 0)
+    return np.asarray(whole.astype(dtype.numpy()).astype(np.int64))  # a narrow type wraps
 
 
 def _where(call: Call) -> Array:

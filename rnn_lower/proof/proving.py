@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files, tensors
+from rnn_lower.model import convert, files, tensors
 from rnn_lower.model.dims import fix_proto_dims, place
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import Facts
@@ -40,10 +40,9 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases
         read_nodes(before.model, before.outline)  # only to refuse what is no valid node
         before = _with_sizes_of(after, before)
         opsets = [_opset(document) for document in (before, after)]
-        changed = untouched.only_recurrent_nodes_changed(
-            (before.proto, before.folder), (after.proto, after.folder),
-            opset=opsets[1] if opsets[0] != opsets[1] else None,
-        )  # fmt: skip
+        if opsets[0] != opsets[1] and opsets[1] is not None:
+            before = _converted(before, opsets[1])
+        changed = untouched.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
         return Proof(tuple(_proofs(_with_inputs_of(after, before), after, points, seed, most_cases)), tuple(changed))
     except RnnLowerError as error:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
@@ -98,6 +97,14 @@ def _with_inputs_of(lowered: Document, original: Document) -> Document:
     return _changed(original, change) if listed else original
 
 
+def _converted(document: Document, opset: int) -> Document:
+    """The original at the opset of the lowered model: what conversion makes of the other nodes is no change."""
+    copy = _changed(document, lambda _: None)
+    convert.convert_opset(copy.model, opset, copy.outline)
+    convert.restamp_rest(copy.model)
+    return Document(copy.write_back(), document.folder)
+
+
 def _changed(document: Document, change: Callable[[onnx.ModelProto], None]) -> Document:
     copy = onnx.ModelProto()
     copy.CopyFrom(document.proto)
@@ -112,7 +119,7 @@ def _proofs(before: Document, after: Document, points: int, seed: int, most_case
         there = outputs.get(graphs.get(scope.graph), {})  # type: ignore[arg-type]
         wanted = [out for out in node.outputs if out.name and (out.uses() or out.is_graph_output())]
         replaced = [there.get(out.name) for out in wanted]
-        if not wanted or any(_is_kept(node, value) for value in replaced):
+        if not wanted or _is_kept(node, replaced):
             continue
         name = node.name or wanted[0].name or node.op_type
         if None in replaced:
@@ -126,9 +133,14 @@ def _proofs(before: Document, after: Document, points: int, seed: int, most_case
         yield answer(question, points, seed)
 
 
-def _is_kept(node: ir.Node, value: ir.Value | None) -> bool:
-    there = None if value is None else value.producer()
-    return there is not None and there.op_type == node.op_type and there.domain == node.domain
+def _is_kept(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
+    """Whether it is still there, as `untouched` sees it: the same operator with the same outputs, not marked."""
+    found = {None if value is None else value.producer() for value in there}
+    kept = next(iter(found))
+    if len(found) > 1 or kept is None or MARK in kept.metadata_props:
+        return False
+    same = [value.name for value in kept.outputs] == [value.name for value in node.outputs]
+    return same and kept.op_type == node.op_type and kept.domain == node.domain
 
 
 def _opset_of(model: ir.Model, graph: ir.Graph | ir.Function, scope: Scope) -> int:
