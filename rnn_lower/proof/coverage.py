@@ -31,7 +31,7 @@ class Coverage:
         self._branches: dict[str, set[bool]] = {name: set() for name in self._ifs}
         self._left = SECONDS
         self._evaluator: ReferenceEvaluator | None = None
-        if self._has_pieces(document) and _weights(document) <= WEIGHTS:
+        if self._has_pieces(document) and tensors.total_size(document.proto) <= WEIGHTS:
             self._open(document)
 
     def _has_pieces(self, document: Document) -> bool:
@@ -93,7 +93,3 @@ def _told(piece: int, edges: tuple[float, ...]) -> str:
     if piece == 0:
         return f"below {edges[0]:g}"
     return f"above {edges[-1]:g}" if piece == len(edges) else f"between {edges[0]:g} and {edges[-1]:g}"
-
-
-def _weights(document: Document) -> int:
-    return sum(tensors.size_of(tensor) or 0 for tensor in tensors.tensors(document.proto))

@@ -53,7 +53,7 @@ CHEAP, FEW = 2_000_000, 3
 
 
 def is_cheap(document: Document) -> bool:
-    return sum(tensors.size_of(tensor) or 0 for tensor in tensors.tensors(document.proto)) <= CHEAP
+    return tensors.total_size(document.proto) <= CHEAP
 
 
 def located(original: Document, lowered: Document, fresh: bool = False) -> tuple[str, ...]:
