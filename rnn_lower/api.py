@@ -35,7 +35,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" takes a straight line for one
         step, else Scan, or Loop below opset 9.
     target: name of a runtime (see rnn_lower.targets) whose limits the result keeps to; with "auto" it gives the form.
-    op_types: which of "RNN", "GRU", "LSTM" to lower.  select: called with each RecurrentNode, False leaves it.
+    op_types: which of "RNN", "GRU", "LSTM" to lower, one or several.
+    select: called with each RecurrentNode, False leaves it.
     opset: convert the whole model to this opset, the recurrent nodes being lowered at it.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.

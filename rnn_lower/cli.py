@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
     except SystemExit as end:  # argparse has printed why
         return int(end.code or 0)
-    logging.basicConfig(format="rnn-lower: %(message)s", stream=sys.stderr, force=True, level=logging.INFO)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("rnn-lower: %(message)s"))
+    logging.basicConfig(handlers=[handler], force=True, level=logging.INFO)
     for noisy in ("onnx_ir", "onnxscript"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     command: Callable[[argparse.Namespace], int] = arguments.command
@@ -61,6 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         told = f"{type(error).__name__}: {error}"[:500]
         return _fail(UNFORESEEN, f"internal error: {told}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+
+
+class _OneLine(logging.Formatter):
+    """A message is one line, whatever names a model has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(super().format(record).split())
 
 
 def _fail(code: int, message: str) -> int:

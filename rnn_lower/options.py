@@ -31,7 +31,7 @@ class Options:
 
     form: str = _option("auto", "how steps are carried; auto takes the fastest that serves")
     target: str | None = _option(None, "keep to what this runtime takes: a name (`rnn-lower targets`), or a .toml file")
-    op_types: Sequence[str] = _option(OP_TYPES, "lower only these operators")
+    op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
     opset: int | None = _option(None, "convert the whole model to this opset")
     dims: Mapping[str, int] | None = _option(
@@ -43,7 +43,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.dims is not None and not isinstance(self.dims, Mapping):
             raise RnnLowerError(f"dims is {self.dims!r}; it must map names to sizes")
-        if not isinstance(self.op_types, (list, tuple, set, frozenset, str)):
+        if isinstance(self.op_types, str):
+            object.__setattr__(self, "op_types", (self.op_types,))
+        if not isinstance(self.op_types, (list, tuple, set, frozenset)):
             raise RnnLowerError(f"op_types is {self.op_types!r}; it must list operators")
         numbers = {"opset": self.opset, "max_nodes": self.max_nodes, **(self.dims or {})}
         for name, number in numbers.items():
@@ -61,7 +63,7 @@ class Keywords(TypedDict, total=False):
 
     form: str
     target: str | None
-    op_types: Sequence[str]
+    op_types: Sequence[str] | str
     select: Select | None
     opset: int | None
     dims: Mapping[str, int] | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import onnx
 import onnx_ir as ir
 import pytest
@@ -139,3 +141,26 @@ def test_own_models_are_small_and_varied():
     assert len(paths) >= 4
     assert sum(path.stat().st_size for path in paths) < 500_000
     assert {node.op_type for path in paths for node in rnn_lower.inspect(onnx.load(path))} == {"RNN", "GRU", "LSTM"}
+
+
+def test_records_and_nodes_can_be_pickled(tmp_path):
+    model, _ = build(Case("GRU", optional=("B", "initial_h")))
+    onnx.save(model, tmp_path / "in.onnx")
+    (record,) = rnn_lower.lower_file(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    (node,) = rnn_lower.inspect(model)
+    for kept, lost in (
+        (record.node, pickle.loads(pickle.dumps(record)).node),
+        (node, pickle.loads(pickle.dumps(node))),
+    ):
+        assert lost.describe() == kept.describe()
+        assert {name: value.name for name, value in lost.inputs.items()} == {
+            name: value.name for name, value in kept.inputs.items()
+        }
+        assert lost.node.attributes["hidden_size"].as_int() == kept.hidden_size
+        assert all(value.producer() is None for value in lost.inputs.values())  # nothing of the model comes along
+
+
+def test_one_operator_as_text():
+    model, _ = build(Case("GRU"))
+    assert remaining(rnn_lower.lower(model, op_types="LSTM")) == ["GRU"]
+    assert remaining(rnn_lower.lower(model, op_types="GRU")) == []

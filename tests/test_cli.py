@@ -454,6 +454,16 @@ def test_help(capsys):
     assert run(capsys)[0] == 2
 
 
+def test_notes_are_one_line_whatever_names_a_model_has(tmp_path, capsys):
+    model, _ = build(Case("RNN", activations=("ThresholdedRelu",)))
+    model.graph.node[0].name = "two\nlines"
+    onnx.save(model, tmp_path / "in.onnx")
+    code, _, err = run(capsys, "lower", tmp_path / "in.onnx", "-o", tmp_path / "out.onnx")
+    assert code == 0
+    assert "two lines" in err
+    assert all(line.startswith("rnn-lower: ") for line in err.splitlines())
+
+
 def test_targets_are_listed(lstm, tmp_path, capsys):
     for arguments in (["targets"], ["lower", "--target", "list"], ["lower", lstm, "-o", "o.onnx", "--target", "list"]):
         code, out, _ = run(capsys, *arguments)

@@ -148,6 +148,16 @@ class RecurrentNode:
     def describe(self) -> str:
         return f"{self.op_type} '{self.name}' in {self.path}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled is the node alone, with bare inputs and outputs, and not the model around it."""
+        values: dict[str, dict[str, ir.Value]] = {}
+        for what, named in (("inputs", self.inputs), ("outputs", self.outputs)):
+            values[what] = {k: ir.Value(name=v.name, type=v.type, shape=v.shape) for k, v in named.items()}
+        inputs = [values["inputs"].get(name) for name in self.operator.inputs]
+        outputs = [values["outputs"].get(name) or ir.Value(name="") for name in self.operator.outputs]
+        node = ir.Node("", self.op_type, inputs, self.node.attributes.values(), outputs=outputs, name=self.node.name)
+        return {**self.__dict__, **values, "node": node}
+
 
 def display_name(node: ir.Node) -> str:
     """The node's name, else that of its first output: what messages and new names use."""
@@ -378,9 +388,8 @@ def _dtype(
             if dtype != ir.DataType.INT32:
                 raise InvalidNodeError(f"sequence_lens is of type {dtype.name}; it must be INT32")
         elif dtype not in FLOATS:
-            raise InvalidNodeError(
-                f"{name} is of type {dtype.name}; it must be one of {', '.join(d.name for d in FLOATS)}"
-            )
+            known = ", ".join(known.name for known in FLOATS)
+            raise InvalidNodeError(f"{name} is of type {dtype.name}; it must be one of {known}")
         else:
             found.setdefault(dtype, name)
     if len(found) > 1:
