@@ -264,6 +264,11 @@ class Emitter(NodeWriter):
     # -- what old opsets lack --------------------------------------------------------------------------------------
 
     @property
+    def broadcasts(self) -> bool:
+        """Whether the operands of arithmetic may differ in any axis, by numpy's rule."""
+        return self.opset >= BROADCASTS_BY_RULE
+
+    @property
     def takes_runtime_shapes(self) -> bool:
         """Whether Reshape takes sizes that are computed at run time."""
         return self.opset >= TABLE["Reshape"].inputs["shape"]

@@ -28,6 +28,7 @@ class Habits:
     constants_in_body: keep weights that only a Scan or Loop body uses in it, where onnxruntime multiplies 8 to 13 %
         faster (LSTM, N = 1, H = 128 and 256) than with weights captured from outside.
     guard_empty_scan: put a Scan of unknown length into an If that leaves it out when there are no steps.
+    directions_side_by_side: let both directions of a small node share one Scan or Loop.
     name_batch: in the main graph, name a batch size of which nothing is known, so that the values of a node are seen to
         be of one size.
     """
@@ -38,6 +39,7 @@ class Habits:
     pass_condition: bool = False
     constants_in_body: bool = False
     guard_empty_scan: bool = False
+    directions_side_by_side: bool = False
     name_batch: bool = False
 
 

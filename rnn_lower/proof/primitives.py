@@ -152,11 +152,14 @@ def _clip(call: Call) -> Array:
 
 def _matmul(call: Call) -> Array:
     a, b = call.real(0), call.real(1)
-    if b.ndim > 2:
-        raise OutOfScopeError("MatMul of two stacks of matrices")
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise WrongError(f"MatMul of shapes {a.shape} and {b.shape}")
-    return call.field.matmul(a, b)
+    if b.ndim == 2:
+        return call.field.matmul(a, b)
+    if a.shape[:-2] != b.shape[:-2]:
+        raise OutOfScopeError(f"MatMul of stacks of {a.shape[:-2]} and {b.shape[:-2]} matrices")
+    pairs = [(a[place], b[place]) for place in np.ndindex(a.shape[:-2])]
+    return np.array([call.field.matmul(x, y) for x, y in pairs], np.uint64).reshape(*a.shape[:-1], b.shape[-1])
 
 
 def _slice(call: Call) -> Array:

@@ -1,8 +1,7 @@
 """Many steps: carry a step over time as Scan, Loop or a straight line. No gates, no weights.
 
-A form takes a `Track`, one direction of a node, and gives back its final states and, when wanted, the first state of
-every step stacked over time. Directions do not share a Scan or Loop: with both in one body their weights drive each
-other out of the cache, which measured 7 % slower (LSTM; see benchmarks/speed.py).
+A form takes a `Track`, one direction of a node or both side by side, and gives back its final states and, when wanted,
+the first state of every step stacked over time.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Track:
-    """One direction: `step` maps what it reads at one time and its states to its new states.
+    """One sequence of steps: `step` maps what it reads at one time and its states to its new states.
 
-    initial: [batch_size, hidden_size] per state; None is the zero state.
+    initial: [*lead, batch_size, hidden_size] per state; None is the zero state.
     reverse: time runs from seq_length - 1 to 0; results still lie at the times they belong to.
     stacked: whether the first state of every step is wanted.
+    lead: sizes of the axes before the batch, if any; the batch size is known then.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Track:
     state_names: Sequence[str]
     reverse: bool
     stacked: bool
+    lead: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +66,9 @@ class Span:
     def static_batch(self) -> int | None:
         return self.batch if isinstance(self.batch, int) else None
 
-    @property
-    def state_shape(self) -> tuple[int | None, int]:
+    def state_shape(self, lead: tuple[int, ...] = ()) -> tuple[int | None, ...]:
         """As a body declares it: known sizes or nothing, since symbolic names in bodies confuse some runtimes."""
-        return (self.static_batch, self.hidden_size)
+        return (*lead, self.static_batch, self.hidden_size)
 
     def states(self, e: Emitter, track: Track) -> list[Operand]:
         """The initial states with zeros where nothing was given."""
@@ -83,7 +83,8 @@ class Span:
 
 
 Result = tuple[State, Operand]
-"""Final states [batch_size, hidden_size], stacked first states [seq_length, batch_size, hidden_size] or None."""
+"""Final states [*lead, batch_size, hidden_size], and stacked over time the first of them of every step, or None:
+[seq_length, *lead, batch_size, hidden_size], where no lead counts as one of size 1."""
 
 Form = Callable[[Emitter, Track, Span], Result]
 
@@ -95,19 +96,17 @@ def scan(e: Emitter, track: Track, span: Span) -> Result:
     """
     length = span.seq_length()
     if isinstance(length, int) or not e.habits.guard_empty_scan:
-        return _scan(e, track, span)
+        return _with_lead(e, track, _scan(e, track, span))
     some = e.op("Less", constant(0, ir.DataType.INT64), length, name="has_steps")
     if None in track.initial:
         span.batch_size()  # asked for outside of the branches, which both need it
-    return _result(
-        track,
-        e.when(
-            some,
-            lambda inside: _flat(_scan(inside, track, span)),
-            lambda inside: _flat(_no_steps(inside, track, span)),
-            _result_names(track),
-        ),
+    results = e.when(
+        some,
+        lambda inside: _flat(_scan(inside, track, span)),
+        lambda inside: _flat(_no_steps(inside, track, span)),
+        _result_names(track),
     )
+    return _with_lead(e, track, _result(track, results))
 
 
 def _scan(e: Emitter, track: Track, span: Span) -> Result:
@@ -155,7 +154,7 @@ def loop(e: Emitter, track: Track, span: Span) -> Result:
         body=e.graph([trip, going_on, *states], [still_going_on, *outputs], inside, "body"),
     )
     finals, y = _result(track, results)
-    y = _shaped(e, y, span)
+    y = _shaped(e, y, track, span)
     return finals, e.flip(y, length) if track.reverse and y is not None else y
 
 
@@ -182,8 +181,8 @@ def unroll(e: Emitter, track: Track, span: Span) -> Result:
         stacked.reverse()
     rows = e.concat(stacked, 0, "rows")
     batch_size = -1 if span.static_batch is None else span.static_batch
-    y = e.reshape(rows, [seq_length, batch_size, span.hidden_size], "Y")
-    declare(y, e.dtype, [seq_length, span.batch, span.hidden_size])
+    y = e.reshape(rows, [seq_length, 1, batch_size, span.hidden_size], "Y")
+    declare(y, e.dtype, [seq_length, 1, span.batch, span.hidden_size])
     return state, y
 
 
@@ -207,7 +206,9 @@ def _each_step(e: Emitter, stream: Stream, seq_length: int, span: Span) -> Calla
 
 def _no_steps(e: Emitter, track: Track, span: Span) -> Result:
     """The streams are as empty as the result has to be, and at least as wide."""
-    empty = e.slice(track.streams[0].values, 2, 0, span.hidden_size, "empty") if track.stacked else None
+    empty = (
+        e.slice(track.streams[0].values, 2 + len(track.lead), 0, span.hidden_size, "empty") if track.stacked else None
+    )
     return tuple(span.states(e, track)), empty
 
 
@@ -222,11 +223,15 @@ FORMS: dict[str, Form] = {"scan": scan, "loop": loop, "unroll": unroll}
 
 def carry(form: str, e: Emitter, track: Track, span: Span) -> Result:
     """All steps of one direction, in a form of FORMS; a sequence that is known to be empty needs none."""
-    return (_no_steps if span.seq_length() == 0 else FORMS[form])(e, track, span)
+    if span.seq_length() == 0:
+        return _with_lead(e, track, _no_steps(e, track, span))
+    return FORMS[form](e, track, span)
 
 
 def _state_inputs(inside: Emitter, track: Track, span: Span) -> list[ir.Value]:
-    return [inside.new_value(f"previous_{name}", inside.dtype, span.state_shape) for name in track.state_names]
+    return [
+        inside.new_value(f"previous_{name}", inside.dtype, span.state_shape(track.lead)) for name in track.state_names
+    ]
 
 
 def _run(
@@ -241,7 +246,7 @@ def _run(
     if track.stacked:
         outputs.append(inside.op("Identity", new_states[0], name="Y"))
     for value in outputs:
-        value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape)
+        value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
     return outputs
 
 
@@ -261,18 +266,24 @@ def _result(track: Track, values: Sequence[ir.Value]) -> Result:
     return tuple(values[:count]), values[count] if track.stacked else None
 
 
-def _shaped(e: Emitter, y: Operand, span: Span) -> Operand:
+def _with_lead(e: Emitter, track: Track, result: Result) -> Result:
+    finals, y = result
+    return finals, y if y is None or track.lead else e.unsqueeze(y, [1], "Y_direction")
+
+
+def _shaped(e: Emitter, y: Operand, track: Track, span: Span) -> Operand:
     """State the shape of what a Loop has stacked.
 
     After no trip at all every unknown size comes out as 0; and onnx's ReferenceEvaluator joins steps along their first
-    axis instead of a new one. The elements are the same, in the same order.
+    axis instead of a new one. The elements are the same, in the same order. One Reshape says it all: onnxruntime makes
+    one out of two in a row, and believes for it what the model declares of its output, true or not.
     """
     seq_length, batch_size = span.seq_length(), span.static_batch
     if y is None:
         return None
     if batch_size is None and not isinstance(seq_length, int):
-        if not e.takes_runtime_shapes:
-            return y
-        return e.reshape_to(y, [seq_length, span.batch_size(), span.hidden_size], "Y_shaped")
-    rows = -1 if batch_size is None else batch_size
-    return e.reshape(y, [seq_length if isinstance(seq_length, int) else -1, rows, span.hidden_size], "Y_shaped")
+        if e.takes_runtime_shapes:  # a size of 0 keeps the one at its place, so no axis may come in between
+            y = e.reshape_to(y, [seq_length, span.batch_size(), span.hidden_size], "Y_shaped")
+        return e.unsqueeze(y, [1], "Y_direction")
+    steps, rows = seq_length if isinstance(seq_length, int) else -1, -1 if batch_size is None else batch_size
+    return e.reshape(y, [steps, *(track.lead or (1,)), rows, span.hidden_size], "Y_shaped")

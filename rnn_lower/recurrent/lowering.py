@@ -14,8 +14,9 @@ from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled, f
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.primitives import Emitter
 from rnn_lower.emit.writer import Habits, Operand, declare
-from rnn_lower.recurrent.cells import CELLS, Cell, CellKind, Weights
-from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
+from rnn_lower.recurrent.cells import CELLS, Cell, Parts, Weights
+from rnn_lower.recurrent.directions import Direction, apart, go_side_by_side, side_by_side
+from rnn_lower.recurrent.forms import Result, Size, Span, Stream, carry
 from rnn_lower.recurrent.node import RecurrentNode
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
@@ -54,8 +55,12 @@ def lower_node(
     ):  # nothing to compute, and some runtimes stumble over it
         return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
     sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
-    tracks = [_track(e, node, sequence, direction) for direction in range(node.num_directions)]
-    results = [_carried(e, form, track, sequence.span) for track in tracks]
+    together = go_side_by_side(e, node, form)
+    directions = [
+        _direction(e, node, sequence, place, _parts(node, place, together)) for place in range(node.num_directions)
+    ]
+    tracks = [side_by_side(e, directions, sequence.span)] if together else directions
+    results = [_carried(e, node, form, direction, sequence) for direction in tracks]
     outputs = _outputs(e, node, sequence, results)
     return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
 
@@ -128,47 +133,42 @@ def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]
 # -- one direction ---------------------------------------------------------------------------------------------------
 
 
-Step = Callable[[Emitter, Sequence[Operand], State], State]
-
-
-def _track(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int) -> Track:
-    kind, reverse, states = CELLS[node.op_type], node.directions[direction], node.operator.states
+def _direction(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int, parts: Parts) -> Direction:
+    reverse = node.directions[direction]
     name = "reverse" if reverse else "forward"
     with e.scope(name):
         parameters = _Parameters.read(e, node, direction)
-        streams = _project(e, node, kind, sequence, parameters)
-        initial = tuple(_initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in states)
+        streams = _project(e, node, parts, sequence, parameters)
+        initial = tuple(
+            _initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in node.operator.states
+        )
         cell = Cell(
-            node.hidden_size, node.activations[direction], node.clip, _weights(e, node, kind, parameters),
+            node.hidden_size, node.activations[direction], node.clip, _weights(e, node, parts, parameters),
             node.linear_before_reset, node.input_forget,
         )  # fmt: skip
-    step: Step = functools.partial(kind.step, cell)
+    masked = sequence.mask is not None
     if sequence.mask is not None:
         streams.append(sequence.mask)
-        step = _masked(step)
     batch = sequence.span.batch
     for stream in streams:
         time = [] if stream.single else [node.static_length]
         declare(stream.values, stream.dtype, [*time, batch, stream.shape[-1]])
     for state in initial:
         declare(state, e.dtype, [batch, node.hidden_size])
-    return Track(name, step, streams, initial, states, reverse, "Y" in node.outputs and not sequence.single)
+    return Direction(name, reverse, cell, streams, initial, masked)
 
 
-def _carried(e: Emitter, form: str, track: Track, span: Span) -> Result:
-    with e.scope(track.name):
-        return carry(form, e, track, span)
+def _parts(node: RecurrentNode, direction: int, together: bool) -> Parts:
+    """The gates of each product: one for each activation where it comes right after the product."""
+    kind, first_two = CELLS[node.op_type], node.activations[direction][:2]
+    return kind.fewest if together or len(set(first_two)) == 1 or "P" in node.inputs else kind.by_activation
 
 
-def _masked(step: Step) -> Step:
-    """Keep the state where the sequence has not begun (reverse) or is over (forward)."""
-
-    def masked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
-        *projected, mask = inputs
-        new_state = step(e, projected, state)
-        return tuple(e.select(mask, new, old) for new, old in zip(new_state, state, strict=True))
-
-    return masked_step
+def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: _Sequence) -> _Carried:
+    stacked = "Y" in node.outputs and not sequence.single
+    track = direction.track(CELLS[node.op_type], node.operator.states, stacked)
+    with e.scope(direction.name):
+        return direction, carry(form, e, track, sequence.span)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,27 +212,28 @@ class _Parameters:
 
 
 def _project(
-    e: Emitter, node: RecurrentNode, kind: CellKind, sequence: _Sequence, parameters: _Parameters
+    e: Emitter, node: RecurrentNode, parts: Parts, sequence: _Sequence, parameters: _Parameters
 ) -> list[Stream]:
     """Xt*(W^T) + Wb + Rb of all steps, in the parts that the cell takes."""
-    streams = []
-    for first, end in kind.projected:
+    streams, reset_gate = [], CELLS[node.op_type].reset_gate
+    for first, end in parts:
         product = e.matmul(sequence.x, parameters.matrix(e, "W", first, end), "X_W")
         bias = parameters.bias(e, "Wb", first, end)
-        if not (node.linear_before_reset and first == kind.reset_gate):  # there r scales Rb too, in the step
+        if not (node.linear_before_reset and first == reset_gate):  # there r scales Rb too, in the step
             bias = e.add(bias, parameters.bias(e, "Rb", first, end), "bias")
         shape = (sequence.span.static_batch, (end - first) * node.hidden_size)
         streams.append(Stream(e.add(product, bias, "projected"), e.dtype, shape, sequence.single))
     return streams
 
 
-def _weights(e: Emitter, node: RecurrentNode, kind: CellKind, parameters: _Parameters) -> Weights:
+def _weights(e: Emitter, node: RecurrentNode, parts: Parts, parameters: _Parameters) -> Weights:
     reset_bias: Operand = None
-    if node.linear_before_reset and kind.reset_gate is not None:
-        reset_bias = parameters.bias(e, "Rb", kind.reset_gate, kind.reset_gate + 1, "Rbh")
+    reset_gate = CELLS[node.op_type].reset_gate
+    if node.linear_before_reset and reset_gate is not None:
+        reset_bias = parameters.bias(e, "Rb", reset_gate, reset_gate + 1, "Rbh")
     H = node.hidden_size
     peepholes = [None] * 3 if parameters.P is None else e.split(parameters.P, 0, [H] * 3, ["P_i", "P_o", "P_f"])
-    return Weights([parameters.matrix(e, "R", *part) for part in kind.recurrent], reset_bias, peepholes)
+    return Weights([parameters.matrix(e, "R", *part) for part in parts], reset_bias, peepholes)
 
 
 def _initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Operand) -> Operand:
@@ -247,14 +248,17 @@ def _initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, n
 # -- the outputs -----------------------------------------------------------------------------------------------------
 
 
-def _outputs(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequence[Result]) -> dict[str, Operand]:
+_Carried = tuple[Direction, Result]
+
+
+def _outputs(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequence[_Carried]) -> dict[str, Operand]:
     outputs: dict[str, Operand] = {}
     states = node.operator.states
     for name in node.outputs:
         if name == "Y":
-            value = _stacked(e, sequence, results)
+            value = _every_step(e, node, sequence, results)
         else:
-            value = _joined(e, [finals[states.index(name[2:])] for finals, _ in results], 0, name)
+            value = _final(e, results, states.index(name[2:]), name)
         if node.layout:
             value = e.transpose(value, [2, 0, 1, 3] if name == "Y" else [1, 0, 2], f"{name}_batch_major")
         outputs[name] = e.cast(value, e.dtype, node.dtype, f"{name}_cast")
@@ -269,19 +273,26 @@ def _empty(node: RecurrentNode, name: str) -> Constant:
     return filled(0.0, shape, node.dtype)
 
 
-def _stacked(e: Emitter, sequence: _Sequence, results: Sequence[Result]) -> Operand:
+def _every_step(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequence[_Carried]) -> Operand:
     """Y [seq_length, num_directions, batch_size, hidden_size], 0 where a sequence is over."""
     if sequence.single:  # the one step's state is the final state
-        return e.unsqueeze(_joined(e, [finals[0] for finals, _ in results], 0, "Y_step"), [0], "Y")
-    parts = [y for _, y in results]
+        return e.unsqueeze(_final(e, results, 0, "Y_step"), [0], "Y")
+    parts: list[Operand] = []
+    for direction, (_, y) in results:
+        parts += apart(e, y, node.directions, sequence.span) if direction.lead else [y]
     if sequence.mask is not None:
-        parts = [e.select(sequence.mask.values, y, None, "Y_valid") for y in parts]
-    return _joined(e, parts, 1, "Y")
+        valid = e.unsqueeze(sequence.mask.values, [1], "mask_direction")
+        parts = [e.select(valid, part, None, "Y_valid") for part in parts]
+    return e.concat(parts, 1, "Y")
 
 
-def _joined(e: Emitter, parts: Sequence[Operand], axis: int, name: str) -> Operand:
-    """One value per direction -> one value with a direction axis."""
-    return e.concat([e.unsqueeze(part, [axis], f"{name}_direction") for part in parts], axis, name)
+def _final(e: Emitter, results: Sequence[_Carried], state: int, name: str) -> Operand:
+    """A final state [num_directions, batch_size, hidden_size]."""
+    parts = [
+        finals[state] if direction.lead else e.unsqueeze(finals[state], [0], f"{name}_direction")
+        for direction, (finals, _) in results
+    ]
+    return e.concat(parts, 0, name)
 
 
 def _own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:

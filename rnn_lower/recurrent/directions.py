@@ -1,0 +1,124 @@
+"""The directions of a node: each a track of its own, or both side by side in one.
+
+Each on its own, onnxruntime computes a product with its sum and activation in one kernel, with weights that it packed.
+Side by side, states are [2, batch_size, hidden_size] and one product [2, N, H] x [2, H, G * H] serves both: half as
+many kernel calls, but neither fused nor packed. The direction that walks backwards reads its streams flipped, and what
+it gives is flipped back. Two steps in one body that do not share their kernels gain little (LSTM 8 to 14 % at N = 1)
+and drive each other's weights out of the cache where these are large.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+from rnn_lower.emit.constants import filled
+from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.writer import Operand, declare
+from rnn_lower.recurrent.cells import Cell, CellKind, Weights
+from rnn_lower.recurrent.forms import Span, State, Stream, Track
+from rnn_lower.recurrent.node import RecurrentNode
+
+SIDE_BY_SIDE = {"LSTM": 128, "GRU": 128}
+"""Up to this hidden size both directions of one row go side by side. Time over that of two tracks, N = 1, one thread,
+for H = 16, 32, 64, 128, 256: LSTM 0.60, 0.65, 0.68, 0.84, 1.20; GRU 0.80, 0.83, 0.84, 0.90, 1.18. RNN, whose step is
+one fused kernel: 1.2 and more. With N = 8 LSTM 0.86 and 1.11 for H = 32 and 64, GRU 0.99 and 1.25."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """A cell, what it reads, and its first states (None: zeros).  masked: the last stream says where a step counts."""
+
+    name: str
+    reverse: bool
+    cell: Cell
+    streams: Sequence[Stream]
+    initial: State
+    masked: bool = False
+    lead: tuple[int, ...] = ()
+
+    def track(self, kind: CellKind, states: Sequence[str], stacked: bool) -> Track:
+        step: Step = functools.partial(kind.step, self.cell)
+        if self.masked:
+            step = _masked(step)
+        return Track(self.name, step, self.streams, self.initial, states, self.reverse, stacked, self.lead)
+
+
+Step = Callable[[Emitter, Sequence[Operand], State], State]
+
+
+def _masked(step: Step) -> Step:
+    """Keep the state where the sequence has not begun (reverse) or is over (forward)."""
+
+    def masked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
+        *projected, mask = inputs
+        new_state = step(e, projected, state)
+        return tuple(e.select(mask, new, old) for new, old in zip(new_state, state, strict=True))
+
+    return masked_step
+
+
+def go_side_by_side(e: Emitter, node: RecurrentNode, form: str) -> bool:
+    """Whether both directions of this node share a track."""
+    return (
+        e.habits.directions_side_by_side
+        and e.broadcasts
+        and form != "unroll"
+        and node.num_directions == 2
+        and node.activations[0] == node.activations[1]
+        and node.static_batch == 1
+        and node.hidden_size <= SIDE_BY_SIDE.get(node.op_type, 0)
+    )
+
+
+def side_by_side(e: Emitter, directions: Sequence[Direction], span: Span) -> Direction:
+    """One direction that holds all of them; every value has a new axis before the batch. The batch size is known."""
+    first = directions[0]
+    lead = (len(directions),)
+    cells = [direction.cell for direction in directions]
+    with e.scope("both"):
+        streams = [_stream(e, directions, place, span) for place in range(len(first.streams))]
+        weights = Weights(
+            [_beside(e, parts, [0], "R") for parts in zip(*(cell.weights.recurrent for cell in cells), strict=True)],
+            _beside(e, [cell.weights.reset_bias for cell in cells], [0, 1], "Rbh"),
+            [_beside(e, parts, [0, 1], "P") for parts in zip(*(cell.weights.peepholes for cell in cells), strict=True)],
+        )
+        zeros = filled(0.0, (*lead, span.static_batch or 0, span.hidden_size), e.dtype)
+        initial = [
+            _beside(e, states, [0], "initial") or zeros
+            for states in zip(*(direction.initial for direction in directions), strict=True)
+        ]
+    cell = dataclasses.replace(first.cell, weights=weights, gate_axis=first.cell.gate_axis + 1)
+    return Direction("both", False, cell, streams, tuple(initial), first.masked, lead)
+
+
+def _stream(e: Emitter, directions: Sequence[Direction], place: int, span: Span) -> Stream:
+    """One stream of all directions, each in the order of its own steps."""
+    parts = []
+    for direction in directions:
+        values = direction.streams[place].values
+        flipped = e.flip(values, span.seq_length()) if direction.reverse else values
+        parts.append(e.unsqueeze(flipped, [1], "direction"))
+    stream = directions[0].streams[place]
+    shape = (len(directions), *stream.shape)
+    joined = e.concat(parts, 1, "step_by_step")
+    length = span.seq_length()
+    declare(joined, stream.dtype, [length if isinstance(length, int) else None, *shape])
+    return Stream(joined, stream.dtype, shape)
+
+
+def _beside(e: Emitter, parts: Sequence[Operand], axes: Sequence[int], name: str) -> Operand:
+    """All of them on a new first axis; nothing of what none of them has."""
+    if parts[0] is None:
+        return None
+    return e.concat([e.unsqueeze(part, axes, name) for part in parts], 0, name)
+
+
+def apart(e: Emitter, y: Operand, reverse: Sequence[bool], span: Span) -> list[Operand]:
+    """What a shared track stacked, [seq_length, 1, batch_size, hidden_size] for each direction, times in order."""
+    parts = e.split(y, 1, [1] * len(reverse), ["Y_by_step"] * len(reverse))
+    return [
+        e.flip(part, span.seq_length(), "Y_in_order") if backwards else part
+        for part, backwards in zip(parts, reverse, strict=True)
+    ]
