@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).parent.parent
@@ -25,10 +24,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from onenode import Case, build  # noqa: E402
 from report import Report  # noqa: E402
+from timing import mean, ratios, session  # noqa: E402
+from whole import section  # noqa: E402
 
 import rnn_lower  # noqa: E402
 
-Session = onnxruntime.InferenceSession
 AIM = ((1, 64, 128), (1, 256, 256), (1, 512, 512), (8, 64, 128), (8, 256, 256), (32, 256, 256), (32, 512, 512))
 OPERATORS = {"LSTM": Case("LSTM"), "GRU": Case("GRU", lbr=0), "GRU lbr": Case("GRU", lbr=1), "RNN": Case("RNN")}
 GOALS = {"LSTM": 1.35, "GRU": 1.25, "GRU lbr": 1.32, "RNN": 0.50}
@@ -56,35 +56,6 @@ Scan. The gap between the floor and 1 is what the fused kernel loses (RNN) or ga
 matrix product directly.
 
 Isolated outliers, mostly with two threads, are noise. The geometric means are over (N, I, H) = {", ".join(map(str, AIM))}."""
-
-
-def session(model: onnx.ModelProto, threads: int) -> Session:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4
-    # A worker that spins while it waits would take the second core from the next session.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return Session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def ratios(sessions: dict[str, Session], feeds: dict, seconds: float) -> dict[str, tuple[float, float]]:
-    """Per name: median time in microseconds, median of its ratio to the first session in the same round."""
-    for one in sessions.values():
-        one.run(None, feeds)
-    rounds: list[dict[str, float]] = []
-    end = time.perf_counter() + seconds
-    while len(rounds) < 5 or time.perf_counter() < end:
-        row = {}
-        for name, one in sessions.items():
-            start = time.perf_counter()
-            one.run(None, feeds)
-            row[name] = time.perf_counter() - start
-        rounds.append(row)
-    first = next(iter(sessions))
-    return {
-        name: (1e6 * statistics.median(r[name] for r in rounds), statistics.median(r[name] / r[first] for r in rounds))
-        for name in sessions
-    }
 
 
 def naive(case: Case) -> onnx.ModelProto:
@@ -171,10 +142,6 @@ def one(case: Case, threads: int, seconds: float) -> dict[str, tuple[float, floa
         if case.op == "LSTM":
             sessions["naive"] = session(naive(case), threads)
     return ratios(sessions, feeds, seconds)
-
-
-def mean(values: list[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
 
 
 def directions() -> itertools.product:
@@ -314,6 +281,7 @@ def main() -> None:
     report = Report("Speed", ABOUT)
     aims(report, arguments.seconds)
     if not arguments.quick:
+        section(report, arguments.threads, 4 * arguments.seconds)
         others(report)
         plot(sweep(report, arguments.threads, arguments.seconds / 5), arguments.docs / "speed.png")
         report.write(arguments.docs / "speed.md")
