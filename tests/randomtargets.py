@@ -14,6 +14,7 @@ from onenode import Case, build
 import rnn_lower
 from rnn_lower.emit.outlines import Outline
 from rnn_lower.model.facts import Facts
+from rnn_lower.proof.interpreter import MARK
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
@@ -59,7 +60,7 @@ def random_target(rng: np.random.Generator) -> str:
 
 
 def broken_by(model: onnx.ModelProto, path: str) -> list[str]:
-    """The nodes of a whole model that a target does not take, by shapes that onnx infers for the model."""
+    """The emitted nodes of a model that a target does not take, by shapes that onnx infers for the whole model."""
     target, graph = find_target(path), ir.from_proto(model)
     facts = Facts(graph)
 
@@ -70,7 +71,8 @@ def broken_by(model: onnx.ModelProto, path: str) -> list[str]:
         return Outline(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
 
     opset = graph.opset_imports[""]
-    return [f"{one.node.op_type}: {one.rule}" for one in Holder(target.rules, opset, told).violations(graph.graph)]
+    found = Holder(target.rules, opset, told).violations(graph.graph)
+    return [f"{one.node.op_type}: {one.rule}" for one in found if MARK in one.node.metadata_props]
 
 
 def holds(case: Case, path: Path | str, prove: bool = True, **options: object) -> str | None:

@@ -97,8 +97,26 @@ def _clip_by_min_max(e: Emitter, call: Call) -> Results:
     low, high = call.parameters["min"], call.parameters["max"]
     if high is None:
         return None
-    above = e.op_direct("Max", call.x, e.scalar(low), name=f"{call.name}_below")
-    return [e.op_direct("Min", above, e.scalar(high), name=call.name)]
+    above = e.op_direct("Max", call.x, _number_like(e, low, call.x), name=f"{call.name}_below")
+    return [e.op_direct("Min", above, _number_like(e, high, call.x), name=call.name)]
+
+
+def _number_like(e: Emitter, number: float, x: Operand) -> Operand:
+    """A number, of the rank of x where a runtime cares about ranks."""
+    outline = e.outline(x)
+    ranked = any("ranks" in e.habits.rules.limits.get(one, {}) for one in ("Max", "Min"))
+    rank = len(outline.shape) if ranked and outline is not None and outline.shape is not None else 0
+    return e.reshape(e.scalar(number), [1] * rank)
+
+
+def _clip_in_rank_four(e: Emitter, call: Call) -> Results:
+    """All of a Clip of several nodes between two Reshapes, not each of them, where a runtime takes rank 4 only."""
+    sizes, limits = sizes_of(e, call.x), e.habits.rules.limits
+    if sizes is None or len(sizes) > 3 or not any("ranks" in limits.get(one, {}) for one in ("Max", "Min", "Relu")):
+        return None
+    x = e.reshape(call.x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4")
+    inner = e.op("Clip", x, name=f"{call.name}_of_rank_4", **call.parameters)
+    return [e.reshape(inner, list(sizes), call.name)]
 
 
 def _clip_by_relu(e: Emitter, call: Call) -> Results:
@@ -194,8 +212,8 @@ def _matmul_by_conv(e: Emitter, call: Call) -> Results:
     """A Conv of 1 x 1 over [1, K, rows, 1]: channels are the columns, places the rows."""
     (a, b), (before, after) = call.inputs, (sizes_of(e, call.inputs[0]), result_sizes(e, call))
     columns = _columns(e, b)
-    if before is None or after is None or columns is None or len(before) < 2:
-        return None
+    if before is None or after is None or columns is None or len(before) < 2 or e.dtype != ir.DataType.FLOAT:
+        return None  # onnxruntime, which judges, has Conv in float32 only
     (K, M), rows = columns, math.prod(before[:-1])
     kernel = e.transpose(b, [1, 0], "kernel_rows")
     if isinstance(kernel, Constant):
@@ -210,12 +228,12 @@ def _matmul_by_conv(e: Emitter, call: Call) -> Results:
     return [e.reshape(e.transpose(y, [0, 2, 1, 3], "rows"), after, call.name)]
 
 
-ALTERNATIVES: Mapping[str, tuple[Way, ...]] = {
+_WAYS: dict[str, tuple[Way, ...]] = {
     "Abs": (_abs_by_relu,),
     "Add": (_add_by_sub,),
     "Cast": (_cast_by_where,),
-    "Clip": (_clip_by_min_max, _clip_by_relu, _clip_by_reciprocal),
-    "Concat": (reshaping.concat_in_two, reshaping.with_one_in_front),
+    "Clip": (_clip_by_min_max, _clip_in_rank_four, _clip_by_relu, _clip_by_reciprocal),
+    "Concat": (reshaping.concat_in_two, reshaping.in_block, reshaping.as_channels),
     "Div": (_div_by_reciprocal,),
     "Gather": (reshaping.gather_by_slices,),
     "Identity": (reshaping.by_reshape, _identity_by_sum),
@@ -226,12 +244,25 @@ ALTERNATIVES: Mapping[str, tuple[Way, ...]] = {
     "Relu": (_relu_by_max, _relu_by_clip),
     "Reshape": (reshaping.reshape_by_ones, reshaping.reshape_by_parts),
     "Sigmoid": (_sigmoid_by_tanh, _sigmoid_by_exp),
-    "Slice": (reshaping.slice_by_split, reshaping.slice_by_gather, reshaping.with_one_in_front),
-    "Split": (reshaping.split_by_slices, reshaping.with_one_in_front),
+    "Slice": (
+        reshaping.slice_by_split, reshaping.slice_by_gather, reshaping.slice_of_all_axes, reshaping.in_block,
+    ),
+    "Split": (reshaping.split_by_slices, reshaping.in_block),
     "Squeeze": (reshaping.by_reshape, reshaping.squeeze_by_gather),
     "Sub": (_sub_by_add,),
     "Tanh": (_tanh_by_sigmoid,),
     "Transpose": (reshaping.by_reshape, reshaping.transpose_by_parts),
     "Unsqueeze": (reshaping.by_reshape,),
     "Where": (_where_by_sum,),
+}  # fmt: skip
+
+_RANKED = (
+    "Abs", "Add", "Clip", "Div", "Elu", "Exp", "HardSigmoid", "LeakyRelu", "Log", "Max", "Min", "Mul", "Neg",
+    "Reciprocal", "Relu", "Sigmoid", "Softplus", "Softsign", "Sub", "Tanh", "Transpose",
+)  # fmt: skip
+"""What some runtimes take in rank 4 only."""
+
+ALTERNATIVES: Mapping[str, tuple[Way, ...]] = {
+    op_type: (*((reshaping.in_rank_four,) if op_type in _RANKED else ()), *_WAYS.get(op_type, ()))
+    for op_type in sorted({*_WAYS, *_RANKED})
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from rnn_lower.emit.constants import Constant, constant
 
 if TYPE_CHECKING:
     from rnn_lower.emit.masks import Emitter
+    from rnn_lower.emit.writer import Operand
 
 MOST_PARTS = 64
 """Up to so many parts a Transpose is put together of."""
@@ -91,7 +93,7 @@ def split_by_slices(e: Emitter, call: Call) -> Results:
     return [e.slice(call.x, axis, *part) for part in zip(starts, ends, call.names, strict=True)]
 
 
-def _one_slice(e: Emitter, call: Call) -> tuple[int, int, int, int] | None:
+def one_slice(e: Emitter, call: Call) -> tuple[int, int, int, int] | None:
     """(axis, start, end, size) of a Slice of one axis of known size."""
     outline, given = e.outline(call.x), call.parameters
     if outline is None or outline.shape is None or len(given.get("axes") or ()) != 1 or "steps" in given:
@@ -101,7 +103,7 @@ def _one_slice(e: Emitter, call: Call) -> tuple[int, int, int, int] | None:
 
 
 def slice_by_split(e: Emitter, call: Call) -> Results:
-    found = _one_slice(e, call)
+    found = one_slice(e, call)
     if found is None or not 0 <= found[1] < found[2]:
         return None
     axis, start, end, size = found
@@ -114,7 +116,7 @@ def slice_by_split(e: Emitter, call: Call) -> Results:
 
 
 def slice_by_gather(e: Emitter, call: Call) -> Results:
-    found = _one_slice(e, call)
+    found = one_slice(e, call)
     if found is None:
         return None
     axis, start, end, _ = found
@@ -156,22 +158,74 @@ def concat_in_two(e: Emitter, call: Call) -> Results:
     return [e.op("Concat", *joined, name=call.name, axis=axis)]
 
 
-def with_one_in_front(e: Emitter, call: Call) -> Results:
-    """Slice, Split and Concat that leave the first axis alone: behind one more axis, of size 1."""
+def _block(sizes: Sequence[int], axis: int) -> list[int]:
+    """[1, what lies before the axis, the axis, what lies behind it]"""
+    return [1, math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
+
+
+def _in_block(e: Emitter, call: Call, channels: bool) -> Results:
+    """Slice, Split and Concat of rank 4: [1, before, axis, behind], or as channels, [1, axis, before, behind]."""
     shapes, results = [sizes_of(e, x) for x in call.inputs], [one.sizes for one in e.use(call).outputs]
     given = dict(call.parameters)
-    if None in shapes or None in results or any(len(shape or ()) > 3 for shape in shapes):
+    axis, before = given.get("axis", (given.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
+    after = [shape for shape in results if shape is not None]
+    if len(before) < len(shapes) or len(after) < len(results) or len(given.get("axes") or [0]) != 1 or "steps" in given:
         return None
-    for name in ("axis", "axes"):
-        if name in given:
-            moved = [axis + 1 for axis in np.atleast_1d(given[name]).tolist()]
-            given[name] = moved if name == "axes" else moved[0]
-    inputs = [
-        e.reshape(x, [1, *shape], "in_front") for x, shape in zip(call.inputs, shapes, strict=True) if shape is not None
-    ]
-    parts = e.op_multi(call.op_type, inputs, [f"{name}_in_front" for name in call.names], **given)
-    return [
-        e.reshape(part, list(sizes), name)
-        for part, sizes, name in zip(parts, results, call.names, strict=True)
-        if sizes is not None
-    ]
+    if all(_block(shape, axis) == list(shape) and not channels for shape in before):
+        return None  # it is one
+    place = 1 if channels else 2
+    given.update({"axis": place} if "axis" in given else {"axes": [place]})
+    inputs = [e.reshape(x, _block(sizes, axis), "block") for x, sizes in zip(call.inputs, before, strict=True)]
+    if channels:
+        inputs = [_swapped(e, x, _block(sizes, axis)) for x, sizes in zip(inputs, before, strict=True)]
+    parts: list[Operand] = list(e.op_multi(call.op_type, inputs, [f"{name}_block" for name in call.names], **given))
+    if channels:
+        blocks = [_block(sizes, axis) for sizes in after]
+        parts = [_swapped(e, x, [b[0], b[2], b[1], b[3]]) for x, b in zip(parts, blocks, strict=True)]
+    return [e.reshape(x, list(sizes), name) for x, sizes, name in zip(parts, after, call.names, strict=True)]
+
+
+def _swapped(e: Emitter, x: Operand, sizes: Sequence[int]) -> Operand:
+    """With its second and third axis exchanged."""
+    if 1 in sizes[1:3]:
+        return e.reshape(x, [sizes[0], sizes[2], sizes[1], sizes[3]], "swapped")
+    return e.transpose(x, [0, 2, 1, 3], "swapped")
+
+
+def in_block(e: Emitter, call: Call) -> Results:
+    """Slice, Split and Concat, of any axis, as such of the third of four; the first one, of size 1, is left alone."""
+    return _in_block(e, call, False)
+
+
+def as_channels(e: Emitter, call: Call) -> Results:
+    """Concat as one of channels, the second of four axes."""
+    return _in_block(e, call, True)
+
+
+def slice_of_all_axes(e: Emitter, call: Call) -> Results:
+    """A Slice that says where it begins and ends on every axis."""
+    sizes, found = sizes_of(e, call.x), one_slice(e, call)
+    if sizes is None or found is None or len(sizes) < 2:
+        return None
+    axis, start, end, _ = found
+    starts = [start if k == axis else 0 for k in range(len(sizes))]
+    ends = [end if k == axis else size for k, size in enumerate(sizes)]
+    return [e.op("Slice", call.x, name=call.name, starts=starts, ends=ends, axes=list(range(len(sizes))))]
+
+
+def in_rank_four(e: Emitter, call: Call) -> Results:
+    """What works element by element, and Transpose, behind axes of size 1."""
+    shapes, result = [sizes_of(e, x) for x in call.inputs], result_sizes(e, call)
+    if result is None or -1 in result or len(result) > 3:
+        return None
+    given = dict(call.parameters)
+    if "perm" in given:
+        more = 4 - len(result)
+        given["perm"] = [*range(more), *(axis + more for axis in given["perm"])]
+    inputs = []
+    for x, sizes in zip(call.inputs, shapes, strict=True):
+        if sizes is None:
+            return None
+        inputs.append(e.reshape(x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4"))
+    same = e.op_direct(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **given)
+    return [e.reshape(same, result, call.name)]

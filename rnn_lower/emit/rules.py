@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,10 @@ from rnn_lower.emit.outlines import Outline, input_names
 
 FREE = ("Constant",)
 """Taken by every runtime: weights of graphs that have no initializers."""
+
+
+PARAMETERS = frozenset({"axes", "starts", "ends", "steps", "shape", "split", "repeats", "min", "max", "indices"})
+"""Names of inputs that are no data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +45,17 @@ class Use:
         return None if operand is None else operand.content
 
     @property
-    def data(self) -> list[Outline]:
-        """The operands and results that are data, not parameters such as axes and sizes."""
+    def parameters(self) -> list[Outline]:
+        """The operands that are axes, sizes, bounds and the like."""
         names = input_names(self.op_type, self.opset)
-        parameters = {"axes", "starts", "ends", "steps", "shape", "split", "repeats", "min", "max", "indices"}
-        return [
-            operand
-            for place, operand in enumerate(self.inputs)
-            if operand is not None and (place >= len(names) or names[place] not in parameters)
-        ] + list(self.outputs)
+        places = [place for place, name in enumerate(names) if name in PARAMETERS and place < len(self.inputs)]
+        return [given for given in map(self.inputs.__getitem__, places) if given is not None]
+
+    @property
+    def data(self) -> list[Outline]:
+        """The other operands, and the results."""
+        parameters = set(map(id, self.parameters))
+        return [one for one in (*self.operands, *self.outputs) if id(one) not in parameters]
 
 
 Check = Callable[[Any, Use], str | None]
@@ -89,11 +96,22 @@ def _axes(told: Sequence[int], use: Use) -> str | None:
         return "unknown"
     rank = len(shape) + (len(given) if use.op_type == "Unsqueeze" else 0)
     places = [axis % rank if rank else axis for axis in given]
+    if use.op_type == "Slice":  # an axis that is taken whole is left alone
+        bounds = zip(places, use.parameter("starts") or (), use.parameter("ends") or (), strict=False)
+        whole = {
+            place for place, start, end in bounds if start == 0 and shape[place] is not None and end >= shape[place]
+        }
+        places = [place for place in places if place not in whole]
     return next((f"{place} of {rank}" for place in places if place not in told and place - rank not in told), None)
 
 
 def _steps(told: Sequence[int], use: Use) -> str | None:
     return next((f"{step}" for step in use.parameter("steps") or (1,) if step not in told), None)
+
+
+def _elements(told: int, use: Use) -> str | None:
+    counts = [None if one.sizes is None else math.prod(one.sizes) for one in use.parameters]
+    return next((f"{count}" for count in counts if count != told), None)
 
 
 def _values(told: Mapping[str, Sequence[float]], use: Use) -> str | None:
@@ -130,6 +148,7 @@ CHECKS: Mapping[str, tuple[str, Check]] = {
     "ranks": ("ranks {0[0]} to {0[1]}", _ranks),
     "axes": ("axes {0}", _axes),
     "steps": ("steps {0}", _steps),
+    "elements": ("{0} numbers in each parameter", _elements),
     "values": ("values {0}", _values),
     "attributes": ("attributes {0}", _attributes),
     "types": ("element types {0}", _types),

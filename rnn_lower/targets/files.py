@@ -114,6 +114,7 @@ LIMITS: dict[str, Key] = {
     "ranks": Key(_is_pair, "the least and the greatest rank of what is data, such as [2, 4]"),
     "axes": Key(_are_places, "a list of axes; those below 0 count from the end"),
     "steps": Key(_are_places, "a list of steps, such as [1]"),
+    "elements": Key(_is_count, "how many numbers each parameter holds, such as 4"),
     "values": Key(_table_of(_is_pair), "a table of a range for each parameter, such as { min = [-inf, 0] }"),
     "attributes": Key(
         _table_of(lambda value: isinstance(value, list)), "a table of a list of values for each attribute"
