@@ -68,6 +68,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Slice.axes = 1", "limits.Slice.axes is 1; it must be a list of axes"),
         ("limits.MatMul.variable = true", "limits.MatMul.variable is True; it must be the number of inputs"),
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
+        ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU and LSTM"),
         ("sources = 3", "sources is 3; it must be a table of texts"),
         ('sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets, rank"),
         ("slow = { steps = 3 }", "slow is {'steps': 3}; it must be { steps = NUMBER, seconds = NUMBER }"),

@@ -22,6 +22,7 @@ from rnn_lower.options import Options
 from rnn_lower.recurrent.lowering import given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
 from rnn_lower.targets import find_target
+from rnn_lower.targets.fused import RIGHT
 from rnn_lower.targets.holding import Holder
 
 logger = logging.getLogger("rnn_lower")
@@ -73,7 +74,8 @@ class Session:
         facts, found = self._facts, []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, facts)
-            if self._options.select is None or self._options.select(read):
+            chosen = self._options.select is None or self._options.select(read)
+            if chosen and not (self._options.keep_native and self._target.verdict(read).kind == RIGHT):
                 found.append(Place(read, scope))
         return found
 

@@ -16,7 +16,8 @@ from rnn_lower.emit.rules import CHECKS, Rules
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.options import FORMS
+from rnn_lower.options import FORMS, OP_TYPES
+from rnn_lower.targets.fused import Measured
 from rnn_lower.targets.target import Target
 
 if sys.version_info >= (3, 11):
@@ -61,6 +62,17 @@ def _is_flag(value: Any) -> bool:
 
 def _is_range(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)) and 1 <= value[0] <= value[1]
+
+
+def _is_fused(value: Any) -> bool:
+    """By operator, lists of texts under right and wrong."""
+    return isinstance(value, dict) and all(
+        op_type in OP_TYPES
+        and isinstance(told, dict)
+        and told.keys() <= {"right", "wrong"}
+        and all(isinstance(names, list) and all(map(_is_text, names)) for names in told.values())
+        for op_type, told in value.items()
+    )
 
 
 def _is_slow(value: Any) -> bool:
@@ -172,6 +184,7 @@ KEYS: dict[str, Key] = {
     "single_batch": Key(_is_flag, "true or false"),
     "takes": Key(_are_operators, _OPERATORS),
     "avoid": Key(_are_operators, _OPERATORS),
+    "fused": Key(_is_fused, "a table of RNN, GRU and LSTM with lists of features under right and wrong"),
     "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
     "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
     "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
@@ -214,6 +227,8 @@ def _target(name: str, told: dict[str, Any]) -> Target:
         Habits(rules, told.get("saturates", {}), **told.get("habits", {})),
         ALWAYS if steps == "always" else steps, told.get("static_batch", False), told.get("single_batch", False),
         None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
+        {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
+         for op_type, of in told.get("fused", {}).items()},
     )  # fmt: skip
 
 

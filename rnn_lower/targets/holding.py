@@ -29,15 +29,20 @@ class Holder:
         self._rules, self._opset, self._told = rules, opset, told
         self._outlines: dict[ir.Value, Outline] = {}
 
+    def broken(self, node: ir.Node) -> str | None:
+        """The rule that a node, without its bodies, breaks. Nodes are asked about in the order in which they run."""
+        bodies = [held.as_graph() for held in node.attributes.values() if held.type == ir.AttributeType.GRAPH]
+        use = self._use(node, bodies)
+        self._outlines.update(zip(node.outputs, use.outputs, strict=False))
+        return self._rules.broken(use)
+
     def violations(self, nodes: Iterable[ir.Node]) -> Iterator[Violation]:
         """The nodes that break a rule."""
         for node in nodes:
-            bodies = [held.as_graph() for held in node.attributes.values() if held.type == ir.AttributeType.GRAPH]
-            for body in bodies:
-                yield from self.violations(body)
-            use = self._use(node, bodies)
-            self._outlines.update(zip(node.outputs, use.outputs, strict=False))
-            rule = self._rules.broken(use)
+            for held in node.attributes.values():
+                if held.type == ir.AttributeType.GRAPH:
+                    yield from self.violations(held.as_graph())
+            rule = self.broken(node)
             if rule is not None:
                 yield Violation(node, rule)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rnn_lower.emit.constants import known_tensor
@@ -13,6 +13,7 @@ from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack
 from rnn_lower.recurrent.lowering import ARITHMETIC
+from rnn_lower.targets.fused import Measured, Verdict, verdict
 
 if TYPE_CHECKING:
     from rnn_lower.recurrent.node import RecurrentNode
@@ -29,6 +30,7 @@ class Target:
     unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
     static_batch: whether it needs a known batch size.  single_batch: whether that must be 1.
     scan_captures: whether a Scan body may read what nodes outside of it compute.
+    fused: by recurrent operator, which features are right as they are, and which silently wrong.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
 
@@ -43,6 +45,7 @@ class Target:
     single_batch: bool = False
     slow: tuple[int, float] | None = None
     scan_captures: bool = True
+    fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
 
     @property
     def rules(self) -> Rules:
@@ -57,6 +60,11 @@ class Target:
     @property
     def _known_batch(self) -> bool:
         return self.static_batch or self.single_batch or self.rules.static
+
+    def verdict(self, node: RecurrentNode) -> Verdict:
+        """Whether it runs a recurrent node right as it is."""
+        listed = self.rules.takes is not None and node.op_type in self.rules.takes
+        return verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
 
     def explained(self) -> Iterator[tuple[str, str]]:
         """Line by line, for people: what it takes, and where that is from."""
@@ -80,6 +88,10 @@ class Target:
         for op_type, limits in self.rules.limits.items():
             words = "; ".join(CHECKS[name][0].format(told) for name, told in limits.items())
             yield op_type, f"only with {words}"
+        for op_type, measured in self.fused.items():
+            yield f"{op_type} as it is", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
+            if measured.wrong:
+                yield f"{op_type} as it is", f"silently wrong: {', '.join(sorted(measured.wrong))}"
         for what, source in self.rules.sources.items():
             yield f"source of {what}", source
         if self.slow is not None:
