@@ -69,6 +69,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.MatMul.variable = true", "limits.MatMul.variable is True; it must be the number of inputs"),
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
         ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU and LSTM"),
+        ("versions = 5", "versions is 5; it must be a list of release lines"),
         ("sources = 3", "sources is 3; it must be a table of texts"),
         ('sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets, rank"),
         ("slow = { steps = 3 }", "slow is {'steps': 3}; it must be { steps = NUMBER, seconds = NUMBER }"),
@@ -242,3 +243,18 @@ def test_what_breaks_a_rule_is_never_an_output(monkeypatch, tmp_path):
     model, _ = build(Case("LSTM", 17))
     with pytest.raises(AssertionError, match=r"emitted MatMul .* which target mine does not take"):
         rnn_lower.lower(model, target=written(tmp_path, IMAGINARY))
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [("opencv@4", "opencv@4"), ("opencv@4.12", "opencv@4"), ("OpenCV@5.0.0", "opencv"), ("opencv", "opencv")],
+)
+def test_a_target_of_a_version(asked, name):
+    """Without a version it is the newest."""
+    assert find_target(asked).name == name
+
+
+@pytest.mark.parametrize("asked", ["opencv@3", "opencv@", "tract@9", "@4"])
+def test_a_version_that_nobody_measured(asked):
+    with pytest.raises(rnn_lower.RnnLowerError, match=f"unknown target '{asked}'; known are"):
+        find_target(asked)

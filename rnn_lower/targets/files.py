@@ -174,6 +174,9 @@ KEYS: dict[str, Key] = {
     "summary": Key(_is_text, "a line of text", required=True),
     "status": Key(("measured", "documented").__contains__, '"measured" or "documented"', required=True),
     "source": Key(_is_text, "a line of text: the version that was measured, or the document", required=True),
+    "versions": Key(
+        lambda value: isinstance(value, list) and all(map(_is_text, value)), 'a list of release lines, such as ["5"]'
+    ),
     "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll", the best first', required=True),
     "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
     "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
@@ -227,6 +230,7 @@ def _target(name: str, told: dict[str, Any]) -> Target:
         Habits(rules, told.get("saturates", {}), **told.get("habits", {})),
         ALWAYS if steps == "always" else steps, told.get("static_batch", False), told.get("single_batch", False),
         None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
+        tuple(told.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
          for op_type, of in told.get("fused", {}).items()},
     )  # fmt: skip
@@ -235,14 +239,30 @@ def _target(name: str, told: dict[str, Any]) -> Target:
 TARGETS: dict[str, Target] = {path.stem: load_target(path) for path in sorted(Path(__file__).parent.glob("*.toml"))}
 
 
+def _of_version(name: str) -> Target | None:
+    """NAME@VERSION: the file of that version or of the release line it belongs to, else NAME's own, which is newest."""
+    base, _, version = name.partition("@")
+    while version:
+        if f"{base}@{version}" in TARGETS:
+            return TARGETS[f"{base}@{version}"]
+        newest = TARGETS.get(base)
+        if newest is not None and version in newest.versions:
+            return newest
+        version = version.rpartition(".")[0]
+    return None
+
+
 def find_target(name: str | None) -> Target:
     """A target by its name, in any case, or by the path of its file; None is onnxruntime.
+
+    A version may follow, as in opencv@4; without one it is the newest that was measured.
 
     Raises RnnLowerError for a name that is not there, and for a file that says no target.
     """
     if isinstance(name, str) and (name.endswith(".toml") or os.sep in name):
         return load_target(Path(name))
-    target = TARGETS.get("onnxruntime" if name is None else str(name).lower())
+    wanted = "onnxruntime" if name is None else str(name).lower()
+    target = TARGETS.get(wanted) or _of_version(wanted)
     if target is None:
         raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(TARGETS)}, or the path of a .toml file")
     return target

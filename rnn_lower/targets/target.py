@@ -30,6 +30,7 @@ class Target:
     unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
     static_batch: whether it needs a known batch size.  single_batch: whether that must be 1.
     scan_captures: whether a Scan body may read what nodes outside of it compute.
+    versions: release lines that the newest file of a runtime stands for, as in opencv@5.
     fused: by recurrent operator, which features are right as they are, and which silently wrong.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -45,6 +46,7 @@ class Target:
     single_batch: bool = False
     slow: tuple[int, float] | None = None
     scan_captures: bool = True
+    versions: tuple[str, ...] = ()
     fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
 
     @property
