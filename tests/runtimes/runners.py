@@ -56,7 +56,7 @@ def opencv(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
     with file_of(model) as path:
         net = cv2.dnn.readNetFromONNX(path)
     for name, value in feeds.items():
-        net.setInput(value, name)
+        net.setInput(cv2.Mat(value), name)  # before 4.11 a plain array of rank 3 has its last axis taken for channels
     names = [value.name for value in model.graph.output]
     results = net.forward(names)
     return [np.array(value) for value in results]
