@@ -9,8 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rnn_lower.api import check, inspect, lower, lower_file, prove
+    from rnn_lower.api import check, inspect, lint, lower, lower_file, prove
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+    from rnn_lower.model.linting import Finding, LintReport
     from rnn_lower.model.passes import LowerRecurrentPass, Record
     from rnn_lower.model.rules import rewrite_rules
     from rnn_lower.proof.report import CheckReport, NodeProof, Proof
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "api": ("check", "inspect", "lower", "lower_file", "prove"),
+    "api": ("check", "inspect", "lint", "lower", "lower_file", "prove"),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
+    "model.linting": ("Finding", "LintReport"),
     "model.passes": ("LowerRecurrentPass", "Record"),
     "model.rules": ("rewrite_rules",),
     "proof.report": ("CheckReport", "NodeProof", "Proof"),
@@ -29,7 +31,9 @@ _ROOMS = {
 
 __all__ = [
     "CheckReport",
+    "Finding",
     "InvalidNodeError",
+    "LintReport",
     "LowerRecurrentPass",
     "NodeProof",
     "Proof",
@@ -39,6 +43,7 @@ __all__ = [
     "UnsupportedError",
     "check",
     "inspect",
+    "lint",
     "lower",
     "lower_file",
     "prove",

@@ -11,11 +11,14 @@ import onnx_ir as ir
 from typing_extensions import Unpack
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files, tensors
-from rnn_lower.model.passes import Record, lower_document, lower_in_place, prepared
+from rnn_lower.model import files, linting, tensors
+from rnn_lower.model.facts import Facts
+from rnn_lower.model.linting import LintReport
+from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.targets import find_target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +43,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     opset: convert the whole model to this opset, the recurrent nodes being lowered at it.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
+    keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked
@@ -117,6 +121,27 @@ def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
         inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
         return inputs, read_nodes(document.model, document.outline)
+
+    return _told_with(path, result)
+
+
+def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str) -> LintReport:
+    """Each node of a whole model that a runtime does not take, by which rule, and what lowering would mend.
+
+    target: a name (see rnn_lower.targets), or the path of a .toml file. The model is left as it is.
+    Raises as `inspect`, and RnnLowerError for an unknown target.
+    """
+    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+    document, path = files.open_model(proto)
+
+    def attempt(wanted: RecurrentNode) -> None:
+        again, place = document.again(), (wanted.name, wanted.path)
+        options = Options(target=target, select=lambda node: (node.name, node.path) == place)
+        lower_model(again.model, options, again.outline)
+
+    def result() -> LintReport:
+        facts = Facts(document.model, document.outline)
+        return linting.lint(document.model, find_target(target), facts, linting.trial(attempt))
 
     return _told_with(path, result)
 

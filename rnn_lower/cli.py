@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, Options
-from rnn_lower.tables import print_inspected, print_json, print_lowered, print_report, progress, report_data
+from rnn_lower.tables import (
+    print_inspected,
+    print_json,
+    print_linted,
+    print_lowered,
+    print_report,
+    progress,
+    report_data,
+)
 
 if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport, Proof
@@ -29,8 +37,8 @@ DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rnn-lower`.
 
-    Answers 0: done, 1: the check found a difference or a node is not proved, 2: bad input or usage, or interrupted,
-    3: an error of rnn_lower itself; from 2 on with one line on stderr.
+    Answers 0: done, 1: the check found a difference, or a node is not proved or, for `lint`, not taken, 2: bad input
+    or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     try:
         arguments = _parser().parse_args(argv)
@@ -124,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "--input-shape", dest="shapes", action="append", metavar="INPUT:SIZE,SIZE...", help="the same for all axes"
     )
     _option(lower, "--fold", "fold", action="store_true")
+    _option(lower, "--keep-native", "keep_native", action="store_true")
     _option(lower, "--max-nodes", "max_nodes", metavar="N", type=int)
     lower.add_argument("--check", action="store_true", help="compare with the original before writing")
     lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
@@ -146,7 +155,14 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="list recurrent nodes with their features")
     inspect.set_defaults(command=_inspect)
     inspect.add_argument("model", metavar="IN.onnx")
+    inspect.add_argument("--target", metavar="RUNTIME", help="tell whether this runtime runs each node right as it is")
     inspect.add_argument("--json", action="store_true", help="print JSON")
+
+    lint = commands.add_parser("lint", help="list the nodes that a runtime does not take, with the rule")
+    lint.set_defaults(command=_lint)
+    lint.add_argument("model", metavar="IN.onnx")
+    lint.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
+    lint.add_argument("--json", action="store_true", help="print JSON")
 
     targets = commands.add_parser("targets", help="list the runtimes that --target knows, or explain one")
     targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
@@ -308,10 +324,20 @@ def _run_check(arguments: argparse.Namespace, original: str, lowered: str, chang
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
+    from rnn_lower.targets import find_target
 
+    verdict = find_target(arguments.target).verdict if arguments.target else None
     inputs, nodes = api.inspect_file(arguments.model)
-    print_inspected(arguments.json, arguments.model, inputs, nodes)
+    print_inspected(arguments.json, arguments.model, inputs, nodes, verdict)
     return DONE
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    report = api.lint(arguments.model, arguments.target)
+    print_linted(arguments.json, arguments.model, report)
+    return DONE if report.ok else DIFFERENT
 
 
 def _targets(arguments: argparse.Namespace) -> int:

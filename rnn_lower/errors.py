@@ -22,6 +22,14 @@ class ConversionError(UnsupportedError):
     """A node that no converter brings to the opset asked for."""
 
 
+class UntakenError(UnsupportedError):
+    """A runtime does not take an operator, and there is no other way to say it. rule: what rules it out."""
+
+    def __init__(self, op_type: str, rule: str) -> None:
+        super().__init__(f"does not take {op_type}: {rule}, and rnn_lower has no other way to say it")
+        self.op_type, self.rule = op_type, rule
+
+
 @dataclasses.dataclass(frozen=True)
 class Lack:
     """One thing that is missing for a node to be lowered as asked.

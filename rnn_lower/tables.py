@@ -12,17 +12,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from rnn_lower.model.linting import LintReport
     from rnn_lower.model.passes import Record
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.targets.fused import Verdict
 
 SCHEMA = 1
 """Of what --json prints; a field that is removed, or means something else, makes another number."""
 
 
-def print_inspected(as_json: bool, model: str, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode]) -> None:
-    """What `rnn-lower inspect` has found."""
+def print_inspected(
+    as_json: bool, model: str, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode],
+    verdict: Callable[[RecurrentNode], Verdict] | None = None,
+) -> None:  # fmt: skip
+    """What `rnn-lower inspect` has found. verdict: whether a runtime runs a node right as it is."""
     rows = [_node_row(node) for node in nodes]
+    if verdict is not None:
+        rows = [
+            {**row, "as it is": found.kind, "why": found.why}
+            for row, found in zip(rows, map(verdict, nodes), strict=True)
+        ]
     takes = [_input_row(value) for value in inputs]
     if as_json:
         print_json({"schema": SCHEMA, "inputs": takes, "nodes": rows})
@@ -33,7 +43,21 @@ def print_inspected(as_json: bool, model: str, inputs: Sequence[ir.Value], nodes
         print(f"{model}: no RNN, GRU or LSTM node")
     else:
         shown = [{**row, "sizes": _shown_sizes(row["sizes"]), "notes": "; ".join(row["notes"])} for row in rows]
-        _print_table("recurrent nodes", shown, ["node", "where", "op", "sizes", "type", "features", "notes"])
+        columns = ["node", "where", "op", "sizes", "type", "features", "notes"]
+        _print_table("recurrent nodes", shown, columns if verdict is None else [*columns[:3], "as it is", "why"])
+
+
+def print_linted(as_json: bool, model: str, report: LintReport) -> None:
+    """What `rnn-lower lint` has found."""
+    if as_json:
+        print_json({"schema": SCHEMA, **report.data})
+        return
+    rows = [dataclasses.asdict(finding) for finding in report.findings]
+    if rows:
+        _print_table(f"{model}: not taken by {report.target}", rows, ["node", "where", "op", "rule", "mend"])
+    mended = sum(finding.lowering_mends for finding in report.findings)
+    told = f"{len(rows)} of {report.nodes} nodes are not taken by {report.target} ({report.status})"
+    print(f"{told}, of which lowering mends {mended}" if rows else told)
 
 
 def print_lowered(

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from typing_extensions import Self
 
 from rnn_lower.emit.constants import Constant, constant, filled, fold
+from rnn_lower.emit.operators import OperatorWriter
 from rnn_lower.emit.versions import (
     BROADCASTS_BY_RULE,
     CAST_TAKES_ENUM,
     CLIP_TAKES_DOUBLE,
-    CONSTANT_TAKES_INTEGERS,
-    LESS_TAKES_INTEGERS,
     MAX_BROADCASTS,
     TABLE,
 )
-from rnn_lower.emit.writer import NodeWriter, Operand
+from rnn_lower.emit.writer import Operand
 from rnn_lower.errors import UnsupportedError
 
 LARGE = 1 << 24
@@ -46,62 +46,8 @@ def _positions(length: int) -> np.ndarray:
     return np.arange(length)
 
 
-class Emitter(NodeWriter):
+class Primitives(OperatorWriter):
     """One method per primitive, each valid at `opset`."""
-
-    _outermost: Emitter
-
-    def has(self, op_type: str) -> bool:
-        """Whether `op_type` exists at this opset and the target takes it."""
-        return TABLE[op_type].since <= self.opset and op_type not in self.habits.avoid
-
-    def op(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
-        """Emit one node with one output. Parameters become attributes or inputs, as TABLE says for this opset."""
-        return self.op_multi(op_type, inputs, [name], **parameters)[0]
-
-    def op_multi(
-        self, op_type: str, inputs: Sequence[Operand], names: Sequence[str], **parameters: Any
-    ) -> list[ir.Value]:
-        """As `op`, with one output for each of `names`."""
-        row = TABLE[op_type]
-        if row.since > self.opset:
-            raise UnsupportedError(f"{op_type} exists from opset {row.since} on, the model is at opset {self.opset}")
-        values = [self.value(operand) for operand in inputs]
-        attributes = {}
-        for parameter, content in parameters.items():
-            if self.opset >= row.inputs.get(parameter, self.opset + 1):
-                # Parameters that became inputs are integers (axes, sizes) or, for Clip, of the type of the data.
-                dtype = self.dtype if op_type == "Clip" else ir.DataType.INT64
-                values.append(self.value(constant(content, dtype, parameter)))
-            else:
-                attributes[parameter] = content
-        return self.write(op_type, values, attributes, names)
-
-    def value(self, operand: Operand) -> ir.Value | None:
-        """The graph value of an operand; a constant is materialized."""
-        if isinstance(operand, Constant):
-            return self._pool.value(
-                operand, f"{self._constants_scope or self._scope}/{operand.name}", self._outermost.write_constant
-            )
-        return operand
-
-    def write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """A Constant node of that very name, for graphs that take no initializers."""
-        floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
-        if self.opset >= CONSTANT_TAKES_INTEGERS or tensor.dtype in floats:
-            value = ir.Value(name=name)
-            self.add_node(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
-            return value
-        # The integers that are used here are exact in double.
-        wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
-        double = self.write_constant(wide, self._names.unique(f"{name}/double"))
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(wide.numpy().shape))
-        self.add_node(ir.Node("", "Cast", (double,), (self._to(tensor.dtype),), outputs=(value,), name=name))
-        return value
-
-    def _to(self, dtype: ir.DataType) -> ir.Attr:
-        """Where Cast goes to."""
-        return ir.AttrInt64("to", int(dtype)) if self.opset >= CAST_TAKES_ENUM else ir.AttrString("to", dtype.name)
 
     def scalar(self, number: float) -> Constant:
         """A rank-0 constant of the arithmetic's type."""
@@ -127,7 +73,7 @@ class Emitter(NodeWriter):
     def sub(self, a: Operand, b: Operand, name: str = "difference") -> Operand:
         if b is None:
             return a
-        if a is None or not self.has("Sub") or (isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE):
+        if a is None or (isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE):
             return self.add(self.mul(b, self.scalar(-1.0), f"minus_{name}"), a, name)
         return self._binary("Sub", a, b, name)
 
@@ -147,13 +93,17 @@ class Emitter(NodeWriter):
         """low <= x <= high, with low <= 0 <= high; both bounds are always given, which every runtime understands."""
         double = self.dtype != ir.DataType.FLOAT and self.opset < CLIP_TAKES_DOUBLE
         if double and self.opset < MAX_BROADCASTS:
-            above = self._at_most(self.unary("Relu", x, "above_zero"), high)
-            below = self._at_most(self.unary("Relu", self.mul(x, self.scalar(-1.0), "minus"), "below_zero"), -low)
-            return self.sub(above, below, name)
-        if self.has("Clip") and not double:
+            return self.clip_by_reciprocal(x, low, high, name)
+        if not double:
             return self.op("Clip", x, name=name, min=low, max=high)
         above = self.op("Max", x, self.scalar(low), name=f"{name}_below")
         return self.op("Min", above, self.scalar(high), name=name)
+
+    def clip_by_reciprocal(self, x: Operand, low: float, high: float, name: str) -> Operand:
+        """low <= x <= high with neither comparison nor Max."""
+        above = self._at_most(self.unary("Relu", x, "above_zero"), high)
+        below = self._at_most(self.unary("Relu", self.mul(x, self.scalar(-1.0), "minus"), "below_zero"), -low)
+        return self.sub(above, below, name)
 
     def _at_most(self, x: Operand, limit: float) -> Operand:
         """min(x, limit) for x >= 0: 1 / max(1 / x, 1 / limit), whose Relu subtracts nothing that would round x away"""
@@ -181,7 +131,7 @@ class Emitter(NodeWriter):
             return x
         if isinstance(x, Constant):
             return fold(("cast", target), lambda array: array.astype(target.numpy()), x, name=name, dtype=target)
-        result = self.op("Cast", x, name=name, to=self._to(target).value)
+        result = self.op("Cast", x, name=name, to=self.to(target).value)
         if self.opset < CAST_TAKES_ENUM:  # shape inference cannot read the type from a text
             result.type = ir.TensorType(target)
         return result
@@ -223,7 +173,7 @@ class Emitter(NodeWriter):
         """Consecutive parts of x; sizes are always given, runtimes disagree about the default."""
         if len(sizes) == 1:
             return [x]
-        if isinstance(x, ir.Value) and self.has("Split"):
+        if isinstance(x, ir.Value):
             return list(self.op_multi("Split", [x], names, axis=axis, split=list(sizes)))
         ends = np.cumsum(sizes).tolist()
         return [self.slice(x, axis, end - size, end, name) for end, size, name in zip(ends, sizes, names, strict=True)]
@@ -237,6 +187,8 @@ class Emitter(NodeWriter):
         return self.op("Concat", *parts, name=name, axis=axis)
 
     def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
+        if isinstance(x, Constant):
+            return fold(("reshape", *shape), lambda array: array.reshape(shape), x, name=name)
         return self.op("Reshape", x, name=name, shape=list(shape))
 
     def reshape_to(self, x: Operand, dims: Sequence[int | ir.Value], name: str = "reshaped") -> Operand:
@@ -318,8 +270,8 @@ class Emitter(NodeWriter):
         return self.op_multi("Loop", [length, true, true], [f"{name}_carried", name], body=graph)[1]
 
     def when(
-        self, condition: ir.Value, chosen: Callable[[Emitter], Sequence[Operand]],
-        otherwise: Callable[[Emitter], Sequence[Operand]], names: Sequence[str],
+        self, condition: ir.Value, chosen: Callable[[Self], Sequence[Operand]],
+        otherwise: Callable[[Self], Sequence[Operand]], names: Sequence[str],
     ) -> list[ir.Value]:  # fmt: skip
         """If: only the nodes of one of the two branches run."""
         branches = {}
@@ -350,37 +302,3 @@ class Emitter(NodeWriter):
     def flip(self, x: Operand, length: int | ir.Value, name: str = "flipped") -> Operand:
         """x with axis 0, of the given length, reversed; Gather does it at every opset and on every runtime."""
         return self.gather(x, self.backward_iota(length), name)
-
-    def less_outer(self, positions: Operand, limits: Operand, name: str = "within") -> ir.Value:
-        """positions[t] < limits[n] as boolean [T, N]; positions int64 [T], limits int32 [N]."""
-        if self.opset >= LESS_TAKES_INTEGERS:
-            column = self.unsqueeze(self.cast(positions, ir.DataType.INT64, ir.DataType.INT32), [1], "column")
-            return self._binary("Less", column, limits, name)
-        numbers = self.cast(limits, ir.DataType.INT32, self.dtype, "limits")
-        column = self.unsqueeze(self.cast(positions, ir.DataType.INT64, self.dtype), [1], "column")
-        # Both sides in full size, by a product with ones: only a suffix could be broadcast.
-        block = self.op("MatMul", column, self._ones_like(self.unsqueeze(numbers, [0], "row")), name="block")
-        return self._binary("Less", block, numbers, name)
-
-    def mask_type(self, columns: int) -> tuple[ir.DataType, int]:
-        """Element type and last axis of what `mask` makes."""
-        return (ir.DataType.BOOL, 1) if self.has("Where") else (self.dtype, columns)
-
-    def mask(self, condition: Operand, rank: int, columns: int, name: str = "mask") -> ir.Value:
-        """A boolean [..., N] made ready for `select` between [..., N, columns] values.
-
-        With Where a trailing axis is enough. Before, the mask is a block of ones and zeros of the full size, which no
-        operator needs to broadcast.
-        """
-        if self.has("Where"):
-            return self.op("Unsqueeze", condition, name=name, axes=[rank])
-        numbers = self.cast(condition, ir.DataType.BOOL, self.dtype, f"{name}_numbers")
-        return self.op("MatMul", self.unsqueeze(numbers, [rank]), filled(1.0, (1, columns), self.dtype), name=name)
-
-    def select(self, mask: Operand, a: Operand, b: Operand, name: str = "selected") -> Operand:
-        """a where the mask holds, else b. Before Where: m * a + (1 - m) * b, so NaN and inf of the unselected leak."""
-        if self.has("Where"):
-            zero = self.scalar(0.0)
-            return self.op("Where", mask, zero if a is None else a, zero if b is None else b, name=name)
-        rest = None if b is None else self.mul(self.sub(self.scalar(1.0), mask, f"{name}_rest"), b)
-        return self.add(self.mul(mask, a), rest, name)

@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from rnn_lower.emit.constants import Constant, ConstantPool
 from rnn_lower.emit.names import Names
+from rnn_lower.emit.rules import Rules
 
 Operand: TypeAlias = "ir.Value | Constant | None"
 """Known at run time only; known now and materialized when a node uses it; known to be zero."""
@@ -19,9 +20,9 @@ Operand: TypeAlias = "ir.Value | Constant | None"
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-    """What a target runtime wants emitted differently; the defaults suit onnxruntime (rows live in targets.py).
+    """What a target runtime wants emitted differently; the defaults suit onnxruntime (rows live in targets/).
 
-    avoid: operators to express by others.
+    rules: what the runtime takes; what it does not is said otherwise.
     saturates: operators that overflow although their result no longer changes, with the size from which it does not.
     flip_outside_scan: reverse sequences before and after a Scan instead of by its scan directions.
     pass_condition: let a Loop body give its condition back as it came, without a node.
@@ -33,7 +34,7 @@ class Habits:
         be of one size.
     """
 
-    avoid: frozenset[str] = frozenset()
+    rules: Rules = Rules()
     saturates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     flip_outside_scan: bool = False
     pass_condition: bool = False

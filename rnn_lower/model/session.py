@@ -15,13 +15,15 @@ import onnx_ir as ir
 from rnn_lower.emit.constants import ConstantPool, known_tensor
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
-from rnn_lower.errors import Lack, UnmetError, UnsupportedError
+from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.facts import Facts
 from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, taken_names
 from rnn_lower.options import Options
-from rnn_lower.recurrent.lowering import lower_node
+from rnn_lower.recurrent.lowering import given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
 from rnn_lower.targets import find_target
+from rnn_lower.targets.fused import RIGHT
+from rnn_lower.targets.holding import Holder
 
 logger = logging.getLogger("rnn_lower")
 
@@ -72,7 +74,8 @@ class Session:
         facts, found = self._facts, []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, facts)
-            if self._options.select is None or self._options.select(read):
+            chosen = self._options.select is None or self._options.select(read)
+            if chosen and not (self._options.keep_native and self._target.verdict(read).kind == RIGHT):
                 found.append(Place(read, scope))
         return found
 
@@ -151,12 +154,11 @@ class Session:
             lowered = lower_node(node, form, place.scope.opset, self._names, pool, habits, max(0, self._left))
         except UnmetError as error:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
+        except UntakenError as error:
+            raise self._untaken(place, form, error) from None
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
-        try:
-            self._target.refuse(lowered.nodes)
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{node.describe()}: {error}") from None
+        self._hold(place, lowered.nodes)
         self._left -= count_nodes(lowered.nodes)
         if self._left < 0:
             what = (
@@ -170,6 +172,24 @@ class Session:
             new.doc_string = old.doc_string
             new.metadata_props.update(old.metadata_props)
         return Replacement(place, form, lowered.nodes, old_values, new_values)
+
+    def _untaken(self, place: Place, form: str, error: UntakenError) -> UnsupportedError:
+        """What the target does not take; perhaps another form does without it."""
+        told = f"{place.node.describe()}: target {self._target.name} {error}"
+        others = tuple(other for other in self._target.forms_for(place.node, place.scope.opset) if other != form)
+        return UnmetError(told, [Lack(told, forms=others)]) if others else UnsupportedError(told)
+
+    def _hold(self, place: Place, emitted: list[ir.Node]) -> None:
+        """Hold every emitted node against the target's rules. What breaks one is a mistake of ours, and no output."""
+        rules = self._target.rules
+        if rules.silent:
+            return
+        sizes = given_outlines(place.node)
+        for found in Holder(rules, place.scope.opset, sizes.get).violations(emitted):
+            raise AssertionError(
+                f"{place.node.describe()}: emitted {found.node.op_type} '{found.node.name}', which target"
+                f" {self._target.name} does not take: {found.rule}"
+            )
 
     def _pool(self, scope: Scope) -> ConstantPool:
         """Initializers of the main graph serve all; else Constant nodes, shared within the graph they are in."""

@@ -1,8 +1,10 @@
 """Groups of nodes that are one function of one number, though no law of a field says so.
 
     min(max(x, low), high)                              Clip, where a runtime lacks it
+    high - max(0, high - low - max(0, x - low))         Clip, where a runtime has neither Min nor Max
     below(x, high) - below(-x, -low)                    Clip of doubles before opset 8, with
     below(x, l) = 1 / (max(0, 1 / max(0, x) - 1 / l) + 1 / l)
+    1 / (e^-x + 1)                                      sigmoid, where a runtime has neither it nor tanh
     tanh(clip(x, -l, l)) with l >= 20                   tanh, for which 1 is the nearest float or double from there on
 
 They are found by their structure, with bounds taken as the numbers they are.
@@ -52,11 +54,20 @@ def _literal(value: ir.Value) -> ir.Attr | None:
 
 def clip_of(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
     """(x, low, high) where a value is x between two constants, low <= high."""
-    node = _made_by(value, "Clip", "Min", "Sub")
+    node = _made_by(value, "Clip", "Min", "Sub", "Add")
     if node is None:
         return None
-    found = {"Clip": _clip, "Min": _min_of_max, "Sub": _difference}[node.op_type](node)
+    found = {"Clip": _clip, "Min": _min_of_max, "Sub": _difference, "Add": _sum}[node.op_type](node)
     return found if found is not None and found[1] <= found[2] else None
+
+
+def sigmoid_of(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is 1 / (e^-x + 1)."""
+    node = _made_by(value, "Reciprocal", "Div")
+    if node is None or (node.op_type == "Div" and _number(_operand(node)) != 1.0):
+        return None
+    grown, one = _plus(node.inputs[-1])
+    return _minus(_operand(_made_by(grown, "Exp"))) if one == 1.0 else None
 
 
 def unlimited(value: ir.Value | None, own: float | None) -> ir.Value | None:
@@ -104,6 +115,29 @@ def _difference(node: ir.Node) -> tuple[ir.Value, float, float] | None:
     return _found(x, None if low is None else -low, high) if x is mirrored else None
 
 
+def _sum(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+    """high - max(0, width - max(0, x - low)), or the difference with its second part negated."""
+    rest, high = _plus(node.outputs[0])
+    if high is None:
+        return None
+    minus, width = _plus(_above_zero(_minus(rest)))
+    x = _above_zero(_minus(minus))
+    if width is None or x is None:
+        return None
+    inner, negative = _plus(x)
+    if negative is not None and width in (high + negative, float(np.float32(high + negative))):
+        return _found(inner, -negative, high)
+    return _found(x, 0.0, high) if width == high else None
+
+
+def _above_zero(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is max(0, x)"""
+    node = _made_by(value, "Relu", "Max", "Clip")
+    if node is None or node.op_type == "Relu":
+        return _operand(node)
+    return _operand(node) if len(node.inputs) == 2 and _number(node.inputs[1]) == 0.0 else None
+
+
 def _at_most(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
     """(x, l) where a value is min(x, l), for x >= 0"""
     nothing = _minus(_operand(_made_by(value, "Relu")))
@@ -118,13 +152,20 @@ def _at_most(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
 
 
 def _plus(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
-    node = _made_by(value, "Add")
-    return _operand(node), _number(_operand(node, 1))
+    """(x, c) where a value is x + c"""
+    node = _made_by(value, "Add", "Sub")
+    number = _number(_operand(node, 1))
+    return _operand(node), -number if number is not None and node is not None and node.op_type == "Sub" else number
 
 
 def _minus(value: ir.Value | None) -> ir.Value | None:
-    node = _made_by(value, "Mul")
-    return _operand(node) if node is not None and _number(_operand(node, 1)) == -1.0 else None
+    """x where a value is -x"""
+    node = _made_by(value, "Mul", "Neg", "Sub")
+    if node is None or node.op_type == "Neg":
+        return _operand(node)
+    if node.op_type == "Sub":
+        return _operand(node, 1) if _number(_operand(node)) == 0.0 else None
+    return _operand(node) if _number(_operand(node, 1)) == -1.0 else None
 
 
 def _found(x: ir.Value | None, low: float | None, high: float | None) -> tuple[ir.Value, float, float] | None:

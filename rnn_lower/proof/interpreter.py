@@ -152,6 +152,8 @@ class Interpreter:
         if clipped is not None:
             low, high = (self.field.number(bound) for bound in clipped[1:])
             return [scalars.clip(self.field, self._value(clipped[0]), low, high)]
+        if (x := idioms.sigmoid_of(node.outputs[0])) is not None:
+            return [self.field.function("sigmoid", self._value(x))]
         operands = [None if value is None else self._value(value) for value in node.inputs]
         if node.op_type == "Tanh" and (x := idioms.unlimited(node.inputs[0], self._limit)) is not None:
             operands = [self._value(x)]

@@ -162,6 +162,29 @@ def _matmul(call: Call) -> Array:
     return np.array([call.field.matmul(x, y) for x, y in pairs], np.uint64).reshape(*a.shape[:-1], b.shape[-1])
 
 
+def _gemm(call: Call) -> Array:
+    plain = call.attribute("alpha", 1.0) == call.attribute("beta", 1.0) == 1.0
+    if not plain or call.attribute("transA", 0) or call.attribute("transB", 0):
+        raise OutOfScopeError("Gemm with factors or transposed operands")
+    a, b = call.real(0), call.real(1)
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise WrongError(f"Gemm of shapes {a.shape} and {b.shape}")
+    product = call.field.matmul(a, b)
+    return product if len(call.inputs) < 3 else call.field.add(product, call.real(2))
+
+
+def _conv(call: Call) -> Array:
+    """A kernel of one point: at each place a product of the channels with it."""
+    x, kernel = call.real(0), call.real(1)
+    unusual = {name: call.attribute(name) for name in call.node.attributes if name not in ("kernel_shape", "group")}
+    if x.ndim != 4 or kernel.ndim != 4 or kernel.shape[2:] != (1, 1) or unusual or call.attribute("group", 1) != 1:
+        raise OutOfScopeError("a Conv that is not of 1 x 1")
+    if x.shape[1] != kernel.shape[1] or len(call.inputs) > 2:
+        raise WrongError(f"Conv of shapes {x.shape} and {kernel.shape}")
+    rows = np.moveaxis(x, 1, 3)
+    return np.moveaxis(call.field.matmul(rows, kernel[:, :, 0, 0].T), 3, 1)
+
+
 def _slice(call: Call) -> Array:
     x, starts, ends = call[0], call.parameter("starts", 1), call.parameter("ends", 2)
     axes, steps = call.parameter("axes", 3), call.parameter("steps", 4)
@@ -256,10 +279,12 @@ OPERATORS: dict[str, Operator] = {
     "Clip": _clip,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
+    "Conv": _conv,
     "Div": _binary(lambda field, a, b: field.multiply(a, field.inverse(b)), None),
     "Elu": _scalar("elu", 1.0),
     "Exp": lambda call: call.field.function("exp", call.real(0)),
     "Gather": lambda call: np.take(call[0], _integer(call, 1), axis=call.attribute("axis", 0)),
+    "Gemm": _gemm,
     "Greater": _binary(lambda field, a, b: field.above_zero(field.subtract(a, b)), np.greater),
     "HardSigmoid": _scalar("hardsigmoid", 0.2, 0.5),
     "Identity": lambda call: call[0],

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from rnn_lower.errors import InvalidNodeError
 
 if TYPE_CHECKING:  # whoever reads a node needs no more than names and numbers of this page
-    from rnn_lower.emit.primitives import Emitter
+    from rnn_lower.emit.masks import Emitter
     from rnn_lower.emit.writer import Operand
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.writer import Operand
 from rnn_lower.recurrent.activations import Activation
 

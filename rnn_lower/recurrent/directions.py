@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from rnn_lower.emit.constants import filled
-from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.writer import Operand, declare
 from rnn_lower.recurrent.cells import Cell, CellKind, Weights
 from rnn_lower.recurrent.forms import Span, State, Stream, Track

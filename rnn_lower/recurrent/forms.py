@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import constant
-from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.writer import Operand, declare
 from rnn_lower.errors import Lack, UnmetError
 

@@ -11,13 +11,14 @@ import onnx_ir as ir
 from typing_extensions import Self
 
 from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
+from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.primitives import Emitter
+from rnn_lower.emit.outlines import Outline, outline_of
 from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.recurrent.cells import CELLS, Cell, Parts, Weights
 from rnn_lower.recurrent.directions import Direction, apart, go_side_by_side, side_by_side
 from rnn_lower.recurrent.forms import Result, Size, Span, Stream, carry
-from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.recurrent.node import RecurrentNode, axes_of
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -54,6 +55,7 @@ def lower_node(
         node.static_length is not None or "Y" not in node.outputs
     ):  # nothing to compute, and some runtimes stumble over it
         return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
+    e.search.outlines.update(given_outlines(node))
     sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     together = go_side_by_side(e, node, form)
     directions = [
@@ -63,6 +65,19 @@ def lower_node(
     results = [_carried(e, node, form, direction, sequence) for direction in tracks]
     outputs = _outputs(e, node, sequence, results)
     return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
+
+
+def given_outlines(node: RecurrentNode) -> dict[ir.Value, Outline]:
+    """What the node's own sizes say of what it is given."""
+    found = {}
+    for name, value in node.inputs.items():
+        axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+        sizes = [(factor, getattr(node, size)) for factor, size in axes]
+        shape = tuple(factor * size if isinstance(size, int) else None for factor, size in sizes)
+        own = outline_of(value)
+        dtype = ir.DataType.INT32 if name == "sequence_lens" else node.dtype
+        found[value] = own if own.constant else Outline(shape, dtype)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +216,8 @@ class _Parameters:
             rows = e.slice(rows, 0, first * H, end * H, f"{name}_part")
         if isinstance(rows, Constant):
             stored = e.transpose(rows, [1, 0], f"{name}_transposed")
+            if not e.has("Cast"):
+                return e.cast(stored, dtype, e.dtype, f"{name}_cast")
             return stored if dtype == e.dtype else e.cast(e.value(stored), dtype, e.dtype, f"{name}_cast")
         return e.transpose(e.cast(rows, dtype, e.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from rnn_lower.emit.rules import CHECKS, Rules
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.options import FORMS
+from rnn_lower.options import FORMS, OP_TYPES
+from rnn_lower.targets.fused import Measured
 from rnn_lower.targets.target import Target
 
 if sys.version_info >= (3, 11):
@@ -59,32 +64,134 @@ def _is_range(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)) and 1 <= value[0] <= value[1]
 
 
+def _is_fused(value: Any) -> bool:
+    """By operator, lists of texts under right and wrong."""
+    return isinstance(value, dict) and all(
+        op_type in OP_TYPES
+        and isinstance(told, dict)
+        and told.keys() <= {"right", "wrong"}
+        and all(isinstance(names, list) and all(map(_is_text, names)) for names in told.values())
+        for op_type, told in value.items()
+    )
+
+
 def _is_slow(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"steps", "seconds"} and all(map(_is_number, value.values()))
 
 
-def _are_limits(value: Any) -> bool:
+def _is_saturation(value: Any) -> bool:
     return isinstance(value, dict) and all(name in TABLE and _is_number(limit) for name, limit in value.items())
+
+
+@functools.cache
+def _operators() -> frozenset[str]:
+    """Of the default domain, as the installed onnx knows them."""
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == "")
+
+
+def _are_operators(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) and one in _operators() for one in value)
+
+
+def _is_pair(value: Any) -> bool:
+    numbers = isinstance(value, list) and len(value) == 2 and all(type(one) in (int, float) for one in value)
+    return numbers and value[0] <= value[1]
+
+
+def _are_places(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int for one in value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _are_types(value: Any) -> bool:
+    known = set(onnx.TensorProto.DataType.keys())
+    return isinstance(value, list) and bool(value) and all(one in known for one in value)
+
+
+def _table_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
 
 
 def _are_habits(value: Any) -> bool:
     return isinstance(value, dict) and all(name in HABITS and _is_flag(flag) for name, flag in value.items())
 
 
-_OPERATORS = "a list of operators that rnn_lower emits"
+LIMITS: dict[str, Key] = {
+    "inputs": Key(_is_pair, "the least and the greatest number of inputs, such as [2, 2]"),
+    "constant": Key(_are_places, "a list of the places of inputs that must be constants, such as [1]"),
+    "variable": Key(_is_count, "the number of inputs that may be computed"),
+    "ranks": Key(_is_pair, "the least and the greatest rank of what is data, such as [2, 4]"),
+    "axes": Key(_are_places, "a list of axes; those below 0 count from the end"),
+    "steps": Key(_are_places, "a list of steps, such as [1]"),
+    "elements": Key(_is_count, "how many numbers each parameter holds, such as 4"),
+    "values": Key(_table_of(_is_pair), "a table of a range for each parameter, such as { min = [-inf, 0] }"),
+    "attributes": Key(
+        _table_of(lambda value: isinstance(value, list)), "a table of a list of values for each attribute"
+    ),
+    "types": Key(_are_types, 'a list of element types, such as ["FLOAT"]'),
+    "broadcast": Key(_is_flag, "true or false"),
+}
+"""What `limits.OPERATOR` may hold."""
+assert LIMITS.keys() == CHECKS.keys()
+
+NAMED = ("opsets", "rank", "static", "single_batch", "forms")
+"""Rules, beside those of operators, that `sources` may tell the source of."""
+
+
+def _limits_error(told: Any) -> str | None:
+    """What is wrong with `limits`, with its place."""
+    if not isinstance(told, dict):
+        return f"limits is {told!r}; it must be a table of operators"
+    for op_type, rules in told.items():
+        place = f"limits.{op_type}"
+        if op_type not in _operators():
+            return f"{place}: there is no operator of this name"
+        if not isinstance(rules, dict):
+            return f"{place} is {rules!r}; it must be a table of {', '.join(LIMITS)}"
+        for name, value in rules.items():
+            if name not in LIMITS:
+                return f"{place}: unknown key '{name}'; known are {', '.join(LIMITS)}"
+            if not LIMITS[name].holds(value):
+                return f"{place}.{name} is {value!r}; it must be {LIMITS[name].words}"
+    return None
+
+
+def _sources_error(told: Any) -> str | None:
+    """What is wrong with `sources`, with its place."""
+    if not _are_texts(told):
+        return f"sources is {told!r}; it must be a table of texts"
+    for name in told:
+        if name not in NAMED and name not in _operators():
+            return f"sources.{name}: neither an operator nor one of {', '.join(NAMED)}"
+    return None
+
+
+_OPERATORS = "a list of names of ONNX operators"
 KEYS: dict[str, Key] = {
     "summary": Key(_is_text, "a line of text", required=True),
     "status": Key(("measured", "documented").__contains__, '"measured" or "documented"', required=True),
     "source": Key(_is_text, "a line of text: the version that was measured, or the document", required=True),
+    "versions": Key(
+        lambda value: isinstance(value, list) and all(map(_is_text, value)), 'a list of release lines, such as ["5"]'
+    ),
     "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll", the best first', required=True),
     "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
     "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
     "static_batch": Key(_is_flag, "true or false"),
     "scan_captures": Key(_is_flag, "true or false"),
-    "takes": Key(_are(TABLE), _OPERATORS),
-    "avoid": Key(_are(TABLE), _OPERATORS),
+    "rank": Key(lambda value: _is_count(value) and value > 0, "the highest rank, such as 4"),
+    "static": Key(_is_flag, "true or false"),
+    "single_batch": Key(_is_flag, "true or false"),
+    "takes": Key(_are_operators, _OPERATORS),
+    "avoid": Key(_are_operators, _OPERATORS),
+    "fused": Key(_is_fused, "a table of RNN, GRU and LSTM with lists of features under right and wrong"),
+    "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
+    "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
     "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
-    "saturates": Key(_are_limits, "a table of operators with the argument beyond which their result is constant"),
+    "saturates": Key(_is_saturation, "a table of operators with the argument beyond which their result is constant"),
     "habits": Key(_are_habits, f"a table of true or false for {', '.join(HABITS)}"),
 }
 
@@ -100,6 +207,9 @@ def load_target(path: Path) -> Target:
     for name, value in told.items():
         if name not in KEYS:
             raise RnnLowerError(f"{path}: unknown key '{name}'; known are {', '.join(KEYS)}")
+        wrong = _limits_error(value) if name == "limits" else _sources_error(value) if name == "sources" else None
+        if wrong is not None:
+            raise RnnLowerError(f"{path}: {wrong}")
         if not KEYS[name].holds(value):
             raise RnnLowerError(f"{path}: {name} is {value!r}; it must be {KEYS[name].words}")
     for name, key in KEYS.items():
@@ -109,28 +219,50 @@ def load_target(path: Path) -> Target:
 
 
 def _target(name: str, told: dict[str, Any]) -> Target:
-    avoid = set(told.get("avoid", ())) | (TABLE.keys() - set(told["takes"]) if "takes" in told else set())
-    habits = Habits(frozenset(avoid), told.get("saturates", {}), **told.get("habits", {}))
-    steps = told.get("unroll_up_to", 1)
-    slow = told.get("slow")
+    takes = frozenset(told["takes"]) if "takes" in told else None
+    rules = Rules(
+        takes, frozenset(told.get("avoid", ())), told.get("rank"), told.get("static", False),
+        tuple(told.get("opsets", (1, 99))), told.get("limits", {}), told.get("sources", {}),
+    )  # fmt: skip
+    steps, slow = told.get("unroll_up_to", 1), told.get("slow")
     return Target(
-        name, told["summary"], told["status"], told["source"], tuple(told["forms"]), habits,
-        ALWAYS if steps == "always" else steps, told.get("static_batch", False), tuple(told.get("opsets", (1, 99))),
+        name, told["summary"], told["status"], told["source"], tuple(told["forms"]),
+        Habits(rules, told.get("saturates", {}), **told.get("habits", {})),
+        ALWAYS if steps == "always" else steps, told.get("static_batch", False), told.get("single_batch", False),
         None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
+        tuple(told.get("versions", ())),
+        {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
+         for op_type, of in told.get("fused", {}).items()},
     )  # fmt: skip
 
 
 TARGETS: dict[str, Target] = {path.stem: load_target(path) for path in sorted(Path(__file__).parent.glob("*.toml"))}
 
 
+def _of_version(name: str) -> Target | None:
+    """NAME@VERSION: the file of that version or of the release line it belongs to, else NAME's own, which is newest."""
+    base, _, version = name.partition("@")
+    while version:
+        if f"{base}@{version}" in TARGETS:
+            return TARGETS[f"{base}@{version}"]
+        newest = TARGETS.get(base)
+        if newest is not None and version in newest.versions:
+            return newest
+        version = version.rpartition(".")[0]
+    return None
+
+
 def find_target(name: str | None) -> Target:
     """A target by its name, in any case, or by the path of its file; None is onnxruntime.
+
+    A version may follow, as in opencv@4; without one it is the newest that was measured.
 
     Raises RnnLowerError for a name that is not there, and for a file that says no target.
     """
     if isinstance(name, str) and (name.endswith(".toml") or os.sep in name):
         return load_target(Path(name))
-    target = TARGETS.get("onnxruntime" if name is None else str(name).lower())
+    wanted = "onnxruntime" if name is None else str(name).lower()
+    target = TARGETS.get(wanted) or _of_version(wanted)
     if target is None:
         raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(TARGETS)}, or the path of a .toml file")
     return target

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
 from rnn_lower.emit.constants import known_tensor
+from rnn_lower.emit.rules import CHECKS, Rules
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
-from rnn_lower.errors import Lack, UnsupportedError
+from rnn_lower.errors import Lack
 from rnn_lower.recurrent.lowering import ARITHMETIC
+from rnn_lower.targets.fused import Measured, Verdict, verdict
 
 if TYPE_CHECKING:
     from rnn_lower.recurrent.node import RecurrentNode
@@ -28,8 +28,10 @@ class Target:
     status: "measured" on the runtime, or "documented" only.  source: where what the file says is from.
     forms: those it runs right, the one for long or unknown sequences first.
     unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
-    static_batch: whether it needs a known batch size.  scan_captures: whether a Scan body may read what nodes outside
-    of it compute.  opsets: first and last opset it takes.
+    static_batch: whether it needs a known batch size.  single_batch: whether that must be 1.
+    scan_captures: whether a Scan body may read what nodes outside of it compute.
+    versions: release lines that the newest file of a runtime stands for, as in opencv@5.
+    fused: by recurrent operator, which features are right as they are, and which silently wrong.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
 
@@ -41,9 +43,30 @@ class Target:
     habits: Habits = Habits()
     unroll_up_to: int = 1
     static_batch: bool = False
-    opsets: tuple[int, int] = (1, 99)
+    single_batch: bool = False
     slow: tuple[int, float] | None = None
     scan_captures: bool = True
+    versions: tuple[str, ...] = ()
+    fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rules(self) -> Rules:
+        """What it says of nodes."""
+        return self.habits.rules
+
+    @property
+    def opsets(self) -> tuple[int, int]:
+        """First and last opset it takes."""
+        return self.rules.opsets
+
+    @property
+    def _known_batch(self) -> bool:
+        return self.static_batch or self.single_batch or self.rules.static
+
+    def verdict(self, node: RecurrentNode) -> Verdict:
+        """Whether it runs a recurrent node right as it is."""
+        listed = self.rules.takes is not None and node.op_type in self.rules.takes
+        return verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
 
     def explained(self) -> Iterator[tuple[str, str]]:
         """Line by line, for people: what it takes, and where that is from."""
@@ -54,9 +77,25 @@ class Target:
         if "unroll" in self.forms and self.unroll_up_to > 1:
             yield "unrolled", "always" if self.forms == ("unroll",) else f"up to {self.unroll_up_to} steps"
         yield "opsets", f"{first} and up" if last >= 99 else f"{first} to {last}"
-        yield "batch size", "must be known" if self.static_batch else "may be unknown"
-        if self.habits.avoid:
-            yield "operators that it is spared", ", ".join(sorted(self.habits.avoid))
+        batch = "1" if self.single_batch else "known" if self._known_batch else None
+        yield "batch size", f"must be {batch}" if batch else "may be unknown"
+        if self.rules.static:
+            yield "sizes", "must all be known"
+        if self.rules.rank is not None:
+            yield "ranks", f"up to {self.rules.rank}"
+        if self.rules.takes is not None:
+            yield "operators that it takes", ", ".join(sorted(self.rules.takes))
+        if self.rules.avoid:
+            yield "operators that it is spared", ", ".join(sorted(self.rules.avoid))
+        for op_type, limits in self.rules.limits.items():
+            words = "; ".join(CHECKS[name][0].format(told) for name, told in limits.items())
+            yield op_type, f"only with {words}"
+        for op_type, measured in self.fused.items():
+            yield f"{op_type} as it is", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
+            if measured.wrong:
+                yield f"{op_type} as it is", f"silently wrong: {', '.join(sorted(measured.wrong))}"
+        for what, source in self.rules.sources.items():
+            yield f"source of {what}", source
         if self.slow is not None:
             steps, seconds = self.slow
             yield "loading", f"slow above {steps} unrolled steps: {seconds:g} s for an LSTM of 400"
@@ -85,20 +124,15 @@ class Target:
         elif form == "scan" and not self.scan_captures and _captures(node):
             what = f"{told} takes no weights that are computed outside of a Scan (or cast there)"
             found.append(Lack(what, forms=forms))
-        if self.static_batch and node.static_batch is None:
+        if self.rules.static and node.static_length is None:
+            what = f"{told} needs a known sequence length, here it is {node.told('seq_length')}"
+            found.append(Lack(what, sizes=("seq_length",)))
+        if self._known_batch and node.static_batch is None:
             what = f"{told} needs a known batch size, here it is {node.told('batch_size')}"
             found.append(Lack(what, sizes=("batch_size",)))
+        elif self.single_batch and node.static_batch != 1:
+            found.append(Lack(f"{told} takes a batch of 1 only, here it is {node.static_batch}"))
         return found
-
-    def refuse(self, nodes: Iterable[ir.Node]) -> None:
-        """Raise UnsupportedError for an emitted node that the runtime does not take."""
-        for node in nodes:
-            if node.op_type in self.habits.avoid:
-                told = f"target {self.name} does not take {node.op_type}"
-                raise UnsupportedError(f"{told}, and rnn_lower has no other way to say '{node.name}'")
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    self.refuse(attribute.as_graph())
 
     def warn(self, node: RecurrentNode, form: str) -> None:
         """Say what is right but slow."""

@@ -811,6 +811,10 @@ TARGET_FILES = (
     ("wrong kind", "forms = 3", "forms is 3; it must be a list of"),
     ("wrong forms", 'forms = ["spiral"]', "forms is ['spiral']; it must be a list of"),
     ("nothing said", "", "summary is missing; it must be a line of text"),
+    ("unknown operator in limits", "limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
+    ("unknown limit", "limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known are inputs"),
+    ("wrong limit", "limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the least"),
+    ("unknown source", 'sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets"),
 )
 
 
@@ -863,7 +867,8 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; known are ", "abacus")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
-    yield Bad("target that takes too little", with_target('avoid = ["MatMul"]'), "target mine does not take MatMul, and rnn_lower has no other way to say '…'")
+    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not take Add: it is not among the operators that it takes, and rnn_lower has no other way to say it")
+    yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine takes a batch of 1 only, here it is 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
     yield Bad("target without the opset", asked("--target", "onnx2torch", opset=18), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")

@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -189,6 +190,29 @@ def write_page(data: dict, folder: Path) -> None:
     (folder / "runtimes.md").write_text("\n".join(lines) + "\n")
 
 
+def write_fused(name: str, rows: dict[str, list[str]]) -> None:
+    """What was measured of the fused operators, as the last tables of the target's file."""
+    path = HERE.parent.parent / "rnn_lower" / "targets" / f"{name}.toml"
+    text = path.read_text(encoding="utf-8").split("\n[fused.")[0].rstrip() + "\n"
+    for op in ("LSTM", "GRU", "RNN"):
+        told = {
+            kind: [row.partition(" ")[2] for row, found in rows.items() if row.startswith(op) and found[0] == kind]
+            for kind in ("right", "wrong")
+        }
+        if any(told.values()):
+            text += f"\n[fused.{op}]\n" + "".join(as_toml(kind, names) for kind, names in told.items() if names)
+    path.write_text(text, encoding="utf-8")
+
+
+def as_toml(key: str, names: list[str]) -> str:
+    """A list, in lines of the project's width."""
+    line = f"{key} = {json.dumps(names)}\n"
+    if len(line) <= 120:
+        return line
+    listed = textwrap.fill(", ".join(json.dumps(name).replace(" ", "\0") for name in names), 116).replace("\0", " ")
+    return f"{key} = [\n{textwrap.indent(listed, '    ')},\n]\n"
+
+
 def draw(data: dict, folder: Path) -> None:
     import matplotlib
 
@@ -231,6 +255,7 @@ def main() -> None:
             flush=True,
         )
         kept.write_text(json.dumps(data, indent=0))
+        write_fused(name, data[name]["fused"])
     write_page(data, arguments.docs)
     draw(data, arguments.docs)
 

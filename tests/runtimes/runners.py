@@ -17,6 +17,8 @@ import numpy as np
 import onnx
 from judge import run_onnxruntime
 
+from rnn_lower.targets import TARGETS
+
 Feeds = dict[str, np.ndarray]
 Run = Callable[[onnx.ModelProto, Feeds], list[np.ndarray]]
 
@@ -54,7 +56,7 @@ def opencv(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
     with file_of(model) as path:
         net = cv2.dnn.readNetFromONNX(path)
     for name, value in feeds.items():
-        net.setInput(value, name)
+        net.setInput(cv2.Mat(value), name)  # before 4.11 a plain array of rank 3 has its last axis taken for channels
     names = [value.name for value in model.graph.output]
     results = net.forward(names)
     return [np.array(value) for value in results]
@@ -141,6 +143,7 @@ RUNNERS: dict[str, tuple[str, Run]] = {
     "openvino": ("openvino", openvino),
     "tract": ("tract", tract),
     "opencv": ("opencv-python-headless", opencv),
+    "opencv@4": ("opencv-python-headless", opencv),
     "onnx2torch": ("onnx2torch", onnx2torch),
     "tinygrad": ("tinygrad", tinygrad),
     "tvm": ("apache-tvm", tvm),
@@ -159,9 +162,12 @@ def missing(name: str) -> str | None:
     """Why a runtime cannot be run here, or None."""
     distribution = RUNNERS[name][0]
     try:
-        importlib.metadata.version(distribution)
+        found = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return f"{distribution} is not installed"
+    lines = TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
+    if lines and not found.startswith(tuple(f"{line}." for line in lines)):
+        return f"{distribution} {found} is installed, and this is for {' or '.join(lines)}"
     if name == "tinygrad" and shutil.which("clang") is None:
         return "clang, which tinygrad's CPU device needs, is not installed"
     return None

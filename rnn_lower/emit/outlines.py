@@ -1,0 +1,132 @@
+"""What is known of operands before anything runs: shape, element type, and what small constants hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.emit.constants import Constant, known_tensor
+
+Shape = tuple[int | None, ...]
+MOST = 1024
+"""Elements up to which the numbers of a constant are looked at: axes, sizes, bounds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """shape: None when even the rank is unknown.  constant: whether it is known now.  content: its numbers, if few."""
+
+    shape: Shape | None = None
+    dtype: ir.DataType | None = None
+    constant: bool = False
+    content: tuple[Any, ...] | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape when all of it is known."""
+        known = tuple(size for size in self.shape or () if size is not None)
+        return None if self.shape is None or len(known) < len(self.shape) else known
+
+
+UNKNOWN = Outline()
+
+
+def outline_of(operand: ir.Value | Constant) -> Outline:
+    """What an operand tells by itself."""
+    if isinstance(operand, Constant):
+        return Outline(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
+    tensor = known_tensor(operand)
+    if tensor is not None:
+        shape = tuple(int(size) for size in tensor.shape.numpy())
+        return Outline(shape, tensor.dtype, True, _content(shape, tensor.dtype, tensor.numpy))
+    if operand.shape is None:
+        return Outline(dtype=operand.dtype)
+    sizes = (size if isinstance(size, int) and size >= 0 else None for size in operand.shape)
+    return Outline(tuple(sizes), operand.dtype)
+
+
+def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | None:
+    """Integers, which may be axes and sizes, and single numbers, which may be bounds; weights stay where they are."""
+    count = math.prod(size or 0 for size in shape)
+    if count > (MOST if dtype == ir.DataType.INT64 else 1):
+        return None
+    return tuple(np.asarray(load()).ravel().tolist())
+
+
+@functools.cache
+def input_names(op_type: str, opset: int) -> tuple[str, ...]:
+    """What the operator calls its inputs."""
+    schema = onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()), "")
+    return tuple(formal.name for formal in schema.inputs)
+
+
+@functools.lru_cache(maxsize=4096)
+def inferred(
+    op_type: str, opset: int, inputs: Sequence[Outline | None], attributes: tuple[tuple[str, Any], ...], count: int
+) -> tuple[Outline, ...]:
+    """The outlines of what a node without a body answers, by onnx's own inference; unknown where that stumbles."""
+    names = [f"x{place}" if given is not None else "" for place, given in enumerate(inputs)]
+    outputs = [f"y{place}" for place in range(count)]
+    types, data = {}, {}
+    for name, given in zip(names, inputs, strict=True):
+        if given is None or given.dtype is None:
+            continue
+        sizes = None if given.shape is None else [f"s{k}" if n is None else n for k, n in enumerate(given.shape)]
+        types[name] = onnx.helper.make_tensor_type_proto(int(given.dtype), sizes)
+        if given.content is not None and given.sizes is not None:
+            array = np.asarray(given.content, given.dtype.numpy()).reshape(given.sizes)
+            data[name] = onnx.numpy_helper.from_array(array, name)
+    try:
+        node = onnx.helper.make_node(op_type, names, outputs, **dict(attributes))
+        version = min(opset, onnx.defs.onnx_opset_version())
+        found = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(op_type, version, ""), node, types, data,
+            opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10,
+        )  # fmt: skip
+    except Exception:  # whatever inference stumbles over, what it could have told is unknown then
+        return (UNKNOWN,) * count
+    return tuple(_outline(found[name]) if name in found else UNKNOWN for name in outputs)
+
+
+def _outline(proto: onnx.TypeProto) -> Outline:
+    tensor = proto.tensor_type
+    dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
+    if not tensor.HasField("shape"):
+        return Outline(dtype=dtype)
+    return Outline(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim), dtype)
+
+
+def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outline], scanned: int) -> list[Outline]:
+    """The outlines of what If, Loop or Scan answers, given those of what its body answers.
+
+    inputs: of the node.  scanned: how many of a Scan's inputs are sequences.
+    """
+    if op_type == "If":
+        return list(body)
+    length: int | None = None
+    if op_type == "Loop":
+        body, states = body[1:], len(inputs) - 2
+        trips = inputs[0]
+        length = int(trips.content[0]) if trips is not None and trips.content else None
+    else:
+        states = len(inputs) - scanned
+        first = inputs[states]
+        length = None if first is None or not first.shape else first.shape[0]
+    stacked = [
+        dataclasses.replace(one, shape=None if one.shape is None else (length, *one.shape)) for one in body[states:]
+    ]
+    return [*body[:states], *stacked]
+
+
+def frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Attributes as what can be compared and looked up: lists as tuples, sorted by name."""
+    return tuple(
+        sorted((name, tuple(held) if isinstance(held, (list, tuple)) else held) for name, held in attributes.items())
+    )

@@ -1,0 +1,70 @@
+"""Holding nodes against the rules of a runtime, one by one: after every lowering, and for whole models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx_ir as ir
+
+from rnn_lower.emit.outlines import Outline, frozen, inferred, of_body, outline_of
+from rnn_lower.emit.rules import Rules, Use
+
+Told = Callable[[ir.Value], Outline | None]
+"""What is known of a value from elsewhere; None for what its node has to tell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A node that a runtime does not take, and the rule, with its source where the target's file tells it."""
+
+    node: ir.Node
+    rule: str
+
+
+class Holder:
+    """Holds nodes of one opset against rules, in their order, bodies included."""
+
+    def __init__(self, rules: Rules, opset: int, told: Told) -> None:
+        self._rules, self._opset, self._told = rules, opset, told
+        self._outlines: dict[ir.Value, Outline] = {}
+
+    def broken(self, node: ir.Node) -> str | None:
+        """The rule that a node, without its bodies, breaks. Nodes are asked about in the order in which they run."""
+        bodies = [held.as_graph() for held in node.attributes.values() if held.type == ir.AttributeType.GRAPH]
+        use = self._use(node, bodies)
+        self._outlines.update(zip(node.outputs, use.outputs, strict=False))
+        return self._rules.broken(use)
+
+    def violations(self, nodes: Iterable[ir.Node]) -> Iterator[Violation]:
+        """The nodes that break a rule."""
+        for node in nodes:
+            for held in node.attributes.values():
+                if held.type == ir.AttributeType.GRAPH:
+                    yield from self.violations(held.as_graph())
+            rule = self.broken(node)
+            if rule is not None:
+                yield Violation(node, rule)
+
+    def _use(self, node: ir.Node, bodies: list[ir.Graph]) -> Use:
+        inputs = tuple(None if value is None else self._outline(value) for value in node.inputs)
+        plain = frozen({
+            name: held.value for name, held in node.attributes.items()
+            if held.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and not held.is_ref()
+        })  # fmt: skip
+        told = [self._told(value) for value in node.outputs]
+        if all(one is not None for one in told):
+            outputs = tuple(one for one in told if one is not None)
+        elif bodies:
+            answered = [self._outline(value) for value in bodies[0].outputs]
+            outputs = tuple(of_body(node.op_type, inputs, answered, dict(plain).get("num_scan_inputs", 0)))
+        else:
+            simple = tuple((name, held) for name, held in plain if not isinstance(held, ir.TensorProtocol))
+            outputs = inferred(node.op_type, self._opset, inputs, simple, len(node.outputs))
+        return Use(node.op_type, self._opset, inputs, plain, outputs)
+
+    def _outline(self, value: ir.Value) -> Outline:
+        own = outline_of(value)
+        if own.constant:
+            return own
+        return self._told(value) or self._outlines.get(value) or own

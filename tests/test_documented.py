@@ -1,0 +1,73 @@
+"""Targets that are made from documents: whatever is lowered for one keeps to its file, and is right on onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from features import FEATURES
+from onenode import Case
+from randomtargets import holds
+from strategies import random_case
+
+from rnn_lower.targets import TARGETS
+
+DOCUMENTED = [name for name, target in TARGETS.items() if target.status == "documented"]
+
+
+def taken(case: Case, name: str) -> Case | None:
+    """A case made such that nothing but its features is between it and the target; None where there is no such."""
+    target = TARGETS[name]
+    first, last = target.opsets
+    if case.layout and last < 14:
+        return None
+    changes: dict[str, object] = {"dynamic": False, "opset": min(max(case.opset, first), last)}
+    if target.single_batch:
+        changes.update(N=1, lengths=None if case.lengths is None else case.lengths[1:])
+    return case.replace(**changes)
+
+
+NEEDS = {
+    "dla": {"sequence_lens input", "everything", "ThresholdedRelu", "Elu", "Softplus", "Softplus saturated"},
+    "tidl": {"sequence_lens input", "everything", "ThresholdedRelu"},
+    "qualcomm-htp": set(),
+    "axera": set(),
+    "k230": {"ThresholdedRelu"},
+    "horizon-rdk": {"sequence_lens input", "everything", "ThresholdedRelu"},
+    "ethos-u": {"sequence_lens input", "everything", "ThresholdedRelu", "Softsign", "activations", "Softplus", "Softplus saturated"},
+    "furiosa": {"sequence_lens input", "everything", "ThresholdedRelu", "Softsign", "activations"},
+}  # fmt: skip
+"""Features for which a target lacks an operator (Cast, Less, Div, Exp, Log) that nothing else says."""
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_feature(name, feature):
+    case = taken(FEATURES[feature], name)
+    if case is None:
+        pytest.skip("the target's opsets have no layout")
+    refusal = holds(case, name, prove=feature.endswith(("plain", "activations", "clip")))
+    kind = feature.partition(" ")[2]
+    lacks = kind in NEEDS[name] and (kind != "activations" or feature == "LSTM activations")
+    assert (refusal is not None) == lacks, refusal
+    assert refusal is None or f"target {name} does not take " in refusal
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_rule_has_a_source(name):
+    target = TARGETS[name]
+    assert target.source
+    assert set(target.rules.sources) - set(target.rules.limits) or not target.rules.limits
+    assert target.forms == ("unroll",)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_random_models(name):
+    rng, done = np.random.default_rng(5), 0
+    while done < 8:
+        case, _ = random_case(rng)
+        taken_case = None if case.place != "main" else taken(case, name)
+        if taken_case is None:
+            continue
+        done += 1
+        refusal = holds(taken_case, name, prove=False, form="unroll")
+        assert refusal is None or "does not take " in refusal, (taken_case, refusal)

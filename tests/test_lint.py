@@ -1,0 +1,152 @@
+"""What a runtime takes of a whole model, and which recurrent nodes are left as they are."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from features import FEATURES
+from judge import every_node, expected, run_onnxruntime
+from onenode import OPTIONAL, Case, build
+from onnx import helper
+from paths import ROOT
+from runners import RUNNERS, missing
+
+import rnn_lower
+from rnn_lower import cli
+from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.targets import TARGETS, fused
+
+MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_table_of_a_target_is_what_was_measured(name):
+    rows = MEASURED[name]["fused"]
+    for op in OPERATORS:
+        told = TARGETS[name].fused.get(op, fused.Measured(frozenset(), frozenset()))
+        for kind, names in (("right", told.right), ("wrong", told.wrong)):
+            assert names == {
+                row.partition(" ")[2] for row, found in rows.items() if found[0] == kind and row.startswith(op)
+            }
+    assert MEASURED[name]["version"].partition(".post")[0] in TARGETS[name].source
+
+
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_measured_node_is_known_for_what_it_is(name, feature):
+    """Right only where it was measured right; what was measured wrong is never said to be right."""
+    (node,) = rnn_lower.inspect(build(FEATURES[feature])[0])
+    found, measured = TARGETS[name].verdict(node), MEASURED[name]["fused"][feature][0]
+    assert found.kind != fused.RIGHT or measured == "right"
+    assert "saturated" in feature or measured != "wrong" or found.kind != fused.RIGHT
+    if measured == "wrong" and feature.split(" ", 1)[1] not in ("saturated", "Softplus saturated", "everything"):
+        assert found.kind == fused.WRONG, found.why
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ("openvino", "tract", "opencv", "onnx-reference") if name in RUNNERS]
+)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_is_kept_is_right_there(name, feature):
+    """With keep_native every feature is right on the runtime, and some nodes are left as they are."""
+    if missing(name):
+        pytest.skip(missing(name))
+    case = FEATURES[feature]
+    model, feeds = build(case)
+    mixed = rnn_lower.lower(model, target=name, keep_native=True)
+    for got, wanted in zip(RUNNERS[name][1](mixed, feeds), expected(case), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
+    kept = any(node.op_type == case.op for node in every_node(mixed))
+    (node,) = rnn_lower.inspect(model)
+    assert kept == (TARGETS[name].verdict(node).kind == fused.RIGHT)
+
+
+def test_only_what_needs_it_is_lowered(tmp_path, capsys):
+    """Of two nodes the one with peepholes; `inspect` says why."""
+    plain, _ = build(Case("LSTM", 17, optional=("B",), outputs=("Y_h",)))
+    other, _ = build(Case("LSTM", 17, optional=("B", "P"), outputs=("Y_h",)))
+    both = onnx.compose.merge_models(
+        onnx.compose.add_prefix(plain, "a_"), onnx.compose.add_prefix(other, "b_"), io_map=[]
+    )
+    onnx.save(both, tmp_path / "in.onnx")
+    lowered = rnn_lower.lower(both, target="openvino", keep_native=True)
+    assert [node.name for node in every_node(lowered) if node.op_type == "LSTM"] == ["a_node"]
+    assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--target", "openvino", "--json"]) == cli.DONE
+    rows = json.loads(capsys.readouterr().out)["nodes"]
+    assert [row["as it is"] for row in rows] == [fused.RIGHT, fused.WRONG]
+    assert "LSTM peepholes is silently wrong on openvino (OpenVINO" in rows[1]["why"]
+    arguments = ["lower", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--target", "openvino"]
+    assert cli.main([*arguments, "--keep-native", "--check"]) == cli.DONE
+    kept = [node.name for node in every_node(onnx.load(tmp_path / "out.onnx")) if node.op_type == "LSTM"]
+    assert kept == ["a_node"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "float16"}, "element type FLOAT16"),
+        ({"dynamic": True}, "an unknown size"),
+        ({"weights": "input"}, "a weight that is computed"),
+        ({"opset": 13}, "version 7 of LSTM"),
+        ({"activations": ("Relu", "Tanh", "Tanh")}, "this choice of activations"),
+        ({"optional": OPTIONAL["LSTM"][:2], "direction": "reverse"}, "with reverse and sequence_lens input at once"),
+    ],
+)
+def test_what_was_not_measured_is_lowered(changes, words):
+    (node,) = rnn_lower.inspect(build(Case("LSTM", 17, optional=("B",)).replace(**changes))[0])
+    found = TARGETS["openvino"].verdict(node)
+    assert found.kind in (fused.UNKNOWN, fused.NOT_TAKEN)
+    assert words in found.why or "everything" in found.why or "activations" in found.why
+
+
+def test_lint_names_node_rule_and_source(tmp_path, capsys):
+    model, _ = build(Case("GRU", 17, N=1, outputs=("Y_h",)))
+    model.graph.node.append(helper.make_node("Erf", ["Y_h"], ["erf"], name="an_erf"))
+    model.graph.node.append(helper.make_node("Gelu", ["erf"], ["gelu"], name="foreign", domain="com.microsoft"))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.graph.output[0].name = "erf"
+    before = model.SerializeToString(deterministic=True)
+    report = rnn_lower.lint(model, "tidl")
+    assert model.SerializeToString(deterministic=True) == before
+    found = {finding.node: finding for finding in report.findings}
+    assert not report.ok
+    assert set(found) == {"node", "an_erf", "foreign"}
+    assert found["node"].lowering_mends
+    assert "has no GRU" in found["node"].rule
+    assert "not among the operators" in found["an_erf"].rule
+    lowered = rnn_lower.lower(model, target="tidl")
+    assert {finding.node for finding in rnn_lower.lint(lowered, "tidl").findings} == {"an_erf", "foreign"}
+    onnx.save(model, tmp_path / "in.onnx")
+    assert cli.main(["lint", str(tmp_path / "in.onnx"), "--target", "tidl"]) == cli.DIFFERENT
+    assert "3 of 3 nodes are not taken by tidl (documented), of which lowering mends 1" in capsys.readouterr().out
+    assert cli.main(["lint", str(tmp_path / "in.onnx"), "--target", "tidl", "--json"]) == cli.DIFFERENT
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["ok"], len(told["findings"])) == (1, False, 3)
+
+
+def test_lint_says_why_lowering_does_not_mend(tmp_path):
+    report = rnn_lower.lint(build(Case("LSTM", 17, dynamic=True))[0], "tidl")
+    (finding,) = report.findings
+    assert not finding.lowering_mends
+    assert "needs a known sequence length" in finding.mend
+
+
+@pytest.mark.parametrize("feature", ["LSTM everything", "GRU plain", "RNN Elu"])
+def test_what_was_lowered_passes(feature, tmp_path, capsys):
+    case = FEATURES[feature].replace(N=1, lengths=None)
+    model, feeds = build(case)
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'summary = "a straight line"\nstatus = "documented"\nsource = "page 1"\nforms = ["unroll"]\nstatic = true\n'
+        'avoid = ["Split", "Squeeze", "Where"]\nrank = 4\n', encoding="utf-8"
+    )  # fmt: skip
+    lowered = rnn_lower.lower(model, target=str(path))
+    assert rnn_lower.lint(lowered, str(path)).ok
+    assert [finding.op for finding in rnn_lower.lint(model, str(path)).findings] == [case.op]
+    onnx.save(lowered, tmp_path / "out.onnx")
+    assert cli.main(["lint", str(tmp_path / "out.onnx"), "--target", str(path)]) == cli.DONE
+    assert "0 of" in capsys.readouterr().out
+    run_onnxruntime(lowered, feeds)
