@@ -49,7 +49,7 @@ class Case:
     dtype: str = "float"
     lengths: tuple[int, ...] | None = None
     hidden_size: bool = True
-    weights: str = "initializer"  # initializer, input, constant, computed
+    weights: str = "initializer"  # initializer, input, constant, computed, moved
     lengths_as: str = "input"  # input, initializer
     dynamic: bool = False
     place: str = "main"  # main, if, loop, function
@@ -158,7 +158,10 @@ def build(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         tensor = numpy_helper.from_array(value, name)
         if case.weights == "constant" and name != "sequence_lens":
             nodes.append(helper.make_node("Constant", [], [name], value=tensor))
-        elif case.weights == "computed" and name != "sequence_lens":
+        elif case.weights == "computed" and name != "sequence_lens":  # by halves, of which it is exactly the sum
+            initializers.append(numpy_helper.from_array((value / 2).astype(value.dtype), f"{name}_half"))
+            nodes.append(helper.make_node("Add", [f"{name}_half"] * 2, [name]))
+        elif case.weights == "moved" and name != "sequence_lens":
             parts = [numpy_helper.from_array(value[d : d + 1], f"{name}_{d}") for d in range(len(value))]
             initializers.extend(parts)
             nodes.append(helper.make_node("Concat", [part.name for part in parts], [name], axis=0))

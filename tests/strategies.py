@@ -53,7 +53,7 @@ def make(pick: Pick) -> tuple[Case, str]:
         input_forget=pick((None, 0, 1)) if op == "LSTM" else None,
         optional=optional, outputs=outputs,
         lengths_as=pick(("input", "initializer")),
-        weights=pick(("initializer", "initializer", "input", "constant", "computed")),
+        weights=pick(("initializer", "initializer", "input", "constant", "computed", "moved")),
         dynamic=pick((False, True)) and form != "unroll",
         seed=pick(range(1000)),
     ), form  # fmt: skip

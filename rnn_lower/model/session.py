@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import ConstantPool, known_tensor
+from rnn_lower.emit.constants import ConstantPool
+from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
@@ -202,8 +203,8 @@ class Session:
     @functools.cached_property
     def _shared(self) -> frozenset[int]:
         """Identities of the tensors that more than one of the nodes uses."""
-        used = (known_tensor(value) for place in self.places for value in place.node.inputs.values())
-        counts = collections.Counter(id(tensor) for tensor in used if tensor is not None)
+        used = (known(value) for place in self.places for value in place.node.inputs.values())
+        counts = collections.Counter(source for one in used if one is not None for source in one.sources)
         return frozenset(identity for identity, count in counts.items() if count > 1)
 
 
@@ -229,13 +230,16 @@ def review(opset: int) -> None:
 
 
 def remove_unused(places: Sequence[Place]) -> None:
-    """Drop weights (initializers, Constant nodes) that only the replaced nodes used."""
-    for place in places:
-        for value in place.node.inputs.values():
-            if value.uses() or value.is_graph_output() or value.is_graph_input():
-                continue
-            producer = value.producer()
-            if value.is_initializer() and value.graph is not None:
-                value.graph.initializers.pop(value.name or "")
-            elif producer is not None and producer.op_type == "Constant" and producer.graph is not None:
+    """Drop weights (initializers, Constant nodes, and what moves them) that only the replaced nodes used."""
+    waiting = [value for place in places for value in place.node.inputs.values() if known(value) is not None]
+    while waiting:
+        value = waiting.pop()
+        producer, owner = value.producer(), value.graph
+        if producer is not None:
+            if producer.graph is not None and not any(out.uses() or out.is_graph_output() for out in producer.outputs):
+                waiting += [one for one in producer.inputs if one is not None]
                 producer.graph.remove(producer, safe=True)
+        elif value.is_initializer() and owner is not None and not (
+            value.uses() or value.is_graph_output() or value.is_graph_input()
+        ):  # fmt: skip
+            owner.initializers.pop(value.name or "", None)

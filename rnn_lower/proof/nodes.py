@@ -15,6 +15,7 @@ import onnx_ir as ir
 from rnn_lower.model.facts import Facts
 from rnn_lower.proof import exact, idioms
 from rnn_lower.proof.field import Array, Field
+from rnn_lower.proof.given import content
 from rnn_lower.proof.interpreter import Interpreter, NoStepsError, Program
 from rnn_lower.proof.primitives import OutOfScopeError, WrongError
 from rnn_lower.proof.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
@@ -127,13 +128,19 @@ class _Comparison:
         self._node = exact.read(node, dtype)
         self._inputs = given
         self._shapes = {name: facts.shape(value) for name, value in given.items()}
-        self._runtime = {str(value.name) for value in given.values() if not idioms.is_constant(value)}
+        elsewhere = {what: value for what, value in given.items() if not idioms.is_constant(value)}
+        self._moved = {what: content(value, question.opset) for what, value in elsewhere.items()}
+        self._runtime = {str(value.name) for value in elsewhere.values()}
         self._program = Program(question.replaced, self._runtime, question.opset)
         names = {value.name: name for name, value in self._node.outputs.items()}
         self._wanted = [(str(value.name), names[value.name]) for value in question.replaced]
-        self.folds = (True, False) if idioms.is_constant(given.get("B")) else (False,)
+        self.folds = (True, False) if self._constant("B") is not None else (False,)
         self.evaluations = 0
         self.left_out: set[str] = set()
+
+    def _constant(self, what: str) -> Array | None:
+        """What an input holds when that is known now."""
+        return self._moved[what] if what in self._moved else idioms.constant(self._inputs.get(what))
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -152,8 +159,7 @@ class _Comparison:
         N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
         T = self._size(("X", first))
         N, T = (self._folded.get(n) if size is None else size for n, size in (("batch_size", N), ("seq_length", T)))
-        lengths = self._inputs.get("sequence_lens")
-        constant = None if lengths is None else idioms.constant(lengths)
+        lengths, constant = self._inputs.get("sequence_lens"), self._constant("sequence_lens")
         found: list[tuple[int, int, tuple[int, ...] | None]] = []
         large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
         most = max(LENGTHS, self._program.largest_compared + 2)
@@ -201,7 +207,7 @@ class _Comparison:
         text: dict[str, Any] = {}
         given: dict[str, Array] = {}  # by name: one value may be two inputs
         for what, value in self._inputs.items():
-            name, known = str(value.name), idioms.constant(value)
+            name, known = str(value.name), self._constant(what)
             if what == "sequence_lens":
                 assert lengths is not None
                 given[name] = lengths
@@ -212,6 +218,8 @@ class _Comparison:
                 text[what] = exact.bias(field, known, self._node.arithmetic, folded)
             else:
                 text[what] = self._image(field, what, known)
+            if known is not None and name in self._runtime and what != "sequence_lens":  # perhaps read as it is here
+                given.setdefault(name, self._image(field, what, known))
         return _Inputs(text, {name: given[name] for name in self._runtime}, lengths)
 
     def _image(self, field: Field, name: str, known: Array) -> Array:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 
@@ -13,6 +13,10 @@ from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
 
+MOVES = ("Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+"""What may be on the way from a weight to a recurrent node, and goes with it."""
+
+Holder: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 Model = tuple[onnx.ModelProto, Path | None]
 """A model, with the folder that its external data is in."""
 
@@ -59,13 +63,13 @@ class _Context:
             inside = self if self._versions is None else _Context(self._folders, (_default_opset(a), self._versions[1]))
             path = f"function {a.domain}.{a.name}"
             yield from _fields(path, a, b, ["node"] + (["opset_import"] if self._versions else []))
-            yield from inside.nodes(path, a.node, b.node)
+            yield from inside.nodes(path, a, b)
 
     def graphs(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         listed = [tensor.name for tensor in old.initializer] if self._versions else []
         yield from _fields(path, old, new, ["node", "initializer", "sparse_initializer", "value_info", "input"])
         yield from self.weights(path, old, new)
-        yield from self.nodes(path, old.node, new.node)
+        yield from self.nodes(path, old, new)
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
@@ -87,7 +91,7 @@ class _Context:
             ),
         ]
         used = set(_used(new))
-        replaceable = set(_used_by_recurrent(old))
+        replaceable = _given_to_recurrent(old)
         used_by_others = set(_used(new, emitted=False))
         for there, here, parts in pairs:
             for name, tensor in there.items():
@@ -107,12 +111,12 @@ class _Context:
             if kept != [name for name in here if name in there]:
                 yield f"{path}: the initializers are in another order"
 
-    def nodes(self, path: str, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]) -> Iterator[str]:
-        by_outputs = {tuple(node.output): node for node in new}
-        needed = {name for node in new for name in node.input}
-        before = [node for node in old if not self._replaced(node, by_outputs, needed)]
+    def nodes(self, path: str, old: Holder, new: Holder) -> Iterator[str]:
+        by_outputs = {tuple(node.output): node for node in new.node}
+        needed, given = set(_used(new)), _given_to_recurrent(old)
+        before = [node for node in old.node if not self._replaced(node, by_outputs, needed, given)]
         there = {tuple(node.output) for node in before}
-        after = [node for node in new if not _emitted(node) or tuple(node.output) in there]
+        after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
         if self._versions is not None:
             before = [node for node in before if not self._converted(node)]
             names = {tuple(node.output) for node in before}
@@ -140,11 +144,16 @@ class _Context:
             if not self._same_tensor(old, new):
                 yield f"{path}: tensor '{old.name}' has changed"
 
-    def _replaced(self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str]) -> bool:
+    def _replaced(
+        self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str], given: set[str]
+    ) -> bool:
+        """needed: names that are used afterwards.  given: those that recurrent nodes took."""
         there = after.get(tuple(node.output))
         if node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS:
             return there is None or there.op_type != node.op_type
-        return node.op_type == "Constant" and there is None and not needed & set(node.output)
+        if there is not None or needed & set(node.output):
+            return False
+        return node.op_type == "Constant" or (_moves(node) and bool(given & set(node.output)))
 
     def _converted(self, node: onnx.NodeProto) -> bool:
         """Whether the operator has another version at the other opset."""
@@ -223,9 +232,9 @@ def _emitted(node: onnx.NodeProto) -> bool:
     return any(entry.key == "rnn_lower.node" for entry in node.metadata_props)
 
 
-def _used(graph: onnx.GraphProto, emitted: bool = True) -> Iterator[str]:
+def _used(graph: Holder, emitted: bool = True) -> Iterator[str]:
     """Names that nodes of a graph and its bodies take, or that it gives; emitted=False: those of other nodes only."""
-    yield from (value.name for value in graph.output)
+    yield from (value if isinstance(value, str) else value.name for value in graph.output)
     for node in graph.node:
         if emitted or not _emitted(node):
             yield from node.input
@@ -233,12 +242,22 @@ def _used(graph: onnx.GraphProto, emitted: bool = True) -> Iterator[str]:
             yield from _used(body, emitted) if emitted or not _emitted(node) else ()
 
 
-def _used_by_recurrent(graph: onnx.GraphProto) -> Iterator[str]:
+def _given_to_recurrent(graph: Holder) -> set[str]:
+    """Names that recurrent nodes take, here and in bodies, and those of what is only moved on the way to them."""
+    found: set[str] = set()
     for node in graph.node:
         if node.op_type in OP_TYPES:
-            yield from node.input
+            found.update(node.input)
         for body in tensors.graphs_of(node):
-            yield from _used_by_recurrent(body)
+            found |= _given_to_recurrent(body)
+    for node in reversed(graph.node):
+        if _moves(node) and found & set(node.output):
+            found.update(node.input)
+    return found
+
+
+def _moves(node: onnx.NodeProto) -> bool:
+    return node.op_type in MOVES and node.domain in DEFAULT_DOMAINS
 
 
 def _default_opset(holder: onnx.ModelProto | onnx.FunctionProto) -> int:

@@ -10,8 +10,9 @@ import numpy as np
 import onnx_ir as ir
 from typing_extensions import Self
 
-from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled, from_tensor, known_tensor
+from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled
 from rnn_lower.emit.masks import Emitter
+from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.outlines import Outline, outline_of
 from rnn_lower.emit.writer import Habits, Operand, declare
@@ -321,5 +322,4 @@ def _own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:
 
 def given(value: ir.Value) -> Operand:
     """The operand behind an input of the node: a constant when its content is known now."""
-    tensor = known_tensor(value)
-    return value if tensor is None else from_tensor(tensor)
+    return known(value) or value

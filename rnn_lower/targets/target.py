@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rnn_lower.emit.constants import known_tensor
+from rnn_lower.emit.moved import known
 from rnn_lower.emit.rules import CHECKS, Rules
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
@@ -147,4 +147,4 @@ class Target:
 def _captures(node: RecurrentNode) -> bool:
     """Whether the weights in a body come from nodes: they are known at run time only, or are cast."""
     weights = (node.inputs.get(name) for name in ("R", "B", "P"))
-    return node.dtype in ARITHMETIC or any(weight is not None and known_tensor(weight) is None for weight in weights)
+    return node.dtype in ARITHMETIC or any(weight is not None and known(weight) is None for weight in weights)

@@ -43,7 +43,7 @@ def test_every_input_layout_variant_and_form(op, opset):
             close(run_onnxruntime(model, feeds), wanted)
 
 
-@pytest.mark.parametrize("weights", ["input", "constant", "computed"])
+@pytest.mark.parametrize("weights", ["input", "constant", "computed", "moved"])
 @pytest.mark.parametrize("place", ["main", "if", "loop"])
 @pytest.mark.parametrize("op", SHARED)
 def test_wherever_weights_and_node_are(op, place, weights):

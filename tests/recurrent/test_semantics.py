@@ -223,7 +223,7 @@ def test_element_types(op, dtype):
         agrees(case, form)
 
 
-@pytest.mark.parametrize("weights", ["initializer", "input", "constant", "computed"])
+@pytest.mark.parametrize("weights", ["initializer", "input", "constant", "computed", "moved"])
 @pytest.mark.parametrize("place", ["main", "if", "loop", "function"])
 @pytest.mark.parametrize("op", OPS)
 def test_where_weights_come_from_and_where_the_node_is(op, place, weights):

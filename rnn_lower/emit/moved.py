@@ -1,0 +1,136 @@
+"""Constants that nodes of the model only move: exporters join, cut and turn the weights that they have in pieces.
+
+torch's dynamo exporter leaves W, R and B as Slice, Concat and Unsqueeze of its parameters when these are large. What
+such nodes make of constants is a constant too, so that it can lie in a body, prepacked, and serves runtimes that take
+no others. Nothing is computed, hence nothing rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.emit.constants import Constant, fold, from_tensor, known_tensor
+
+DEEPEST = 12
+"""So many nodes in a row are followed."""
+
+Parameters = Callable[[str, int], Any]
+"""A parameter by its name as an attribute and its place as an input; None when it is not given."""
+
+Move = Callable[[Parameters, int, "list[Constant]"], "tuple[tuple[Any, ...], Callable[..., np.ndarray]] | None"]
+"""(parameters, which output, data) -> what is done, as `fold` takes it, and a function of numpy; None: not followed."""
+
+
+def _axes(given: Parameters, rank: int) -> tuple[int, ...] | None:
+    axes = given("axes", 1)
+    return None if axes is None else tuple(axis % rank for axis in axes)
+
+
+def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Any:
+    axes = _axes(given, len(data[0].shape))
+    return ("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes)
+
+
+def _unsqueeze(given: Parameters, _: int, data: list[Constant]) -> Any:
+    axes = _axes(given, len(data[0].shape) + len(given("axes", 1)))
+    return ("unsqueeze", *(axes or ())), lambda x: np.expand_dims(x, axes or ())
+
+
+def _transpose(given: Parameters, _: int, data: list[Constant]) -> Any:
+    perm = given("perm", 9) or tuple(reversed(range(len(data[0].shape))))
+    return ("transpose", *perm), lambda x: np.transpose(x, perm)
+
+
+def _concat(given: Parameters, _: int, data: list[Constant]) -> Any:
+    axis = given("axis", 99)
+    axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
+    return ("concat", axis), lambda *parts: np.concatenate(parts, axis)
+
+
+def _slice(given: Parameters, _: int, data: list[Constant]) -> Any:
+    starts, ends, axes, steps = (
+        given(name, place) for place, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+    )
+    index = [slice(None)] * len(data[0].shape)
+    for k, axis in enumerate(range(len(starts)) if axes is None else axes):
+        index[axis] = slice(starts[k], ends[k], 1 if steps is None else steps[k])
+    what = tuple((one.start, one.stop, one.step) for one in index)
+    return ("move slice", what), lambda x: x[tuple(index)]
+
+
+def _reshape(given: Parameters, _: int, data: list[Constant]) -> Any:
+    shape = given("shape", 1)
+    if given("allowzero", 99):
+        return None
+    sizes = [data[0].shape[k] if size == 0 else size for k, size in enumerate(shape)]
+    return ("reshape", *sizes), lambda x: np.reshape(x, sizes)
+
+
+def _split(given: Parameters, which: int, data: list[Constant]) -> Any:
+    axis, sizes = given("axis", 99) or 0, given("split", 1)
+    if sizes is None:  # equal parts, whose number versions tell in different ways
+        return None
+    end = sum(sizes[: which + 1])
+    index = [slice(None)] * len(data[0].shape)
+    index[axis] = slice(end - sizes[which], end)
+    return ("split", axis, end, sizes[which]), lambda x: x[tuple(index)]
+
+
+MOVES: dict[str, tuple[int | None, Move]] = {
+    "Concat": (None, _concat),
+    "Identity": (1, lambda *_: (("identity",), lambda x: x)),
+    "Reshape": (1, _reshape),
+    "Slice": (1, _slice),
+    "Split": (1, _split),
+    "Squeeze": (1, _squeeze),
+    "Transpose": (1, _transpose),
+    "Unsqueeze": (1, _unsqueeze),
+}
+"""By operator: how many of its inputs are data, None for all, and what it does. The others are parameters."""
+
+
+def known(value: ir.Value | None, depth: int = DEEPEST) -> Constant | None:
+    """What a value holds when that is known now: a constant, or constants that nodes have moved."""
+    tensor = known_tensor(value)
+    if tensor is not None:
+        return from_tensor(tensor)
+    node = None if value is None or value.is_graph_input() else value.producer()
+    if value is None or node is None or depth == 0 or node.domain not in ("", "ai.onnx"):
+        return None
+    count, move = MOVES.get(node.op_type, (0, None))
+    if move is None or any(attribute.is_ref() for attribute in node.attributes.values()):
+        return None
+    inputs = [known(one, depth - 1) for one in node.inputs[:count]]
+    data = [one for one in inputs if one is not None]
+    if len(data) < len(inputs) or not data:
+        return None
+    try:
+        what = move(_parameters(node), node.outputs.index(value), data)
+        return None if what is None else fold(what[0], what[1], *data, name="weight")
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None  # the node contradicts itself, and it is not for us to say so
+
+
+class _UnknownError(ValueError):
+    """A parameter is there, and known at run time only."""
+
+
+def _parameters(node: ir.Node) -> Parameters:
+    def given(name: str, place: int) -> Any:
+        attribute = node.attributes.get(name)
+        if attribute is not None:
+            content = attribute.value
+            return tuple(content) if isinstance(content, Sequence) else content
+        value = node.inputs[place] if place < len(node.inputs) else None
+        if value is None:
+            return None
+        tensor = known_tensor(value)
+        if tensor is None:
+            raise _UnknownError(name)
+        return tuple(int(number) for number in tensor.numpy().ravel())
+
+    return given

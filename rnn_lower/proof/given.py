@@ -1,0 +1,53 @@
+"""What a recurrent node is given that is known now: constants, and what the model's own nodes make of them by moving.
+
+These nodes are run by onnx's evaluator; how lowering folds them is not looked at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from rnn_lower.proof import idioms
+from rnn_lower.proof.primitives import OutOfScopeError
+from rnn_lower.proof.untouched import MOVES
+
+MOST_NODES = 64
+
+
+def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
+    """What a value holds; None when that is known at run time only. Raises OutOfScopeError when nobody can tell."""
+    found = idioms.constant(value)
+    chain = [] if value is None or found is not None else _chain(value)
+    if value is None or not chain:
+        return found
+    outside = {name.name: name for node in chain for name in node.inputs if name is not None and name.name}
+    made = {out.name for node in chain for out in node.outputs}
+    feeds = {str(name): idioms.constant(one) for name, one in outside.items() if name not in made}
+    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UNDEFINED, None) for name in feeds]
+    result = onnx.helper.make_tensor_value_info(str(value.name), onnx.TensorProto.UNDEFINED, None)
+    graph = onnx.helper.make_graph([ir.to_proto(node) for node in chain], "moved", infos, [result])
+    try:
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+        return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+    except Exception as error:
+        raise OutOfScopeError(f"what {chain[-1].op_type} makes of constants: {type(error).__name__}") from None
+
+
+def _chain(value: ir.Value) -> list[ir.Node]:
+    """The nodes that move constants to a value, first things first; none if anything else is among them."""
+    found: dict[ir.Node, None] = {}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if idioms.is_constant(one):
+            continue
+        node = None if one.is_graph_input() else one.producer()
+        if node is None or node.op_type not in MOVES or node.domain not in ("", "ai.onnx") or len(found) == MOST_NODES:
+            return []
+        found.pop(node, None)  # what is needed later stands before all that needs it
+        found[node] = None
+        waiting += [needed for needed in node.inputs if needed is not None and needed.name]
+    return list(reversed(found))
