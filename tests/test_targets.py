@@ -258,3 +258,12 @@ def test_a_target_of_a_version(asked, name):
 def test_a_version_that_nobody_measured(asked):
     with pytest.raises(rnn_lower.RnnLowerError, match=f"unknown target '{asked}'; known are"):
         find_target(asked)
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 18, 21])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_static_sizes_at_every_opset(op, opset, tmp_path):
+    """Before opset 9 even the sizes that Reshape takes come out of nodes."""
+    text = IMAGINARY.replace("opsets = [13, 17]\n", "")
+    case = Case(op, opset, "bidirectional", optional=OPTIONAL[op], lengths_as="initializer", clip=0.5)
+    assert holds(case, written(tmp_path, text)) is None

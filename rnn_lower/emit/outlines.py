@@ -42,14 +42,23 @@ def outline_of(operand: ir.Value | Constant) -> Outline:
     """What an operand tells by itself."""
     if isinstance(operand, Constant):
         return Outline(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
-    tensor = known_tensor(operand)
+    node, origin = operand.producer(), operand
+    cast = node is not None and node.op_type == "Cast" and _to_integers(node)
+    if cast and node is not None and node.inputs[0] is not None:  # before opset 9 integers come as doubles
+        origin = node.inputs[0]
+    tensor = known_tensor(origin)
     if tensor is not None:
-        shape = tuple(int(size) for size in tensor.shape.numpy())
-        return Outline(shape, tensor.dtype, True, _content(shape, tensor.dtype, tensor.numpy))
+        shape, dtype = tuple(map(int, tensor.shape.numpy())), ir.DataType.INT64 if cast else tensor.dtype
+        return Outline(shape, dtype, True, _content(shape, dtype, lambda: tensor.numpy().astype(dtype.numpy())))
     if operand.shape is None:
         return Outline(dtype=operand.dtype)
     sizes = (size if isinstance(size, int) and size >= 0 else None for size in operand.shape)
     return Outline(tuple(sizes), operand.dtype)
+
+
+def _to_integers(node: ir.Node) -> bool:
+    to = node.attributes.get("to")
+    return to is not None and to.value in (int(ir.DataType.INT64), "INT64")
 
 
 def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from rnn_lower.emit.outlines import Outline, frozen, inferred, of_body, outline_of
+from rnn_lower.emit.outlines import UNKNOWN, Outline, frozen, inferred, of_body, outline_of
 from rnn_lower.emit.rules import Rules, Use
 
 Told = Callable[[ir.Value], Outline | None]
@@ -52,19 +52,23 @@ class Holder:
             name: held.value for name, held in node.attributes.items()
             if held.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and not held.is_ref()
         })  # fmt: skip
-        told = [self._told(value) for value in node.outputs]
-        if all(one is not None for one in told):
-            outputs = tuple(one for one in told if one is not None)
-        elif bodies:
+        if bodies:
             answered = [self._outline(value) for value in bodies[0].outputs]
-            outputs = tuple(of_body(node.op_type, inputs, answered, dict(plain).get("num_scan_inputs", 0)))
+            found = of_body(node.op_type, inputs, answered, dict(plain).get("num_scan_inputs", 0))
         else:
             simple = tuple((name, held) for name, held in plain if not isinstance(held, ir.TensorProtocol))
-            outputs = inferred(node.op_type, self._opset, inputs, simple, len(node.outputs))
+            found = list(inferred(node.op_type, self._opset, inputs, simple, len(node.outputs)))
+        found += [UNKNOWN] * (len(node.outputs) - len(found))
+        outputs = tuple(_fuller(self._told(value), one) for value, one in zip(node.outputs, found, strict=False))
         return Use(node.op_type, self._opset, inputs, plain, outputs)
 
     def _outline(self, value: ir.Value) -> Outline:
         own = outline_of(value)
         if own.constant:
             return own
-        return self._told(value) or self._outlines.get(value) or own
+        return _fuller(self._told(value), self._outlines.get(value) or own)
+
+
+def _fuller(told: Outline | None, found: Outline) -> Outline:
+    """What was told from elsewhere, unless it leaves sizes open that are found."""
+    return found if told is None or (told.sizes is None and found.sizes is not None) else told

@@ -139,6 +139,7 @@ def onnx_reference(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
 
 RUNNERS: dict[str, tuple[str, Run]] = {
     "onnxruntime": ("onnxruntime", run_onnxruntime),
+    "onnxruntime@1.20": ("onnxruntime", run_onnxruntime),
     "onnx-reference": ("onnx", onnx_reference),
     "openvino": ("openvino", openvino),
     "tract": ("tract", tract),
