@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import difflib
 import fnmatch
+import json
 import logging
 import os
 import signal
@@ -17,11 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, Options
-from rnn_lower.tables import print_inspected, print_json, print_lowered, print_report, progress, report_data
+from rnn_lower.tables import (
+    print_inspected,
+    print_json,
+    print_lowered,
+    print_report,
+    print_streamed,
+    progress,
+    report_data,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.stream.making import Made
 
 DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 
@@ -101,24 +111,18 @@ def _parser() -> argparse.ArgumentParser:
 
     lower = commands.add_parser("lower", help="write a model without recurrent nodes")
     lower.set_defaults(command=_lower)
-    lower.add_argument("model", metavar="IN.onnx")
-    lower.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
-    lower.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
-    _option(lower, "--form", "form", choices=FORMS)
-    _option(lower, "--target", "target", metavar="RUNTIME", action=_Target)
+    _files_and_form(lower)
     _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
     lower.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
     lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
-    _option(lower, "--opset", "opset", metavar="N", type=int)
-    _option(lower, "--dim", "dims", metavar="NAME=SIZE", action="append")
-    lower.add_argument(
-        "--input-shape", dest="shapes", action="append", metavar="INPUT:SIZE,SIZE...", help="the same for all axes"
-    )
-    _option(lower, "--fold", "fold", action="store_true")
-    _option(lower, "--max-nodes", "max_nodes", metavar="N", type=int)
+    _sizes_and_limits(lower)
     lower.add_argument("--check", action="store_true", help="compare with the original before writing")
     lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
     _check_arguments(lower)
+
+    _stream_arguments(
+        commands.add_parser("stream", help="write a model that runs chunk by chunk, its state in and out")
+    )
 
     check = commands.add_parser("check", help="compare two models")
     check.set_defaults(command=_check)
@@ -145,6 +149,45 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _files_and_form(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN.onnx")
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
+    parser.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
+    _option(parser, "--form", "form", choices=FORMS)
+    _option(parser, "--target", "target", metavar="RUNTIME", action=_Target)
+
+
+def _sizes_and_limits(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "--opset", "opset", metavar="N", type=int)
+    _option(parser, "--dim", "dims", metavar="NAME=SIZE", action="append")
+    parser.add_argument(
+        "--input-shape", dest="shapes", action="append", metavar="INPUT:SIZE,SIZE...", help="the same for all axes"
+    )
+    _option(parser, "--fold", "fold", action="store_true")
+    _option(parser, "--max-nodes", "max_nodes", metavar="N", type=int)
+
+
+def _stream_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_stream)
+    _files_and_form(parser)
+    parser.add_argument("--time", metavar="NAME", help="the symbolic size that is the stream, or INPUT[AXIS]")
+    parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled; 1 is a straight line")
+    parser.add_argument("--keep-fused", action="store_true", help="leave the recurrent nodes, only give them states")
+    parser.add_argument("--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="make an input a constant")
+    parser.add_argument("--reset", action="store_true", help="add an input `reset` that sets rows back")
+    _sizes_and_limits(parser)
+    parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
+    _runs_and_tolerance(parser)
+
+
+def _runs_and_tolerance(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many sets of inputs are sampled")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled inputs")
+    parser.add_argument("--rtol", type=float, default=1e-3, metavar="R", help="relative tolerance")
+    parser.add_argument("--atol", type=float, default=1e-5, metavar="A", help="absolute tolerance")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: Any) -> None:
     """A flag for a field of `Options`, with the default and the help that are said there."""
     field = next(field for field in dataclasses.fields(Options) if field.name == name)
@@ -161,16 +204,25 @@ class _Target(argparse.Action):
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many sets of inputs are sampled")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled inputs")
-    parser.add_argument("--rtol", type=float, default=1e-3, metavar="R", help="relative tolerance")
-    parser.add_argument("--atol", type=float, default=1e-5, metavar="A", help="absolute tolerance")
+    _runs_and_tolerance(parser)
     parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
     parser.add_argument(
         "--exact", action=argparse.BooleanOptionalAction, default=True,
         help="small models: look as well, in exact arithmetic, for what no input shows",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _fixed(texts: Sequence[str]) -> dict[str, Any]:
+    fixed: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            fixed[name] = json.loads(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise RnnLowerError(f"--set {text}: write INPUT=VALUE, e.g. --set sr=16000 or --set speed=[0.5,1]")
+    return fixed
 
 
 def _dims(texts: Sequence[str], shapes: Sequence[str]) -> dict[str, int]:
@@ -267,6 +319,37 @@ def _lower(arguments: argparse.Namespace) -> int:
     written = arguments.output if all(report.ok for report in reports) else None
     with contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout):
         print_lowered(arguments.json, written, records, reports)
+    return DONE if written else DIFFERENT
+
+
+def _stream(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    if arguments.output == "-" and sys.__stdout__ is None:
+        raise RnnLowerError("-o -: stdout is closed; name a file")
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
+    given.update(dims=_dims(arguments.dims or [], arguments.shapes or []) or None)
+    reports: list[CheckReport] = []
+
+    def accept(path: str, made: Made) -> bool:
+        if arguments.check:
+            try:
+                tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
+                reports.append(api.check_streaming(made, path, **tolerances))
+            except RnnLowerError as error:  # the file has its name only when it is put in place
+                raise type(error)(str(error).replace(f"{path}: ", "")) from None
+        return all(report.ok for report in reports)
+
+    with progress() as advance:
+        made = api.stream_file(
+            arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
+            keep_fused=arguments.keep_fused, set_inputs=_fixed(arguments.fixed or []), accept=accept,
+            progress=advance, force=arguments.force,
+            **{name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
+    written = arguments.output if all(report.ok for report in reports) else None
+    with contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout):
+        print_streamed(arguments.json, written, made, reports)
     return DONE if written else DIFFERENT
 
 

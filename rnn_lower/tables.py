@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rnn_lower.model.passes import Record
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.stream.making import Made
 
 SCHEMA = 1
 """Of what --json prints; a field that is removed, or means something else, makes another number."""
@@ -51,6 +52,25 @@ def print_lowered(
         _print_records(records, written)
         for report in reports:
             print_report(report)
+
+
+def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequence[CheckReport]) -> None:
+    """What `rnn-lower stream` has made: the states, the chunks that it takes, and what became of recurrent nodes."""
+    states = [
+        {"input": s.input, "output": s.output, "of": s.node, "first": "the caller's" if s.first is None else "known"}
+        for s in made.plan.states
+    ]
+    if as_json:
+        result: dict[str, Any] = {"schema": SCHEMA, "output": written, "states": states, "every": made.plan.every}
+        result |= {"inputs": dict(made.plan.inputs), "outputs": dict(made.plan.outputs)}
+        result |= {"nodes": [_record_row(record) for record in made.records]}
+        print_json({**result, **{report.kind: report_data(report) for report in reports}})
+        return
+    if states:
+        _print_table(f"states; chunks of a multiple of {made.plan.every} frames", states, list(states[0]))
+    _print_records(made.records, written)
+    for report in reports:
+        print_report(report)
 
 
 def print_json(data: Any) -> None:

@@ -1,0 +1,99 @@
+"""sequence_lens over chunks: what is left of each row is a state, and a row that has ended keeps its final state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper
+
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.recurrent.node import display_name
+from rnn_lower.stream.first import FromInput
+from rnn_lower.stream.plan import State
+from rnn_lower.stream.recurrence import Recurrence
+from rnn_lower.stream.surgery import Surgery, put
+
+
+def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:
+    """Count the lengths down; answers the mask of rows that had ended before this chunk, broadcast to a state.
+
+    What is left of a row is its length, then -1: a row of no frames at all has a final state of zeros, which one
+    that has ended before must not get.
+    """
+    read, where = one.read, one.read.describe()
+    given = read.inputs["sequence_lens"]
+    if work.is_nested(message):
+        raise UnsupportedError(f"{where}: sequence_lens in a branch cannot be counted over chunks")
+    if work.opset < 9:
+        raise UnsupportedError(f"{where}: sequence_lens over chunks need opset 9, the model is at opset {work.opset}")
+    name = str(given.name)
+    if name not in work.lengths:
+        work.lengths[name] = _count(work, one, message, given)
+    used, mask = work.lengths[name]
+    put(message.input, 4, used)
+    form = work.names.unique(f"{mask}/rows")
+    rows = work.constant(message, np.array([-1, 1, 1] if read.layout else [-1, 1], np.int64), f"{form}/shape")
+    work.ahead(message, helper.make_node("Reshape", [mask, rows], [form]))
+    return form
+
+
+def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Value) -> tuple[str, str]:
+    read = one.read
+    root = _root(given, read.describe())
+    if root.is_graph_input() and not root.is_initializer():
+        source, dtype, first, left = str(root.name), root.dtype, None, str(given.name)
+    else:
+        try:
+            first = work.first(read.describe(), given, (one.batch,), ir.DataType.INT32)
+        except FromInput as error:
+            raise UnsupportedError(f"{read.describe()}: sequence_lens: {error}") from None
+        source, dtype = work.names.unique(f"{read.name}/lengths_in"), ir.DataType.INT32
+        work.add_input(source, dtype, (one.batch,))
+        left = work.resettable(message, source, first, (one.batch,), 0)
+        work.unused.append(given)
+    assert dtype is not None
+    name = work.names.unique(f"{read.name}/lengths")
+    int32, double = onnx.TensorProto.INT32, onnx.TensorProto.DOUBLE
+    axis = work.constant(message, np.array([1 if read.layout else 0], np.int64), f"{name}/axis")
+    zero = work.constant(message, np.array(0, np.float64), f"{name}/zero")
+    less = work.constant(message, np.array(1, np.int32), f"{name}/one")
+
+    def step(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
+        made = work.names.unique(f"{name}/{what}")
+        work.ahead(message, helper.make_node(op, inputs, [made], **attributes))
+        return made
+
+    def above_zero(value: str, what: str) -> str:
+        wide = step("Cast", [value], f"{what}_wide", to=double)
+        return step("Cast", [step("Relu", [wide], f"{what}_above")], what, to=int32)
+
+    frames = step("Gather", [step("Shape", [str(read.inputs["X"].name)], "shape"), axis], "frames")
+    beyond = above_zero(step("Sub", [left, step("Cast", [frames], "frames32", to=int32)], "rest"), "beyond")
+    used = step("Sub", [above_zero(left, "not_ended"), beyond], "now")
+    more = step("Cast", [step("Cast", [beyond], "more", to=onnx.TensorProto.BOOL)], "more32", to=int32)
+    rest = step("Sub", [step("Add", [beyond, more], "counted"), less], "left")
+    mask = step("Less", [step("Cast", [left], "wide", to=double), zero], "ended")
+    cast = step("Cast", [rest], "out", to=int(dtype))
+    result = work.names.unique(f"{read.name}/lengths_out")
+    work.surface(message, cast, result, source, dtype, (one.batch,))
+    work.states.append(State(source, result, (one.batch,), dtype.name, read.describe(), 0, first))
+    return used, mask
+
+
+def _root(value: ir.Value, told: str) -> ir.Value:
+    """The input behind lengths, which must serve nothing else: it becomes what is left of them."""
+    while True:
+        for user, place in value.uses():
+            recurrent = user.op_type in ("RNN", "GRU", "LSTM") and place == 4
+            if not recurrent and user.op_type not in ("Cast", "Identity"):
+                raise UnsupportedError(
+                    f"{told}: its sequence_lens '{value.name}' serve {user.op_type} '{display_name(user)}' too, where"
+                    " what is left of them would be something else"
+                )
+        node = value.producer()
+        if node is None or node.op_type not in ("Cast", "Identity") or node.inputs[0] is None:
+            return value
+        value = node.inputs[0]

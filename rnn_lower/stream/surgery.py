@@ -1,0 +1,180 @@
+"""Rewrite the fused model into its streaming form: states become inputs and outputs, everything else stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from rnn_lower.emit.names import Names
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.model import tensors
+from rnn_lower.model.document import Document
+from rnn_lower.model.scopes import default_opset, taken_names
+from rnn_lower.stream.first import FromInput, evaluate
+from rnn_lower.stream.plan import State
+from rnn_lower.stream.sizes import Size
+from rnn_lower.stream.track import Track
+
+
+class Surgery:
+    """Changes the protobuf of a document, which is good for nothing else afterwards.
+
+    states, notes: what is carried, and what a user should know.  lengths: by value, what counts it.
+    unused: values that nodes no longer take.  symbols: where sizes can be read off.
+    """
+
+    def __init__(
+        self, document: Document, tracks: Mapping[ir.Value, Track], symbols: Mapping[str, tuple[str, int]], reset: bool
+    ) -> None:  # fmt: skip
+        self.document, self.tracks, self.symbols = document, tracks, symbols
+        self.graph = document.proto.graph
+        self.names = Names(taken_names(document.model))
+        self.reset = self.names.unique("reset") if reset else None
+        self._rows: Size | None = None
+        self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}
+        self._find_chains(self.graph, [])
+        self._before: dict[int, list[onnx.NodeProto]] = {}
+        self._behind: dict[int, list[onnx.NodeProto]] = {}
+        self.lengths: dict[str, tuple[str, str]] = {}
+        self.unused: list[ir.Value] = []
+        self.states: list[State] = []
+        self.notes: list[str] = []
+
+    def finish(self) -> None:
+        """Put everything in place."""
+        if self.reset is not None:
+            if theirs := [state.input for state in self.states if state.first is None]:
+                raise UnsupportedError(f"reset: '{theirs[0]}' is given by the caller, who alone can set it back")
+            if self._rows is None:
+                raise UnsupportedError("reset: the model has no state of its own that could be set back")
+            self.graph.input.append(self.declared(self.reset, onnx.TensorProto.BOOL, (self._rows,)))
+        self._insert(self.graph, self._dead())
+
+    @property
+    def opset(self) -> int:
+        return default_opset({entry.domain: entry.version for entry in self.document.proto.opset_import}) or 0
+
+    def first(self, told: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType) -> np.ndarray:
+        self.check_sizes(told, shape)
+        if given is None:
+            return np.zeros([one.number or 1 for one in shape], dtype.numpy())
+        try:
+            return evaluate(self.document, self.tracks, given, shape).astype(dtype.numpy())
+        except FromInput:
+            raise
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{told}: {error}") from None
+
+    def check_sizes(self, told: str, shape: tuple[Size, ...]) -> None:
+        if any(symbol not in self.symbols for one in shape for symbol in one.of):
+            raise UnsupportedError(
+                f"{told}: the size of its state does not follow from those of the inputs; give them (--dim NAME=SIZE)"
+            )
+
+    def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> None:
+        self.graph.input.append(self.declared(name, int(dtype), shape))
+
+    def declared(self, name: str, dtype: int, shape: tuple[Size, ...]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, dtype, [_dim(one) for one in shape])
+
+    def resettable(
+        self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int
+    ) -> str:  # fmt: skip
+        """The state, or its first value in the rows that are set back."""
+        if self.reset is None:
+            return source
+        rows = shape[axis]
+        if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
+            raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
+        self._rows = rows
+        form = self.constant(message, np.array([-1 if k == axis else 1 for k in range(len(shape))]), f"{source}/form")
+        start = self.constant(message, first, f"{source}/first")
+        mask, current = self.names.unique(f"{source}/mask"), self.names.unique(f"{source}/now")
+        self.ahead(message, helper.make_node("Reshape", [self.reset, form], [mask]))
+        self.ahead(message, helper.make_node("Where", [mask, start, source], [current]))
+        return current
+
+    def surface(
+        self, message: onnx.NodeProto, value: str, name: str, source: str, dtype: ir.DataType, shape: tuple[Size, ...]
+    ) -> None:  # fmt: skip
+        """Make a value an output of the main graph; a branch that is not taken hands the state on as it was."""
+        for node, body in reversed(self._chains[id(message)]):
+            for other in tensors.graphs_of(node):
+                held = value
+                if other is not body:
+                    held = self.names.unique(f"{name}/kept")
+                    other.node.append(helper.make_node("Identity", [source], [held]))
+                other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
+            message, value = node, self.names.unique(f"{name}/taken")
+            node.output.append(value)
+        if value != name:
+            self.after(message, helper.make_node("Identity", [value], [name]))
+        self.graph.output.append(self.declared(name, int(dtype), shape))
+
+    def constant(self, message: onnx.NodeProto, array: np.ndarray, name: str) -> str:
+        made = self.names.unique(name)
+        self.ahead(message, helper.make_node("Constant", [], [made], value=numpy_helper.from_array(array)))
+        return made
+
+    def ahead(self, message: onnx.NodeProto, node: onnx.NodeProto) -> None:
+        self._before.setdefault(id(message), []).append(node)
+
+    def after(self, message: onnx.NodeProto, node: onnx.NodeProto) -> None:
+        self._behind.setdefault(id(message), []).append(node)
+
+    def is_nested(self, message: onnx.NodeProto) -> bool:
+        """Whether a node lies in the body of another."""
+        return bool(self._chains[id(message)])
+
+    def _find_chains(self, graph: onnx.GraphProto, chain: list[tuple[onnx.NodeProto, onnx.GraphProto]]) -> None:
+        """The nodes, outermost first, in whose bodies each node lies."""
+        for node in graph.node:
+            self._chains[id(node)] = chain
+            for body in tensors.graphs_of(node):
+                self._find_chains(body, [*chain, (node, body)])
+
+    def _dead(self) -> set[int]:
+        """Nodes that computed initial states and have no other use."""
+        gone: set[ir.Node] = set()
+        fed = {one.input for one in self.states}
+        waiting = [value for value in self.unused if value.name not in fed]
+        replaced: set[ir.Value] = set(waiting)
+        while waiting:
+            value = waiting.pop()
+            node = value.producer()
+            users = [(user, place) for user, place in value.uses() if user not in gone]
+            left = [pair for pair in users if not (value in replaced and pair[0].op_type in ("RNN", "GRU", "LSTM"))]
+            if node is None or left or any(out.is_graph_output() for out in node.outputs) or len(node.outputs) > 1:
+                continue
+            gone.add(node)
+            waiting += [given for given in node.inputs if given is not None]
+        return {id(self.document.message(node)) for node in gone}
+
+    def _insert(self, graph: onnx.GraphProto, dead: set[int]) -> None:
+        """Put the new nodes where they belong, bodies before the graphs that they lie in."""
+        nodes = []
+        for node in graph.node:
+            for body in tensors.graphs_of(node):
+                self._insert(body, dead)
+            if id(node) not in dead:
+                nodes += [*self._before.get(id(node), ()), node, *self._behind.get(id(node), ())]
+        if len(nodes) != len(graph.node) or any(a is not b for a, b in zip(nodes, graph.node, strict=True)):
+            del graph.node[:]
+            graph.node.extend(nodes)
+
+
+def put(names: Any, place: int, name: str) -> None:
+    """Set an input or output of a node, which may have fewer."""
+    names.extend([""] * (place + 1 - len(names)))
+    names[place] = name
+
+
+def _dim(one: Size) -> int | str | None:
+    if one.number is not None:
+        return one.number
+    return one.of[0] if len(one.of) == 1 and one.times == 1 and "#" not in one.of[0] else None
