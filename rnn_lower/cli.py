@@ -16,17 +16,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rnn_lower import tables
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, Options
-from rnn_lower.tables import (
-    print_inspected,
-    print_json,
-    print_lowered,
-    print_report,
-    print_streamed,
-    progress,
-    report_data,
-)  # fmt: skip
 
 if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport, Proof
@@ -310,7 +302,7 @@ def _lower(arguments: argparse.Namespace) -> int:
             raise type(error)(str(error).replace(f"{lowered}: ", "")) from None
         return all(report.ok for report in reports)
 
-    with progress() as advance:
+    with tables.progress() as advance:
         records = api.lower_file(
             arguments.model, arguments.output, progress=advance, force=arguments.force,
             accept=accept,
@@ -318,7 +310,7 @@ def _lower(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout):
-        print_lowered(arguments.json, written, records, reports)
+        tables.print_lowered(arguments.json, written, records, reports)
     return DONE if written else DIFFERENT
 
 
@@ -328,7 +320,7 @@ def _stream(arguments: argparse.Namespace) -> int:
     if arguments.output == "-" and sys.__stdout__ is None:
         raise RnnLowerError("-o -: stdout is closed; name a file")
     given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
-    given.update(dims=_dims(arguments.dims or [], arguments.shapes or []) or None)
+    given["dims"] = _dims(arguments.dims or [], arguments.shapes or []) or None
     reports: list[CheckReport] = []
 
     def accept(path: str, made: Made) -> bool:
@@ -340,7 +332,7 @@ def _stream(arguments: argparse.Namespace) -> int:
                 raise type(error)(str(error).replace(f"{path}: ", "")) from None
         return all(report.ok for report in reports)
 
-    with progress() as advance:
+    with tables.progress() as advance:
         made = api.stream_file(
             arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
             keep_fused=arguments.keep_fused, set_inputs=_fixed(arguments.fixed or []), accept=accept,
@@ -349,7 +341,7 @@ def _stream(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout):
-        print_streamed(arguments.json, written, made, reports)
+        tables.print_streamed(arguments.json, written, made, reports)
     return DONE if written else DIFFERENT
 
 
@@ -365,7 +357,7 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _told(report: CheckReport | Proof, as_json: bool) -> int:
-    print_json(report_data(report)) if as_json else print_report(report)
+    tables.print_json(tables.report_data(report)) if as_json else tables.print_report(report)
     return DONE if report.ok else DIFFERENT
 
 
@@ -384,7 +376,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
     inputs, nodes = api.inspect_file(arguments.model)
-    print_inspected(arguments.json, arguments.model, inputs, nodes)
+    tables.print_inspected(arguments.json, arguments.model, inputs, nodes)
     return DONE
 
 

@@ -28,17 +28,20 @@ STATES = {"h": (5, 1), "c": (6, 2)}
 def carry_recurrence(work: Surgery, one: Recurrence) -> None:
     read = one.read
     message = work.document.message(read.node)
+    if work.step is not None and not isinstance(read.seq_length, str):
+        _tell_length(work, one, message, work.step)
     ended = count_down(work, one, message) if "sequence_lens" in read.inputs else None
     for letter in read.operator.states:
         place, result = STATES[letter]
         given = read.inputs.get(f"initial_{letter}")
+        shape: tuple[Size, ...]
         shape = (one.batch, ONE, size(read.hidden_size)) if read.layout else (ONE, one.batch, size(read.hidden_size))
         if given is not None and given.is_graph_input() and given.name not in work.document.model.graph.initializers:
             source = _callers(work, one, given)
             first = None
         else:
             try:
-                first = work.first(read.describe(), given, shape, read.dtype)
+                first, shape = work.first(read.describe(), given, shape, read.dtype)
             except FromInput as error:
                 _left(work, one, str(error))
                 return
@@ -51,6 +54,15 @@ def carry_recurrence(work: Surgery, one: Recurrence) -> None:
         if given is not None:
             work.unused.append(given)
         _result(work, one, message, (letter, result), (source, current), first, shape, ended)
+
+
+def _tell_length(work: Surgery, one: Recurrence, message: onnx.NodeProto, step: int) -> None:
+    """Where inference does not find the length of a chunk, a Reshape says it."""
+    name, sizes = work.names.unique(f"{one.read.name}/X"), [0, 0, 0]
+    sizes[1 if one.read.layout else 0] = step // one.every
+    shape = work.constant(message, np.array(sizes, np.int64), f"{name}/shape")
+    work.ahead(message, helper.make_node("Reshape", [message.input[0], shape], [name]))
+    message.input[0] = name
 
 
 def _result(
@@ -71,6 +83,9 @@ def _result(
     outputs = {value.name for value in work.graph.output}
     if held in outputs and first is None:
         name = held
+    elif any(state.input == source for state in work.states):  # shared with the other branch
+        work.surface(message, held, "", source, read.dtype, shape)
+        return
     else:
         name = held if plain else work.names.unique(f"{read.name}/{letter}_out")
         work.surface(message, held, name, source, read.dtype, shape)
@@ -80,11 +95,14 @@ def _result(
 
 def _callers(work: Surgery, one: Recurrence, given: ir.Value) -> str:
     """An initial state that is an input already: it stays one."""
-    if len(given.uses()) > 1:
-        raise UnsupportedError(
-            f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too, so it is not its alone;"
-            " give the node an input of its own"
-        )
+    node = one.read.node
+    for user, place in given.uses():
+        same = user is node or work.are_alternatives(work.document.message(node), work.document.message(user))
+        if not same or place not in (5, 6):
+            raise UnsupportedError(
+                f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
+                " of its own"
+            )
     work.notes.append(f"{one.read.describe()}: its state is input '{given.name}' already, which is left as it is")
     return str(given.name)
 

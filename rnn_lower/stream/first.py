@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
 from rnn_lower.model.document import Document
-from rnn_lower.stream.sizes import Size
+from rnn_lower.stream.sizes import Size, size
 from rnn_lower.stream.track import Track
 
 
@@ -22,17 +22,19 @@ class FromInput(UnsupportedError):
 
 def evaluate(
     document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, shape: Sequence[Size]
-) -> np.ndarray:  # fmt: skip
-    """The value when every symbol in the shape is 1; it is the same for other sizes, repeated.
+) -> tuple[np.ndarray, tuple[Size, ...]]:  # fmt: skip
+    """The value when every symbol in the shape is 1, being repeated for other sizes; or a constant as it is.
 
     Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
     """
     one, two = (_at(document, tracks, value, number) for number in (1, 2))
-    symbols = {symbol for size in shape for symbol in size.of}
-    wanted = [[size.at(dict.fromkeys(symbols, number)) for size in shape] for number in (1, 2)]
+    symbols = {symbol for axis in shape for symbol in axis.of}
+    wanted = [[axis.at(dict.fromkeys(symbols, number)) for axis in shape] for number in (1, 2)]
+    if one.shape == two.shape and np.array_equal(one, two):
+        return one, tuple(map(size, one.shape))
     if [list(one.shape), list(two.shape)] != wanted or not np.array_equal(np.broadcast_to(one, two.shape), two):
         raise UnsupportedError("its initial state is not the same for every row")
-    return one
+    return one, tuple(shape)
 
 
 def _at(document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, number: int) -> np.ndarray:
@@ -47,7 +49,7 @@ def _at(document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, n
         if tensor is not None:
             held[name] = tensor.numpy()
         elif track is not None and track.content is not None:
-            numbers = [size.at(dict.fromkeys(size.of, number)) for size in track.content]
+            numbers = [axis.at(dict.fromkeys(axis.of, number)) for axis in track.content]
             held[name] = np.array(numbers if track.rank else numbers[0], np.int64)
         elif (node := one.producer()) is None:
             raise FromInput(f"its initial state is computed from input '{name}'")

@@ -14,6 +14,7 @@ from rnn_lower.recurrent.node import display_name
 from rnn_lower.stream.first import FromInput
 from rnn_lower.stream.plan import State
 from rnn_lower.stream.recurrence import Recurrence
+from rnn_lower.stream.sizes import Size
 from rnn_lower.stream.surgery import Surgery, put
 
 
@@ -42,17 +43,18 @@ def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:
 
 def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Value) -> tuple[str, str]:
     read = one.read
+    shape: tuple[Size, ...] = (one.batch,)
     root = _root(given, read.describe())
     if root.is_graph_input() and not root.is_initializer():
         source, dtype, first, left = str(root.name), root.dtype, None, str(given.name)
     else:
         try:
-            first = work.first(read.describe(), given, (one.batch,), ir.DataType.INT32)
+            first, shape = work.first(read.describe(), given, (one.batch,), ir.DataType.INT32)
         except FromInput as error:
             raise UnsupportedError(f"{read.describe()}: sequence_lens: {error}") from None
         source, dtype = work.names.unique(f"{read.name}/lengths_in"), ir.DataType.INT32
-        work.add_input(source, dtype, (one.batch,))
-        left = work.resettable(message, source, first, (one.batch,), 0)
+        work.add_input(source, dtype, shape)
+        left = work.resettable(message, source, first, shape, 0)
         work.unused.append(given)
     assert dtype is not None
     name = work.names.unique(f"{read.name}/lengths")
@@ -78,8 +80,8 @@ def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Va
     mask = step("Less", [step("Cast", [left], "wide", to=double), zero], "ended")
     cast = step("Cast", [rest], "out", to=int(dtype))
     result = work.names.unique(f"{read.name}/lengths_out")
-    work.surface(message, cast, result, source, dtype, (one.batch,))
-    work.states.append(State(source, result, (one.batch,), dtype.name, read.describe(), 0, first))
+    work.surface(message, cast, result, source, dtype, shape)
+    work.states.append(State(source, result, shape, dtype.name, read.describe(), 0, first))
     return used, mask
 
 

@@ -18,7 +18,7 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, prepared
 from rnn_lower.options import Options
 from rnn_lower.stream.plan import Plan
-from rnn_lower.stream.streaming import Streamed, copied, no_fixed_steps, streamed
+from rnn_lower.stream.streaming import Streamed, copied, streamed
 from rnn_lower.targets import find_target
 
 
@@ -56,12 +56,11 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     target = find_target(options.target)
     if wish.keep_fused and options.target is not None:
         raise RnnLowerError("keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
-    found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims)
+    found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step)
     dims: dict[str, int] = {}
     if wish.step is not None:
         if found.time is None:
             raise RnnLowerError("--step: the states are outside already, and no axis of the inputs is the stream")
-        no_fixed_steps(found.plan.every, wish.step)
         dims[found.time] = wish.step
         if options.form == "auto" and "unroll" in target.forms:
             options = dataclasses.replace(options, form="unroll")

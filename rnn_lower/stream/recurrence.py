@@ -11,10 +11,14 @@ from rnn_lower.stream.track import Look, Track, along
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """A node over the stream: its final states are the initial ones of the next chunk. batch: size of its batch."""
+    """A node over the stream: its final states are the initial ones of the next chunk.
+
+    batch: size of its batch.  every: how many frames of the input make one step of it.
+    """
 
     read: RecurrentNode
     batch: Size
+    every: int
 
 
 def recurrent(look: Look) -> list[Track]:
@@ -43,7 +47,7 @@ def _over_time(look: Look, read: RecurrentNode, x: Track, batch: int) -> list[Tr
     if len(states) > 0 and states[0] is not None and x.every != 1:
         raise look.refuse("its sequence_lens count frames at another rate than the input's")
     rows, units = x.sizes[batch], size(read.hidden_size)
-    look.carry(Recurrence(read, rows))
+    look.carry(Recurrence(read, rows, x.every))
     y = (rows, x.frames, ONE, units) if read.layout else (x.frames, ONE, rows, units)
     state = Track((rows, ONE, units) if read.layout else (ONE, rows, units), last=True)
     return [x.moved(1 if read.layout else 0, y), state, state]

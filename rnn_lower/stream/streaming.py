@@ -45,7 +45,7 @@ class Streamed:
 
 def streamed(
     document: Document, time: str | None, set_inputs: Mapping[str, Any] | None, reset: bool,
-    dims: Mapping[str, int] | None,
+    dims: Mapping[str, int] | None, step: int | None = None,
 ) -> Streamed:  # fmt: skip
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
     original = _ready(document, set_inputs or {}, dims)
@@ -56,12 +56,14 @@ def streamed(
     work = copied(original)
     walk = Walk(work.model, Facts(work.model, work.outline), streams)
     walk.run()
-    surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset)
+    every = math.lcm(*(track.every for track in walk.tracks.values()))
+    if step is not None and (step < 1 or step % every):
+        raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
+    surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset, step)
     for one in walk.carried:
         carry_recurrence(surgery, one) if isinstance(one, Recurrence) else carry_cache(surgery, one)
     outputs = {str(value.name): _kind(walk, value) for value in work.model.graph.outputs}
     surgery.finish()
-    every = math.lcm(*(track.every for track in walk.tracks.values()))
     states = tuple(_in_order(surgery.states))
     plan = Plan(streams, outputs, states, every, surgery.symbols, surgery.reset)
     plan.write(work.proto)
@@ -168,16 +170,14 @@ def _called(model: ir.Model, streams: Mapping[str, int]) -> str:
 def _is_external(document: Document) -> bool:
     """Whether recurrent nodes start from inputs and give their states back, so that the caller carries them."""
     model = document.model
-    held: list[str] = []
-    others: list[str] = []
+    held = []
     for node in read_nodes(model, document.outline):
         state = node.inputs.get("initial_h")
         given = state is not None and is_part_of_input(model, state)
         back = any(reaches_output(model, value) for value in node.outputs.values())
-        (held if given and back else others).append(node.describe())
+        held += [node.describe()] if given and back else []
     if held:
-        started = f"; these start anew at each call: {', '.join(others)}" if others else ""
-        logger.info("the state comes from an input already, and is left as it is: %s%s", ", ".join(held), started)
+        logger.info("the state comes from an input already, and is left as it is: %s", ", ".join(held))
     return bool(held)
 
 
@@ -201,11 +201,3 @@ def _kind(walk: Walk, value: ir.Value) -> int | str:
 def _in_order(states: Sequence[State]) -> Iterator[State]:
     """Each once: several nodes may count the same lengths."""
     yield from {state.input: state for state in states}.values()
-
-
-def no_fixed_steps(every: int, step: int) -> None:
-    """Raises for chunks that the strides of the model do not divide."""
-    if step < 1 or step % every:
-        raise UnsupportedError(
-            f"--step {step}: the model takes multiples of {every} frames, as it has strides over time"
-        )

@@ -25,13 +25,14 @@ class Surgery:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
     states, notes: what is carried, and what a user should know.  lengths: by value, what counts it.
-    unused: values that nodes no longer take.  symbols: where sizes can be read off.
+    unused: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
     def __init__(
-        self, document: Document, tracks: Mapping[ir.Value, Track], symbols: Mapping[str, tuple[str, int]], reset: bool
+        self, document: Document, tracks: Mapping[ir.Value, Track], symbols: Mapping[str, tuple[str, int]],
+        reset: bool, step: int | None = None,
     ) -> None:  # fmt: skip
-        self.document, self.tracks, self.symbols = document, tracks, symbols
+        self.document, self.tracks, self.symbols, self.step = document, tracks, symbols, step
         self.graph = document.proto.graph
         self.names = Names(taken_names(document.model))
         self.reset = self.names.unique("reset") if reset else None
@@ -40,6 +41,8 @@ class Surgery:
         self._find_chains(self.graph, [])
         self._before: dict[int, list[onnx.NodeProto]] = {}
         self._behind: dict[int, list[onnx.NodeProto]] = {}
+        self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
+        self._bodies: list[onnx.GraphProto] = []  # alive, so that they keep their identities
         self.lengths: dict[str, tuple[str, str]] = {}
         self.unused: list[ir.Value] = []
         self.states: list[State] = []
@@ -59,16 +62,20 @@ class Surgery:
     def opset(self) -> int:
         return default_opset({entry.domain: entry.version for entry in self.document.proto.opset_import}) or 0
 
-    def first(self, told: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType) -> np.ndarray:
+    def first(
+        self, told: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
+    ) -> tuple[np.ndarray, tuple[Size, ...]]:
+        """The value of a state before the first chunk, and its shape. Raises FromInput when the caller gives it."""
         self.check_sizes(told, shape)
         if given is None:
-            return np.zeros([one.number or 1 for one in shape], dtype.numpy())
+            return np.zeros([one.number or 1 for one in shape], dtype.numpy()), shape
         try:
-            return evaluate(self.document, self.tracks, given, shape).astype(dtype.numpy())
+            found, known = evaluate(self.document, self.tracks, given, shape)
         except FromInput:
             raise
         except UnsupportedError as error:
             raise UnsupportedError(f"{told}: {error}") from None
+        return found.astype(dtype.numpy()), known
 
     def check_sizes(self, told: str, shape: tuple[Size, ...]) -> None:
         if any(symbol not in self.symbols for one in shape for symbol in one.of):
@@ -104,11 +111,17 @@ class Surgery:
     ) -> None:  # fmt: skip
         """Make a value an output of the main graph; a branch that is not taken hands the state on as it was."""
         for node, body in reversed(self._chains[id(message)]):
+            if (source, id(body)) in self._kept:  # the other branch has it too, which made an output of it
+                self._kept[source, id(body)].input[0] = value
+                return
             for other in tensors.graphs_of(node):
                 held = value
-                if other is not body:
+                if other is not body or value in {out.name for out in body.output}:
                     held = self.names.unique(f"{name}/kept")
-                    other.node.append(helper.make_node("Identity", [source], [held]))
+                    other.node.append(helper.make_node("Identity", [source if other is not body else value], [held]))
+                if other is not body:
+                    self._kept[source, id(other)] = other.node[-1]
+                    self._bodies.append(other)
                 other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
             message, value = node, self.names.unique(f"{name}/taken")
             node.output.append(value)
@@ -126,6 +139,11 @@ class Surgery:
 
     def after(self, message: onnx.NodeProto, node: onnx.NodeProto) -> None:
         self._behind.setdefault(id(message), []).append(node)
+
+    def are_alternatives(self, one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+        """Whether two nodes lie in different branches of the same If, so that one of them runs at most."""
+        a, b = self._chains[id(one)], self._chains[id(other)]
+        return bool(a) and len(a) == len(b) and a[-1][0] is b[-1][0] and a[-1][1] is not b[-1][1]
 
     def is_nested(self, message: onnx.NodeProto) -> bool:
         """Whether a node lies in the body of another."""

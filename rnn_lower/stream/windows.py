@@ -138,11 +138,31 @@ def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
     if window.before:
         look.carry(_own_padding(look, x, axis, window.before, fill))
     every = x.every * window.stride
-    shape = look.sizes(x.rank)
-    shape[0] = x.sizes[0]
+    shape = _sizes(look, x)
     made = dataclasses.replace(x, every=every, lead=lead)
     shape[axis] = with_lead(made.frames, lead)
     return [made.moved(axis, shape)]
+
+
+def _sizes(look: Look, x: Track) -> list[Size]:
+    """Of the output: what inference finds, else what the attributes make of known sizes."""
+    shape, count = look.sizes(x.rank), x.rank - 2
+    shape[0] = x.sizes[0]
+    if look.node.op_type == "Conv":
+        weights = look.input(1)
+        kernel: list[int | None] = [None] * count
+        if weights.shape is not None:
+            shape[1], kernel = weights.shape[0], [one.number for one in weights.shape[2:]]
+    else:
+        shape[1], kernel = x.sizes[1], look.attribute("kernel_shape")
+    pads, auto = look.attribute("pads", [0] * 2 * count), look.attribute("auto_pad", "NOTSET")
+    for place in range(count if auto in ("NOTSET", "VALID") and not look.attribute("ceil_mode", 0) else 0):
+        have, reach = x.sizes[place + 2].number, kernel[place]
+        if have is not None and reach is not None and shape[place + 2].number is None:
+            dilation, stride = (look.attribute(name, [1] * count)[place] for name in ("dilations", "strides"))
+            padded = have + (pads[place] + pads[place + count] if auto == "NOTSET" else 0)
+            shape[place + 2] = size((padded - (reach - 1) * dilation - 1) // stride + 1)
+    return shape
 
 
 def _own_padding(look: Look, x: Track, axis: int, length: int, fill: Any) -> Cache:
