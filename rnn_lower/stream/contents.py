@@ -63,6 +63,14 @@ def _as_list(look: Look) -> Found:
     return None if given is None else (1, given[1])
 
 
+def _reshaped(look: Look) -> Found:
+    """One number as it is, or as a list."""
+    given, target = _given(look, 0), look.known(1)
+    if given is None or target is None or len(given[1]) != 1 or any(n not in (1, -1) for n in target.ravel()):
+        return None
+    return (1, given[1]) if target.size == 1 else (0, given[1]) if not target.size else None
+
+
 def _squeezed(look: Look) -> Found:
     given = _given(look, 0)
     return (0, given[1]) if given is not None and len(given[1]) == 1 else None
@@ -154,7 +162,7 @@ def _filled(look: Look) -> Found:
 
 CONTENTS: dict[str, Callable[[Look], Found]] = {
     "Shape": _shape, "Identity": _same, "Cast": _cast, "Gather": _gathered, "Concat": _joined, "Slice": _sliced,
-    "Unsqueeze": _as_list, "Squeeze": _squeezed, "Mul": _pairwise(lambda a, b: a * b), "Div": _pairwise(_divide),
-    "Add": _pairwise(_add), "Sub": _pairwise(_subtract), "Equal": _pairwise(_equal), "Where": _where,
-    "ConstantOfShape": _filled,
+    "Unsqueeze": _as_list, "Squeeze": _squeezed, "Reshape": _reshaped, "Mul": _pairwise(lambda a, b: a * b),
+    "Div": _pairwise(_divide), "Add": _pairwise(_add), "Sub": _pairwise(_subtract), "Equal": _pairwise(_equal),
+    "Where": _where, "ConstantOfShape": _filled,
 }  # fmt: skip

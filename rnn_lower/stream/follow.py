@@ -11,7 +11,8 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, Scope, roots, subgraphs
 from rnn_lower.recurrent.node import Dim, RecurrentNode, read_node
-from rnn_lower.stream.contents import constant_content, content_of
+from rnn_lower.stream.constants import Constants
+from rnn_lower.stream.contents import LONGEST, constant_content, content_of
 from rnn_lower.stream.rules import RANDOM, RULES
 from rnn_lower.stream.sizes import TIME, Size, size
 from rnn_lower.stream.track import Look, Track
@@ -28,6 +29,7 @@ class Walk:
         self._model, self._facts, self._streams = model, facts, streams
         self.tracks: dict[ir.Value, Track] = {}
         self.carried: list[Any] = []
+        self._constants = Constants()
 
     def run(self) -> None:
         """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
@@ -68,8 +70,9 @@ class Walk:
     def _fixed(self, value: ir.Value, last: bool = False) -> Track:
         """A value that is the same for every chunk, with what is known of its shape."""
         tensor = known_tensor(value)
-        if tensor is not None and tensor.size <= 64:
-            return constant_content(tensor.numpy())
+        held = tensor.numpy() if tensor is not None and tensor.size <= LONGEST else None
+        if (known := self._constants.get(value) if tensor is None else held) is not None:
+            return constant_content(known)
         shape = self._facts.shape(value)
         if shape is None:
             return Track(None, last=last)
@@ -94,15 +97,17 @@ class Walk:
     def _node(self, node: ir.Node, scope: Scope) -> list[Track]:
         look = Look(
             node, scope.opset, scope.path, [None if value is None else self._track(value) for value in node.inputs],
-            self._facts.shape, self._facts.dtype, self.carried.append,
+            self._facts.shape, self._facts.dtype, self._constants.get, self.carried.append,
             lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
         )  # fmt: skip
         seen = [*(track for track in look.inputs if track), *map(self._track, self._captured(node))]
         if node.domain not in DEFAULT_DOMAINS:
             raise look.refuse(f"there is no rule for operators of {node.domain}")
+        timed, last = any(track.is_timed for track in seen), any(track.last for track in seen)
+        if not timed:
+            self._constants.compute(node, scope.opset)
         if (content := content_of(look)) is not None:
             return [content]
-        timed, last = any(track.is_timed for track in seen), any(track.last for track in seen)
         if node.op_type in RANDOM:
             raise look.refuse("what it gives is another thing at each run")
         if not timed:

@@ -19,13 +19,13 @@ def transpose(look: Look) -> list[Track]:
 
 def reshape(look: Look) -> list[Track]:
     x = look.input(0)
-    if look.attribute("allowzero", 0):
-        raise look.refuse("it has allowzero")
     target = look.inputs[1].content if len(look.inputs) > 1 and look.inputs[1] is not None else None
     if look.opset < 5:
         target = tuple(map(size, look.attribute("shape", ())))
     if target is None:
         raise look.refuse("the shape that it makes is not known")
+    if look.attribute("allowzero", 0) and size(0) in target:
+        raise look.refuse("it makes an axis of size 0 (allowzero)")
     if len([one for one in target if one == size(-1)]) > 1:
         raise look.refuse("its shape has more than one -1")
     copied = [x.sizes[k] if one == size(0) and k < x.rank else one for k, one in enumerate(target)]

@@ -56,7 +56,16 @@ class Surgery:
             if self._rows is None:
                 raise UnsupportedError("reset: the model has no state of its own that could be set back")
             self.graph.input.append(self.declared(self.reset, onnx.TensorProto.BOOL, (self._rows,)))
+        self._forget_lengths()
         self._insert(self.graph, self._dead())
+
+    def _forget_lengths(self) -> None:
+        """Take back numbers that are declared as the length of the stream: those of the example of an export."""
+        axes = {str(value.name): track.axis for value, track in self.tracks.items() if track.axis is not None}
+        for info in (*self.graph.value_info, *self.graph.output):
+            dims = info.type.tensor_type.shape.dim
+            if info.name in axes and axes[info.name] < len(dims):
+                dims[axes[info.name]].ClearField("dim_value")
 
     @property
     def opset(self) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.recurrent.node import display_name
 from rnn_lower.stream.sizes import ONE, TIME, Size, size
@@ -83,8 +82,9 @@ class Look:
     """What a rule sees of a node.
 
     node; opset and path of its graph; inputs: what is known of each, None for absent ones.  inferred, typed: shape and
-    type of a value, as far as inference tells them.  carry: called with what the node has to remember between chunks.
-    reader: reads a recurrent node.  branch: follows the stream through a body, answers its outputs.
+    type of a value, as far as inference tells them.  constant: what it holds, where it is one.
+    carry: called with what the node has to remember between chunks.  reader: reads a recurrent node.
+    branch: follows the stream through a body, answers its outputs.
     """
 
     node: ir.Node
@@ -93,6 +93,7 @@ class Look:
     inputs: list[Track | None]
     inferred: Callable[[ir.Value], tuple[Any, ...] | None]
     typed: Callable[[ir.Value], ir.DataType | None]
+    constant: Callable[[ir.Value | None], np.ndarray | None]
     carry: Callable[[Any], None]
     reader: Callable[[ir.Node], Any]
     branch: Callable[[ir.Graph], list[Track]]
@@ -117,9 +118,7 @@ class Look:
 
     def known(self, index: int) -> np.ndarray | None:
         """What an input holds where it is a constant."""
-        value = self.node.inputs[index] if index < len(self.node.inputs) else None
-        tensor = known_tensor(value)
-        return None if tensor is None else tensor.numpy()
+        return self.constant(self.node.inputs[index]) if index < len(self.node.inputs) else None
 
     def integers(self, index: int, attribute: str, until: int) -> list[int] | None:
         """What became an input at an opset and was an attribute before; None when it is absent."""
