@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rnn_lower.model.rules import rewrite_rules
     from rnn_lower.proof.report import CheckReport, NodeProof, Proof
     from rnn_lower.recurrent.node import RecurrentNode
-    from rnn_lower.stream.session import StreamingSession
+    from rnn_lower.streaming.session import StreamingSession
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,7 @@ _ROOMS = {
     "model.rules": ("rewrite_rules",),
     "proof.report": ("CheckReport", "NodeProof", "Proof"),
     "recurrent.node": ("RecurrentNode",),
-    "stream.session": ("StreamingSession",),
+    "streaming.session": ("StreamingSession",),
 }
 
 __all__ = [

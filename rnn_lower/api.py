@@ -16,7 +16,7 @@ from rnn_lower.model.passes import Record, lower_document, lower_in_place, prepa
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.stream import making
+from rnn_lower.streaming import making
 
 if TYPE_CHECKING:
     import numpy as np
@@ -169,7 +169,7 @@ def check_streaming(
 
     Recurrent nodes that were lowered are compared in exact arithmetic too where that is cheap.
     """
-    from rnn_lower.stream import checking  # onnxruntime is for those who compare
+    from rnn_lower.streaming import checking  # onnxruntime is for those who compare
 
     streamed = made.streamed
     if streamed.time is None:

@@ -23,7 +23,7 @@ from rnn_lower.options import FORMS, Options
 if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
-    from rnn_lower.stream.making import Made
+    from rnn_lower.streaming.making import Made
 
 DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rnn_lower.model.passes import Record
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
-    from rnn_lower.stream.making import Made
+    from rnn_lower.streaming.making import Made
 
 SCHEMA = 1
 """Of what --json prints; a field that is removed, or means something else, makes another number."""

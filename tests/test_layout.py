@@ -86,7 +86,7 @@ def test_imports_in_functions_are_for_start_up_or_optional():
     late = {f"{path.name}: {name}" for path in FILES for name, _, inside in imports(path) if inside}
     assert late <= {
         "api.py: rnn_lower.proof",  # onnxruntime
-        "api.py: rnn_lower.stream",
+        "api.py: rnn_lower.streaming",
         "cli.py: rnn_lower",
         "cli.py: rnn_lower.api",
         "cli.py: rnn_lower.targets",

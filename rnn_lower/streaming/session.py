@@ -15,7 +15,7 @@ from rnn_lower.model import files
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.proof.runners import open_onnxruntime
-from rnn_lower.stream.plan import Plan, State, read_plan
+from rnn_lower.streaming.plan import Plan, State, read_plan
 
 Feeds = dict[str, np.ndarray]
 

@@ -11,11 +11,11 @@ from onnx import helper
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.recurrent.node import display_name
-from rnn_lower.stream.first import FromInput
-from rnn_lower.stream.plan import State
-from rnn_lower.stream.recurrence import Recurrence
-from rnn_lower.stream.sizes import Size
-from rnn_lower.stream.surgery import Surgery, put
+from rnn_lower.streaming.first import FromInput
+from rnn_lower.streaming.plan import State
+from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.sizes import Size
+from rnn_lower.streaming.surgery import Surgery, put
 
 
 def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:

@@ -15,10 +15,10 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.model import tensors
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import default_opset, taken_names
-from rnn_lower.stream.first import FromInput, evaluate
-from rnn_lower.stream.plan import State
-from rnn_lower.stream.sizes import Size
-from rnn_lower.stream.track import Track
+from rnn_lower.streaming.first import FromInput, evaluate
+from rnn_lower.streaming.plan import State
+from rnn_lower.streaming.sizes import Size
+from rnn_lower.streaming.track import Track
 
 
 class Surgery:

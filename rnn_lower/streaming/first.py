@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
 from rnn_lower.model.document import Document
-from rnn_lower.stream.sizes import Size, size
-from rnn_lower.stream.track import Track
+from rnn_lower.streaming.sizes import Size, size
+from rnn_lower.streaming.track import Track
 
 
 class FromInput(UnsupportedError):

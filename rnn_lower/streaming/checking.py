@@ -15,8 +15,8 @@ from rnn_lower.proof import proving, samples
 from rnn_lower.proof.comparing import Comparison
 from rnn_lower.proof.judging import OriginalFails, Pair
 from rnn_lower.proof.report import CheckReport
-from rnn_lower.stream.plan import LAST, Plan
-from rnn_lower.stream.session import Feeds, StreamingSession
+from rnn_lower.streaming.plan import LAST, Plan
+from rnn_lower.streaming.session import Feeds, StreamingSession
 
 LENGTHS = (5, 12, 1, 23, 40)
 """Chunks of the least length that make a whole run."""

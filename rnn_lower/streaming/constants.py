@@ -9,8 +9,8 @@ from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.model.scopes import subgraphs
-from rnn_lower.stream.contents import LONGEST
-from rnn_lower.stream.rules import RANDOM
+from rnn_lower.streaming.contents import LONGEST
+from rnn_lower.streaming.rules import RANDOM
 
 
 class Constants:

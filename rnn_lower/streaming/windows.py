@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.stream.sizes import ONE, Size, size
-from rnn_lower.stream.track import Look, Track, along, with_lead
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,12 +19,12 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
 from rnn_lower.model.folding import fold
 from rnn_lower.model.session import read_nodes
-from rnn_lower.stream.carrying import carry_cache, carry_recurrence
-from rnn_lower.stream.follow import Walk
-from rnn_lower.stream.plan import FIXED, LAST, Plan, State
-from rnn_lower.stream.reach import is_part_of_input, reaches_output
-from rnn_lower.stream.recurrence import Recurrence
-from rnn_lower.stream.surgery import Surgery
+from rnn_lower.streaming.carrying import carry_cache, carry_recurrence
+from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, State
+from rnn_lower.streaming.reach import is_part_of_input, reaches_output
+from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.surgery import Surgery
 
 logger = logging.getLogger("rnn_lower")
 

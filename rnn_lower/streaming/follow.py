@@ -11,11 +11,11 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, Scope, roots, subgraphs
 from rnn_lower.recurrent.node import Dim, RecurrentNode, read_node
-from rnn_lower.stream.constants import Constants
-from rnn_lower.stream.contents import LONGEST, constant_content, content_of
-from rnn_lower.stream.rules import RANDOM, RULES
-from rnn_lower.stream.sizes import TIME, Size, size
-from rnn_lower.stream.track import Look, Track
+from rnn_lower.streaming.constants import Constants
+from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
+from rnn_lower.streaming.rules import RANDOM, RULES
+from rnn_lower.streaming.sizes import TIME, Size, size
+from rnn_lower.streaming.track import Look, Track
 
 
 class Walk:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.recurrent.node import display_name
-from rnn_lower.stream.sizes import ONE, TIME, Size, size
+from rnn_lower.streaming.sizes import ONE, TIME, Size, size
 
 Content = tuple[Size, ...]
 """The elements of a tensor of integers that hold sizes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rnn_lower.stream.sizes import ONE, Size, broadcast, product, size, total
-from rnn_lower.stream.track import Look, Track, along
+from rnn_lower.streaming.sizes import ONE, Size, broadcast, product, size, total
+from rnn_lower.streaming.track import Look, Track, along
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
@@ -98,14 +98,13 @@ def split(look: Look) -> list[Track]:
 
 def concat(look: Look) -> list[Track]:
     tracks = [track for track in look.inputs if track is not None]
-    first = next(track for track in tracks if track.is_timed)
+    first = same_frames(look, tracks)
     axis = look.axis(1, first.rank)
     if axis == along(look, first):
         raise look.refuse("it joins frames over time")
     for track in tracks:
         if track.axis is None:
             raise look.refuse("it joins the stream with what has a fixed number of frames")
-    same_frames(look, tracks)
     if len({track.axis for track in tracks}) > 1:
         raise look.refuse("the stream is along different axes of its inputs")
     shape = list(first.sizes)
@@ -116,6 +115,8 @@ def concat(look: Look) -> list[Track]:
 def same_frames(look: Look, tracks: list[Track]) -> Track:
     """One of several values that carry the stream, which have to do so in the same way."""
     found = {dataclasses.replace(track, shape=None, axis=0) for track in tracks if track.axis is not None}
+    if not found:
+        raise look.refuse("it computes with the length of the stream")
     if len({track.every for track in found}) > 1:
         raise look.refuse("its inputs have different rates over time")
     if len({track.lead for track in found}) > 1:

@@ -17,8 +17,8 @@ from rnn_lower.model import files, leftovers
 from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, prepared
 from rnn_lower.options import Options
-from rnn_lower.stream.plan import Plan
-from rnn_lower.stream.streaming import Streamed, copied, streamed
+from rnn_lower.streaming.plan import Plan
+from rnn_lower.streaming.rewriting import Streamed, copied, streamed
 from rnn_lower.targets import find_target
 
 

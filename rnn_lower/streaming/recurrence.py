@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.stream.sizes import ONE, Size, size
-from rnn_lower.stream.track import Look, Track, along
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.track import Look, Track, along
 
 
 @dataclasses.dataclass(frozen=True)

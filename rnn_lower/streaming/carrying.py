@@ -11,14 +11,14 @@ from onnx import helper, numpy_helper
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.recurrent.node import display_name
-from rnn_lower.stream.first import FromInput
-from rnn_lower.stream.lengths import count_down
-from rnn_lower.stream.plan import State
-from rnn_lower.stream.reach import reaches_output
-from rnn_lower.stream.recurrence import Recurrence
-from rnn_lower.stream.sizes import ONE, Size, size
-from rnn_lower.stream.surgery import Surgery, put
-from rnn_lower.stream.windows import Cache
+from rnn_lower.streaming.first import FromInput
+from rnn_lower.streaming.lengths import count_down
+from rnn_lower.streaming.plan import State
+from rnn_lower.streaming.reach import reaches_output
+from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.surgery import Surgery, put
+from rnn_lower.streaming.windows import Cache
 
 END = 2**63 - 1
 STATES = {"h": (5, 1), "c": (6, 2)}

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from rnn_lower.options import OP_TYPES
-from rnn_lower.stream import pointwise, recurrence, shapes, windows
-from rnn_lower.stream.track import Look, Track
+from rnn_lower.streaming import pointwise, recurrence, shapes, windows
+from rnn_lower.streaming.track import Look, Track
 
 
 @dataclasses.dataclass(frozen=True)

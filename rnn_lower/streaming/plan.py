@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.stream.sizes import Size
+from rnn_lower.streaming.sizes import Size
 
 KEY = "rnn_lower.stream"
 SCHEMA = 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rnn_lower.stream.shapes import same_frames
-from rnn_lower.stream.sizes import ONE, Size, broadcast, size
-from rnn_lower.stream.track import Look, Track, along
+from rnn_lower.streaming.shapes import same_frames
+from rnn_lower.streaming.sizes import ONE, Size, broadcast, size
+from rnn_lower.streaming.track import Look, Track, along
 
 
 def elementwise(look: Look) -> list[Track]:

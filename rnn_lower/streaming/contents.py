@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 
-from rnn_lower.stream.sizes import ONE, Size, size
-from rnn_lower.stream.track import Content, Look, Track
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.track import Content, Look, Track
 
 LONGEST = 64
 """Elements up to which a tensor of integers may hold sizes."""
