@@ -15,7 +15,7 @@ from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.reach import reaches_output
-from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
 from rnn_lower.streaming.windows import Cache
@@ -29,7 +29,7 @@ def carry_recurrence(work: Surgery, one: Recurrence) -> None:
     read = one.read
     message = work.document.message(read.node)
     if work.step is not None and not isinstance(read.seq_length, str):
-        _tell_length(work, one, message, work.step)
+        tell_length(work, Length(read, work.step // one.every))
     ended = count_down(work, one, message) if "sequence_lens" in read.inputs else None
     for letter in read.operator.states:
         place, result = STATES[letter]
@@ -56,10 +56,13 @@ def carry_recurrence(work: Surgery, one: Recurrence) -> None:
         _result(work, one, message, (letter, result), (source, current), first, shape, ended)
 
 
-def _tell_length(work: Surgery, one: Recurrence, message: onnx.NodeProto, step: int) -> None:
-    """Where inference does not find the length of a chunk, a Reshape says it."""
-    name, sizes = work.names.unique(f"{one.read.name}/X"), [0, 0, 0]
-    sizes[1 if one.read.layout else 0] = step // one.every
+def tell_length(work: Surgery, one: Length) -> None:
+    """Where inference does not find the length of a sequence, a Reshape says it."""
+    read, message = one.read, work.document.message(one.read.node)
+    if work.step is None or read.static_length is not None:
+        return
+    name, sizes = work.names.unique(f"{read.name}/X"), [0, 0, 0]
+    sizes[1 if read.layout else 0] = one.steps
     shape = work.constant(message, np.array(sizes, np.int64), f"{name}/shape")
     work.ahead(message, helper.make_node("Reshape", [message.input[0], shape], [name]))
     message.input[0] = name

@@ -21,6 +21,14 @@ class Recurrence:
     every: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """How many steps a node over another axis has, which inference may not find."""
+
+    read: RecurrentNode
+    steps: int
+
+
 def recurrent(look: Look) -> list[Track]:
     read, x = look.reader(look.node), look.input(0)
     time, batch = (1, 0) if read.layout else (0, 1)
@@ -62,6 +70,8 @@ def _over_another_axis(look: Look, read: RecurrentNode, x: Track, time: int) -> 
             raise look.refuse(f"its {'lengths' if index == 4 else 'initial states'} are not those of each frame")
     directions, units = size(read.num_directions), size(read.hidden_size)
     steps, rows = x.sizes[time], x.sizes[along(look, x)]
+    if steps.number is not None:
+        look.carry(Length(read, steps.number))
     y = (rows, steps, directions, units) if read.layout else (steps, directions, rows, units)
     state = (rows, directions, units) if read.layout else (directions, rows, units)
     final = x.moved(0 if read.layout else 1, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,18 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
 from rnn_lower.model.folding import fold
 from rnn_lower.model.session import read_nodes
-from rnn_lower.streaming.carrying import carry_cache, carry_recurrence
+from rnn_lower.streaming.carrying import carry_cache, carry_recurrence, tell_length
 from rnn_lower.streaming.follow import Walk
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State
 from rnn_lower.streaming.reach import is_part_of_input, reaches_output
-from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
+from rnn_lower.streaming.windows import Cache
+
+CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
+    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache,
+}  # fmt: skip
+"""How what nodes have to remember is carried."""
 
 logger = logging.getLogger("rnn_lower")
 
@@ -61,7 +67,7 @@ def streamed(
         raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
     surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset, step)
     for one in walk.carried:
-        carry_recurrence(surgery, one) if isinstance(one, Recurrence) else carry_cache(surgery, one)
+        CARRY[type(one)](surgery, one)
     outputs = {str(value.name): _kind(walk, value) for value in work.model.graph.outputs}
     surgery.finish()
     states = tuple(_in_order(surgery.states))
