@@ -10,7 +10,7 @@ from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, Scope, roots, subgraphs
-from rnn_lower.recurrent.node import Dim, RecurrentNode, read_node
+from rnn_lower.recurrent.node import Dim, RecurrentNode, display_name, read_node
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
 from rnn_lower.streaming.rules import RANDOM, RULES
@@ -81,8 +81,15 @@ class Walk:
 
     def _graph(self, scope: Scope) -> list[Track]:
         for node in scope.graph:
-            for value, track in zip(node.outputs, self._node(node, scope), strict=False):
+            found = self._node(node, scope)
+            for value, track in zip(node.outputs, found, strict=False):
                 self.tracks[value] = self._refined(value, track)
+            for value in node.outputs[len(found) :]:
+                if value.uses() or value.is_graph_output():
+                    told = f"{node.op_type} '{display_name(node)}' in {scope.path}"
+                    raise UnsupportedError(
+                        f"{told}: cannot run chunk by chunk: there is no rule for output '{value.name}'"
+                    )
         return [self._track(value) for value in scope.graph.outputs]
 
     def _refined(self, value: ir.Value, track: Track) -> Track:

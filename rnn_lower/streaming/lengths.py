@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import helper
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.options import OP_TYPES
 from rnn_lower.recurrent.node import display_name
 from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.plan import State
@@ -44,7 +45,7 @@ def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:
 def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Value) -> tuple[str, str]:
     read = one.read
     shape: tuple[Size, ...] = (one.batch,)
-    root = _root(given, read.describe())
+    root = _root(work, given, read.describe())
     if root.is_graph_input() and not root.is_initializer():
         source, dtype, first, left = str(root.name), root.dtype, None, str(given.name)
     else:
@@ -85,17 +86,26 @@ def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Va
     return used, mask
 
 
-def _root(value: ir.Value, told: str) -> ir.Value:
+def _root(work: Surgery, value: ir.Value, told: str) -> ir.Value:
     """The input behind lengths, which must serve nothing else: it becomes what is left of them."""
-    while True:
-        for user, place in value.uses():
-            recurrent = user.op_type in ("RNN", "GRU", "LSTM") and place == 4
-            if not recurrent and user.op_type not in ("Cast", "Identity"):
-                raise UnsupportedError(
-                    f"{told}: its sequence_lens '{value.name}' serve {user.op_type} '{display_name(user)}' too, where"
-                    " what is left of them would be something else"
-                )
-        node = value.producer()
-        if node is None or node.op_type not in ("Cast", "Identity") or node.inputs[0] is None:
-            return value
+    node = value.producer()
+    while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
         value = node.inputs[0]
+        node = value.producer()
+    if node is None and value.is_graph_input():
+        _check_uses(work, value, told)
+    return value
+
+
+def _check_uses(work: Surgery, value: ir.Value, told: str) -> None:
+    reason = f"{told}: its sequence_lens '{value.name}' serve"
+    if value.is_graph_output():
+        raise UnsupportedError(f"{reason} as an output too, where what is left of them would be something else")
+    for user, place in value.uses():
+        if user.op_type in ("Cast", "Identity"):
+            _check_uses(work, user.outputs[0], told)
+            continue
+        x = work.tracks.get(user.inputs[0]) if user.op_type in OP_TYPES and user.inputs[0] is not None else None
+        if place != 4 or x is None or x.axis is None:
+            what = f"{user.op_type} '{display_name(user)}'"
+            raise UnsupportedError(f"{reason} {what} too, where what is left of them would be something else")

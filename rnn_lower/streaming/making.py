@@ -58,9 +58,7 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
         raise RnnLowerError("keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
     found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step)
     dims: dict[str, int] = {}
-    if wish.step is not None:
-        if found.time is None:
-            raise RnnLowerError("--step: the states are outside already, and no axis of the inputs is the stream")
+    if wish.step is not None and found.time is not None:
         dims[found.time] = wish.step
         if options.form == "auto" and "unroll" in target.forms:
             options = dataclasses.replace(options, form="unroll")

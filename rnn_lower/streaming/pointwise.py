@@ -29,6 +29,15 @@ def elementwise(look: Look) -> list[Track]:
     return [one.moved(len(shape) + back, shape)]
 
 
+def dropout(look: Look) -> list[Track]:
+    """Nothing at all, unless it is told to train."""
+    if len(look.inputs) > 2 and look.inputs[2] is not None:
+        training = look.known(2)
+        if training is None or training.any():
+            raise look.refuse("it drops values at random (training_mode)")
+    return [look.x()]
+
+
 def joined(look: Look, tracks: list[Track]) -> list[Size]:
     """The shape to which shapes are broadcast."""
     rank = max(track.rank for track in tracks)

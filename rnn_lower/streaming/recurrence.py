@@ -83,7 +83,10 @@ def choice(look: Look) -> list[Track]:
     condition = look.input(0)
     if condition.is_timed or condition.last:
         raise look.refuse("which branch is taken depends on the stream")
-    names = ("then_branch", "else_branch")
+    names = ["then_branch", "else_branch"]
+    if condition.content is not None and len(condition.content) == 1 and condition.content[0].number is not None:
+        names = names[:1] if condition.content[0].number else names[1:]  # the other one never runs
+        return look.branch(look.node.attributes[names[0]].as_graph())
     then, other = (look.branch(look.node.attributes[name].as_graph()) for name in names)
     return [_agreed(look, a, b) for a, b in zip(then, other, strict=True)]
 

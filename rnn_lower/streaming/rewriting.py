@@ -57,6 +57,9 @@ def streamed(
     original = _ready(document, set_inputs or {}, dims)
     streams = _streams(original, time)
     if not streams:
+        if step is not None:
+            raise RnnLowerError("--step: the states are outside already, and no axis of the inputs is the stream")
+        logger.info("the state comes from an input already, and is left as it is: %s", ", ".join(_external(original)))
         plan = Plan({}, {str(value.name): FIXED for value in original.model.graph.outputs}, ())
         return Streamed(copied(original), original, plan, None)
     work = copied(original)
@@ -140,7 +143,7 @@ def _streams(document: Document, time: str | None) -> dict[str, int]:
     free = list(free_dims(shapes))
     ways = list(dict.fromkeys(way for *_, way in free))
     if time is None:
-        if _is_external(document):
+        if _external(document):
             return {}
         if len(ways) != 1:
             told = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
@@ -173,8 +176,8 @@ def _called(model: ir.Model, streams: Mapping[str, int]) -> str:
     return next(way for name, axis, way in free_dims(declared_shapes(model)) if streams.get(name) == axis)
 
 
-def _is_external(document: Document) -> bool:
-    """Whether recurrent nodes start from inputs and give their states back, so that the caller carries them."""
+def _external(document: Document) -> list[str]:
+    """Recurrent nodes that start from an input and give their state back, so that the caller carries it."""
     model = document.model
     held = []
     for node in read_nodes(model, document.outline):
@@ -182,9 +185,7 @@ def _is_external(document: Document) -> bool:
         given = state is not None and is_part_of_input(model, state)
         back = any(reaches_output(model, value) for value in node.outputs.values())
         held += [node.describe()] if given and back else []
-    if held:
-        logger.info("the state comes from an input already, and is left as it is: %s", ", ".join(held))
-    return bool(held)
+    return held
 
 
 def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str, int]]:

@@ -27,7 +27,7 @@ class Rule:
 
 ELEMENTWISE = (
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot",
-    "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Dropout", "Elu",
+    "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div", "Elu",
     "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity",
     "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg",
     "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh",
@@ -40,6 +40,7 @@ TABLE = (
          "reverse and bidirectional over time; an initial state that depends on the stream"),
     Rule(ELEMENTWISE, pointwise.elementwise, "inputs that broadcast along time, or carry the stream alike",
          "a constant with values of its own for each frame, such as a positional encoding", lead=True),
+    Rule(("Dropout",), pointwise.dropout, "as in inference", "training mode; the mask", lead=True),
     Rule(("Transpose",), shapes.transpose, "any order", "", lead=True),
     Rule(("Reshape",), shapes.reshape,
          "shapes that follow from sizes: frames in an axis of their own, in the batch, or several of them in one",

@@ -185,7 +185,8 @@ def expand(look: Look) -> list[Track]:
     if x.axis is None:
         return [_spread(look, shape, have)]
     time = x.axis + rank - x.rank
-    if want[time] not in (ONE, have[time]):
+    others = [one for axis, one in enumerate(want) if axis != time]
+    if want[time] not in (ONE, have[time]) or any(one.is_timed for one in others):
         raise look.refuse("it spreads the stream over time")
     shape[time] = have[time]
     return [x.moved(time, shape)]

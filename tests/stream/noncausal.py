@@ -234,6 +234,48 @@ def random_noise(s: Stack) -> str:
     return culprit
 
 
+def dropped(s: Stack) -> str:
+    s.add("Dropout", s.value, s.const(np.array(0.5, np.float32)), s.const(np.array(True)))
+    return s.nodes[-1].name
+
+
+def mask_of_dropout(s: Stack) -> str:
+    """An output that no rule tells of."""
+    x = s.value
+    s.add("Dropout", x, count=2)
+    culprit = s.nodes[-1].name
+    s.add("Where", s.nodes[-1].output[1], x, x)
+    return culprit
+
+
+def every_pair(s: Stack) -> str:
+    """[N, T, F] to [T, N, T, F]."""
+    x = s.value
+    s.add("Expand", x, s.add("Concat", s.add("Gather", s.add("Shape", x), s.ints(1), axis=0), s.ints(1, 1, 1), axis=0))
+    culprit = s.nodes[-1].name
+    s.add("ReduceMax", s.value, axes=[0], keepdims=0)
+    return culprit
+
+
+def length_in_a_branch(s: Stack) -> str:
+    """Which branch is taken depends on how many frames there are."""
+    x = s.value
+    length = s.add("Gather", s.add("Shape", x), s.const(np.array(1, np.int64)), axis=0)
+    s.add("Greater", length, s.const(np.array(4, np.int64)))
+    culprit = s.nodes[-1].name
+    bodies = {
+        name: helper.make_graph(
+            [helper.make_node(op, [x], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)],
+        )
+        for name, op in (("then_branch", "Tanh"), ("else_branch", "Relu"))
+    }
+    s.add("If", s.value, **bodies)
+    return culprit
+
+
 def gemm_over_time(s: Stack) -> str:
     s.add("Reshape", s.value, s.ints(-1, F))
     x = s.value
@@ -302,6 +344,10 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "squeezed without axes": squeezed_without_axes,
     "noise": random_noise,
     "gram matrix": gemm_over_time,
+    "dropout in training": dropped,
+    "mask of a dropout": mask_of_dropout,
+    "every pair of frames": every_pair,
+    "a branch by the length": length_in_a_branch,
     "no rule": single("Det"),
     "nonzero": single("NonZero"),
     "one shape for all": single("Reshape", ints(2, 9, F, 1)),

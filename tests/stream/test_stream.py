@@ -65,6 +65,21 @@ def test_a_row_that_ended_keeps_its_final_state():
     assert not np.any(run_onnxruntime(model, feeds)[1][:, 2])
 
 
+@pytest.mark.parametrize("used", ["cast", "output", "itself"])
+def test_lengths_that_serve_something_else_too(used):
+    """What is left of them would be something else there."""
+    model, _ = build(Case(T=6, dynamic=True, optional=("sequence_lens",)))
+    source = {"cast": "wide", "output": "wide", "itself": "sequence_lens"}[used]
+    if used != "itself":
+        model.graph.node.append(helper.make_node("Cast", ["sequence_lens"], ["wide"], to=TensorProto.FLOAT))
+    if used != "output":
+        model.graph.node.append(helper.make_node("Neg", [source], ["less"], name="negative"))
+    elem = TensorProto.INT32 if used == "itself" else TensorProto.FLOAT
+    model.graph.output.append(helper.make_tensor_value_info("wide" if used == "output" else "less", elem, ["N"]))
+    with pytest.raises(rnn_lower.UnsupportedError, match="where what is left of them would be something else"):
+        rnn_lower.stream(model, axis="T")
+
+
 def test_one_step_is_a_straight_line():
     for name in ("denoiser", "keyword_spotter", "language_model"):
         model = rnn_lower.stream(onnx.load(f"models/torch_{name}.onnx"), axis="time", step=1)
