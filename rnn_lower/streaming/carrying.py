@@ -14,7 +14,7 @@ from rnn_lower.recurrent.node import display_name
 from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.reach import reaches_output
+from rnn_lower.streaming.reach import gives_back, is_part_of_input
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
@@ -44,7 +44,7 @@ def carry_recurrence(work: Surgery, one: Recurrence) -> None:
                 first, shape = work.first(read.describe(), given, shape, read.dtype)
             except FromInput as error:
                 _left(work, one, str(error))
-                return
+                continue
             source = work.names.unique(f"{read.name}/{letter}_in")
         current = source
         if first is not None:
@@ -52,7 +52,7 @@ def carry_recurrence(work: Surgery, one: Recurrence) -> None:
             current = work.resettable(message, source, first, shape, 0 if read.layout else 1)
         put(message.input, place, current)
         if given is not None:
-            work.unused.append(given)
+            work.replaced[read.node, place] = given
         _result(work, one, message, (letter, result), (source, current), first, shape, ended)
 
 
@@ -99,9 +99,10 @@ def _result(
 def _callers(work: Surgery, one: Recurrence, given: ir.Value) -> str:
     """An initial state that is an input already: it stays one."""
     node = one.read.node
+    here = next(place for user, place in given.uses() if user is node)
     for user, place in given.uses():
         same = user is node or work.are_alternatives(work.document.message(node), work.document.message(user))
-        if not same or place not in (5, 6):
+        if not same or place != here:
             raise UnsupportedError(
                 f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
                 " of its own"
@@ -115,9 +116,14 @@ def _left(work: Surgery, one: Recurrence, reason: str) -> None:
     read = one.read
     if "sequence_lens" in read.inputs:
         raise UnsupportedError(f"{read.describe()}: {reason}, which does not go with sequence_lens")
-    finals = [read.outputs[name] for name in ("Y_h", "Y_c", "Y") if name in read.outputs]
-    if not finals or not any(reaches_output(work.document.model, value) for value in finals):
-        raise UnsupportedError(f"{read.describe()}: {reason}, and nothing gives it back; fix it (--set INPUT=VALUE)")
+    model = work.document.model
+    for letter in read.operator.states:
+        start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
+        if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
+            raise UnsupportedError(
+                f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
+                " that is an input of its own, or fix it (--set INPUT=VALUE)"
+            )
     work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
 
 

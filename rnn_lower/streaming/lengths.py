@@ -35,6 +35,7 @@ def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:
     if name not in work.lengths:
         work.lengths[name] = _count(work, one, message, given)
     used, mask = work.lengths[name]
+    work.replaced[read.node, 4] = given
     put(message.input, 4, used)
     form = work.names.unique(f"{mask}/rows")
     rows = work.constant(message, np.array([-1, 1, 1] if read.layout else [-1, 1], np.int64), f"{form}/shape")
@@ -56,7 +57,6 @@ def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Va
         source, dtype = work.names.unique(f"{read.name}/lengths_in"), ir.DataType.INT32
         work.add_input(source, dtype, shape)
         left = work.resettable(message, source, first, shape, 0)
-        work.unused.append(given)
     assert dtype is not None
     name = work.names.unique(f"{read.name}/lengths")
     int32, double = onnx.TensorProto.INT32, onnx.TensorProto.DOUBLE

@@ -35,6 +35,23 @@ MOVES = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "S
 """Operators that hand on what their first input holds; a Concat all of them."""
 
 
+def gives_back(model: ir.Model, value: ir.Value) -> bool:
+    """Whether a value is an output of the model, or part of one, and not only what one is computed from."""
+    owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
+
+    def step(one: ir.Value) -> Iterable[ir.Value]:
+        users = [
+            user for user, place in one.uses() if user.op_type in MOVES and (not place or user.op_type == "Concat")
+        ]
+        found = [out for user in users for out in user.outputs]
+        owner = owners.get(id(one.graph)) if one.is_graph_output() else None
+        if owner is not None and owner.op_type == "If" and one.graph is not None:
+            found += [owner.outputs[place] for place, out in enumerate(one.graph.outputs) if out is one]
+        return found
+
+    return not _closure(value, step).isdisjoint(model.graph.outputs)
+
+
 def is_part_of_input(model: ir.Model, value: ir.Value) -> bool:
     """Whether a value is an input that has to be given, or part of one, and not computed from it."""
 

@@ -22,7 +22,7 @@ from rnn_lower.model.session import read_nodes
 from rnn_lower.streaming.carrying import carry_cache, carry_recurrence, tell_length
 from rnn_lower.streaming.follow import Walk
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State
-from rnn_lower.streaming.reach import is_part_of_input, reaches_output
+from rnn_lower.streaming.reach import gives_back, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
 from rnn_lower.streaming.windows import Cache
@@ -177,13 +177,17 @@ def _called(model: ir.Model, streams: Mapping[str, int]) -> str:
 
 
 def _external(document: Document) -> list[str]:
-    """Recurrent nodes that start from an input and give their state back, so that the caller carries it."""
+    """Recurrent nodes that start from an input and give their state back, so that the caller carries it.
+
+    A model of one fixed size may give it back in whatever way it likes: it is for one chunk at a time anyway.
+    """
     model = document.model
+    returned = gives_back if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
     held = []
     for node in read_nodes(model, document.outline):
         state = node.inputs.get("initial_h")
         given = state is not None and is_part_of_input(model, state)
-        back = any(reaches_output(model, value) for value in node.outputs.values())
+        back = any(returned(model, value) for value in node.outputs.values())
         held += [node.describe()] if given and back else []
     return held
 

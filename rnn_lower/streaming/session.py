@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from rnn_lower.model import files
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.proof.runners import open_onnxruntime
-from rnn_lower.streaming.plan import Plan, State, read_plan
+from rnn_lower.streaming.plan import LAST, Plan, State, read_plan
 
 Feeds = dict[str, np.ndarray]
 
@@ -134,4 +135,6 @@ def _plan(document: Document, states: Mapping[str, str] | None) -> Plan:
         if given not in inputs or back not in outputs:
             raise RnnLowerError(f"states: there is no input '{given}' with an output '{back}'")
     held = tuple(State(given, back, (), "", given, 0) for given, back in states.items())
-    return Plan({}, {name: "last" for name in outputs if name not in states.values()}, held)
+    known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
+    left = {name: what for name, what in known.outputs.items() if name not in states.values()}
+    return dataclasses.replace(known, outputs=left, states=(*known.states, *held))

@@ -25,7 +25,7 @@ class Surgery:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
     states, notes: what is carried, and what a user should know.  lengths: by value, what counts it.
-    unused: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
+    replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Surgery:
         self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
         self._bodies: list[onnx.GraphProto] = []  # alive, so that they keep their identities
         self.lengths: dict[str, tuple[str, str]] = {}
-        self.unused: list[ir.Value] = []
+        self.replaced: dict[tuple[ir.Node, int], ir.Value] = {}
         self.states: list[State] = []
         self.notes: list[str] = []
 
@@ -104,6 +104,8 @@ class Surgery:
         """The state, or its first value in the rows that are set back."""
         if self.reset is None:
             return source
+        if self.opset < 9:
+            raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
@@ -166,20 +168,23 @@ class Surgery:
                 self._find_chains(body, [*chain, (node, body)])
 
     def _dead(self) -> set[int]:
-        """Nodes that computed initial states and have no other use."""
+        """Nodes that computed initial states and have no other use; initializers of that kind go at once."""
         gone: set[ir.Node] = set()
+        unused: set[str | None] = set()
         fed = {one.input for one in self.states}
-        waiting = [value for value in self.unused if value.name not in fed]
-        replaced: set[ir.Value] = set(waiting)
+        waiting = [value for value in self.replaced.values() if value.name not in fed]
         while waiting:
             value = waiting.pop()
             node = value.producer()
-            users = [(user, place) for user, place in value.uses() if user not in gone]
-            left = [pair for pair in users if not (value in replaced and pair[0].op_type in ("RNN", "GRU", "LSTM"))]
-            if node is None or left or any(out.is_graph_output() for out in node.outputs) or len(node.outputs) > 1:
+            left = [user for user, place in value.uses() if user not in gone and (user, place) not in self.replaced]
+            if left or value.is_graph_output() or value.is_graph_input():
                 continue
-            gone.add(node)
-            waiting += [given for given in node.inputs if given is not None]
+            if node is None:
+                unused.add(value.name)
+            elif len(node.outputs) == 1:
+                gone.add(node)
+                waiting += [given for given in node.inputs if given is not None]
+        tensors.remove_if(self.graph.initializer, lambda tensor: tensor.name in unused)
         return {id(self.document.message(node)) for node in gone}
 
     def _insert(self, graph: onnx.GraphProto, dead: set[int]) -> None:

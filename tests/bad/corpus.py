@@ -1150,6 +1150,14 @@ def with_lengths_out() -> Model:
     return model
 
 
+def computed_state() -> Model:
+    """An initial state that is computed from another input."""
+    model = model_of("GRU", dynamic=True, optional=("initial_h",))
+    model.graph.node.insert(0, helper.make_node("Tanh", ["initial_h"], ["begin"]))
+    recurrent(model).input[5] = "begin"
+    return model
+
+
 def strided() -> Model:
     stack = Stack(np.random.default_rng(0))
     stack.add("Transpose", stack.value, perm=[0, 2, 1])
@@ -1191,6 +1199,8 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9, the model is at opset 8")
     yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens in a branch cannot be counted over chunks")
     yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "serve Neg 'negative' too, where what is left of them would be something else")
+    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and its state is not given back as it is")
+    yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9, the model is at opset 8", "reset")
     yield Bad("stream shared state", streaming(sharing, "--time", "T"), "is used elsewhere too; give the node an input of its own")
 
 

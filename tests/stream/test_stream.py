@@ -112,6 +112,80 @@ def test_a_state_of_the_callers_stays_one(caplog):
     close(list(in_chunks(made, feeds, [2, 1, 2]).values()), run_onnxruntime(model, feeds))
 
 
+def stacked(computed: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Two GRUs whose initial states are halves of one input, as PyTorch exports them; or the second's is computed."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.uniform(-1, 1, (1, 12, 4)).astype(np.float32), name)
+        for name in ("W", "R", "V", "S")
+    ]
+    weights += [
+        numpy_helper.from_array(np.array(numbers, np.int64), name)
+        for name, numbers in (("parts", [1, 1]), ("one", [1]))
+    ]
+    nodes = [
+        helper.make_node("Split", ["h", "parts"], ["h1", "h2"], axis=0),
+        helper.make_node("GRU", ["x", "W", "R", "", "", "h1"], ["Y", "n1"], name="first", hidden_size=4),
+        helper.make_node("Squeeze", ["Y", "one"], ["middle"]),
+        helper.make_node("Tanh" if computed else "Identity", ["h2"], ["begin"]),
+        helper.make_node("GRU", ["middle", "V", "S", "", "", "begin"], ["y", "n2"], name="second", hidden_size=4),
+        helper.make_node("Concat", ["n1", "n2"], ["n"], axis=0),
+    ]
+    floats = TensorProto.FLOAT
+    inputs = [
+        helper.make_tensor_value_info("x", floats, ["T", "N", 4]),
+        helper.make_tensor_value_info("h", floats, [2, "N", 4]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("y", floats, [None] * 4),
+        helper.make_tensor_value_info("n", floats, [None] * 3),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    feeds = {name: rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in (("x", (6, 3, 4)), ("h", (2, 3, 4)))}
+    return model, feeds
+
+
+def test_parts_of_a_state_are_the_callers(caplog):
+    caplog.set_level("INFO", "rnn_lower")
+    model, feeds = stacked(computed=False)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"), states={"h": "n"})
+    assert "so it is left to the caller, as the model has it" in caplog.text
+    parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
+    close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
+
+
+def test_a_state_that_is_computed_from_an_input_is_refused():
+    """It would begin anew with every chunk."""
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"GRU 'second' in main graph: .* and its state is not given back as it is"
+    ):
+        rnn_lower.stream(stacked(computed=True)[0], axis="T")
+
+
+def test_one_input_for_both_states():
+    model, _ = build(Case("LSTM", dynamic=True, optional=("initial_h", "initial_c")))
+    model.graph.node[0].input[6] = "initial_h"
+    del model.graph.input[2]
+    with pytest.raises(rnn_lower.UnsupportedError, match="is used elsewhere too"):
+        rnn_lower.stream(model, axis="T")
+
+
+def test_zeros_that_others_use_too_stay():
+    """One constant begins a GRU over the stream and another, which has nothing to do with it."""
+    model, feeds = build(Case("GRU", T=6, N=2, dynamic=True, optional=("initial_h",), weights="initializer"))
+    model.graph.initializer.append(numpy_helper.from_array(feeds.pop("initial_h"), "initial_h"))
+    del model.graph.input[1]
+    feeds["z"] = feeds["X"][:2]
+    model.graph.node.append(
+        helper.make_node("GRU", ["z", "W", "R", "", "", "initial_h"], ["other"], name="other", hidden_size=4)
+    )
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 2, 3]))
+    model.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [None] * 4))
+    for options in ({}, {"keep_fused": True}):
+        same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 4], **options)
+
+
 def test_computed_first_states():
     """What is computed by Shape and Expand is the first value; the nodes that computed it go."""
     s = Stack(np.random.default_rng(3))
