@@ -61,7 +61,8 @@ def tell_length(work: Surgery, one: Length) -> None:
     read, message = one.read, work.document.message(one.read.node)
     if work.step is None or read.static_length is not None:
         return
-    name, sizes = work.names.unique(f"{read.name}/X"), [0, 0, 0]
+    name, known = work.names.unique(f"{read.name}/X"), work.tracks[read.inputs["X"]].sizes
+    sizes = [each.number or 0 for each in known]  # 0: as it is
     sizes[1 if read.layout else 0] = one.steps
     shape = work.constant(message, np.array(sizes, np.int64), f"{name}/shape")
     work.ahead(message, helper.make_node("Reshape", [message.input[0], shape], [name]))

@@ -40,8 +40,6 @@ def test_exported_models(name, options):
 @pytest.mark.parametrize("name", MODELS)
 def test_one_step_on_other_runtimes(name, target):
     pytest.importorskip({"opencv": "cv2"}.get(target, target))
-    if (name, target) == ("torch_language_model", "opencv"):
-        pytest.skip("OpenCV does not load the shape arithmetic of this export, lowered or not")
     from runners import RUNNERS
 
     model, x = onnx.load(ROOT / "models" / f"{name}.onnx"), frames(name, 1, 4)
