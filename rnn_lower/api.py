@@ -1,4 +1,4 @@
-"""The public functions: lower a model or a file, list its recurrent nodes, compare two models."""
+"""The public functions: lower or stream a model or a file, list its recurrent nodes, compare two models."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.streaming import making
 from rnn_lower.targets import find_target
 
 if TYPE_CHECKING:
@@ -104,6 +105,81 @@ def lower_file(
         return records
 
     return _told_with(source, work)
+
+
+@takes_options
+def stream(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
+    axis: str | None = None, step: int | None = None, keep_fused: bool = False,
+    set_inputs: Mapping[str, Any] | None = None, reset: bool = False,
+    **options: Unpack[Keywords],
+) -> onnx.ModelProto:  # fmt: skip
+    """A model that takes a sequence chunk by chunk: states become inputs NAME/h_in and outputs NAME/h_out, and so on.
+
+    Feeding the outputs back continues the sequence; `rnn_lower.StreamingSession` does. The model itself stays as it is.
+    axis: the symbolic size of the inputs that is the stream, or INPUT[AXIS]; not needed where there is only one.
+    step: the only length of chunks; the recurrent nodes are unrolled.  keep_fused: do not lower them.
+    set_inputs: values by name for inputs that become constants, whose branches are folded away.
+    reset: add an input `reset`, bool [batch], that sets rows back to their first states.
+    Other options as for `lower`.
+    That every value is computed frame by frame is proved by a table of rules, docs/streaming.md has them; the first
+    node of which it is not raises UnsupportedError. Raises otherwise as `lower`.
+    """
+    document, path = files.open_model(model)
+    wish = making.Wish(axis, step, keep_fused, set_inputs, reset)
+
+    def result() -> onnx.ModelProto:
+        made = making.make(document, wish, Options(**options))
+        proto = made.document.write_back(made.dims)
+        if made.document.folder is not None:
+            tensors.embed(proto, made.document.folder)
+        return proto
+
+    return _told_with(path, result)
+
+
+@takes_options
+def stream_file(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
+    axis: str | None = None, step: int | None = None, keep_fused: bool = False,
+    set_inputs: Mapping[str, Any] | None = None, reset: bool = False,
+    accept: Callable[[str, making.Made], bool] | None = None, progress: files.Progress | None = None,
+    force: bool = False, **options: Unpack[Keywords],
+) -> making.Made:  # fmt: skip
+    """`stream` from file to file, as `lower_file`; the first states are written beside it, as DESTINATION.state.npz.
+
+    accept: called with the path of the finished file, and with what was made, before it is put in place.
+    """
+    document = files.load(source)
+    wish = making.Wish(axis, step, keep_fused, set_inputs, reset)
+
+    def work() -> making.Made:
+        made = making.make(document, wish, Options(**options))
+        with (
+            files.staged(made.document, destination, progress, made.dims, force) as staged,
+            making.staged_states(destination, made.plan) as states,
+        ):
+            if accept is None or accept(os.fspath(staged.path), made):
+                making.place_states(states)
+                staged.commit()
+        return made
+
+    return _told_with(source, work)
+
+
+def check_streaming(
+    made: making.Made, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
+) -> CheckReport:
+    """Compare whole runs of the original with runs in random chunks of a streaming model that was made of it.
+
+    Recurrent nodes that were lowered are compared in exact arithmetic too where that is cheap.
+    """
+    from rnn_lower.streaming import checking  # onnxruntime is for those who compare
+
+    streamed = made.streamed
+    if streamed.time is None:
+        return check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
+    return checking.check_streaming(streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
 
 
 def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:

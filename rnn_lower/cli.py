@@ -1,37 +1,23 @@
-"""The command line: arguments in, tables out. The work is done elsewhere."""
+"""The command line: runs a command and tells how it ended, by exit code and one line on stderr."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import difflib
-import fnmatch
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
 
+from rnn_lower.arguments import make_parser
+from rnn_lower.commands import COMMANDS, DIFFERENT, DONE
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.options import FORMS, Options
-from rnn_lower.tables import (
-    print_inspected,
-    print_json,
-    print_linted,
-    print_lowered,
-    print_report,
-    progress,
-    report_data,
-)
 
-if TYPE_CHECKING:
-    from rnn_lower.proof.report import CheckReport, Proof
-    from rnn_lower.recurrent.node import RecurrentNode
+BAD, UNFORESEEN = 2, 3
 
-DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
+__all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,17 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = make_parser(COMMANDS).parse_args(argv)
     except SystemExit as end:  # argparse has printed why
         return int(end.code or 0)
+    level = logging.ERROR if arguments.quiet else logging.DEBUG if arguments.verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("rnn-lower: %(message)s"))
-    logging.basicConfig(handlers=[handler], force=True, level=logging.INFO)
+    logging.basicConfig(handlers=[handler], force=True, level=level)
     for noisy in ("onnx_ir", "onnxscript"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    told = sys.stdout and (not arguments.quiet or _asks_for_output(arguments))
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        with _stopped_by_sigterm(), contextlib.redirect_stdout(sys.stdout or open(os.devnull, "w")):
+        with _stopped_by_sigterm(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
             code = command(arguments)
             sys.stdout.flush()
             return code
@@ -80,6 +68,10 @@ class _OneLine(logging.Formatter):
         return " ".join(super().format(record).split())
 
 
+def _asks_for_output(arguments: argparse.Namespace) -> bool:
+    return getattr(arguments, "json", False) or getattr(arguments, "output", None) == "-"
+
+
 def _fail(code: int, message: str) -> int:
     print(f"rnn-lower: {' '.join(message.split())}", file=sys.stderr)
     return code
@@ -100,254 +92,3 @@ def _stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        self.exit(BAD, f"{self.prog}: error: {message}\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="rnn-lower", description="Rewrite RNN, GRU and LSTM nodes of ONNX models as primitive operators."
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
-
-    lower = commands.add_parser("lower", help="write a model without recurrent nodes")
-    lower.set_defaults(command=_lower)
-    lower.add_argument("model", metavar="IN.onnx")
-    lower.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
-    lower.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
-    _option(lower, "--form", "form", choices=FORMS)
-    _option(lower, "--target", "target", metavar="RUNTIME", action=_Target)
-    _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
-    lower.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
-    lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
-    _option(lower, "--opset", "opset", metavar="N", type=int)
-    _option(lower, "--dim", "dims", metavar="NAME=SIZE", action="append")
-    lower.add_argument(
-        "--input-shape", dest="shapes", action="append", metavar="INPUT:SIZE,SIZE...", help="the same for all axes"
-    )
-    _option(lower, "--fold", "fold", action="store_true")
-    _option(lower, "--keep-native", "keep_native", action="store_true")
-    _option(lower, "--max-nodes", "max_nodes", metavar="N", type=int)
-    lower.add_argument("--check", action="store_true", help="compare with the original before writing")
-    lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
-    _check_arguments(lower)
-
-    check = commands.add_parser("check", help="compare two models")
-    check.set_defaults(command=_check)
-    check.add_argument("original", metavar="A.onnx")
-    check.add_argument("lowered", metavar="B.onnx")
-    _check_arguments(check)
-
-    prove = commands.add_parser("prove", help="show without inputs and tolerance that two models are the same function")
-    prove.set_defaults(command=_prove)
-    prove.add_argument("original", metavar="A.onnx")
-    prove.add_argument("lowered", metavar="B.onnx")
-    prove.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
-    prove.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
-    prove.add_argument("--json", action="store_true", help="print JSON")
-
-    inspect = commands.add_parser("inspect", help="list recurrent nodes with their features")
-    inspect.set_defaults(command=_inspect)
-    inspect.add_argument("model", metavar="IN.onnx")
-    inspect.add_argument("--target", metavar="RUNTIME", help="tell whether this runtime runs each node right as it is")
-    inspect.add_argument("--json", action="store_true", help="print JSON")
-
-    lint = commands.add_parser("lint", help="list the nodes that a runtime does not take, with the rule")
-    lint.set_defaults(command=_lint)
-    lint.add_argument("model", metavar="IN.onnx")
-    lint.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
-    lint.add_argument("--json", action="store_true", help="print JSON")
-
-    targets = commands.add_parser("targets", help="list the runtimes that --target knows, or explain one")
-    targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
-    targets.set_defaults(command=_targets)
-    return parser
-
-
-def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: Any) -> None:
-    """A flag for a field of `Options`, with the default and the help that are said there."""
-    field = next(field for field in dataclasses.fields(Options) if field.name == name)
-    default = None if details.get("action") == "append" else field.default
-    parser.add_argument(flag, dest=name, default=default, help=field.metadata["help"], **details)
-
-
-class _Target(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
-        if value == "list":  # as it was spelled before there was a command for it
-            raise SystemExit(_targets(namespace))
-        setattr(namespace, self.dest, value)
-
-
-def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many sets of inputs are sampled")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled inputs")
-    parser.add_argument("--rtol", type=float, default=1e-3, metavar="R", help="relative tolerance")
-    parser.add_argument("--atol", type=float, default=1e-5, metavar="A", help="absolute tolerance")
-    parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
-    parser.add_argument(
-        "--exact", action=argparse.BooleanOptionalAction, default=True,
-        help="small models: look as well, in exact arithmetic, for what no input shows",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _dims(texts: Sequence[str], shapes: Sequence[str]) -> dict[str, int]:
-    dims: dict[str, int] = {}
-    for text in texts:
-        name, equals, size = text.rpartition("=")
-        if not equals or not name or not _is_size(size):
-            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100")
-        _set(dims, name, int(size))
-    for text in shapes:
-        name, colon, sizes = text.rpartition(":")
-        if not colon or not name or not all(map(_is_size, sizes.split(","))):
-            raise RnnLowerError(f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16")
-        for axis, size in enumerate(sizes.split(",")):
-            _set(dims, f"{name}[{axis}]", int(size))
-    return dims
-
-
-def _set(dims: dict[str, int], name: str, size: int) -> None:
-    if dims.setdefault(name, size) != size:
-        raise RnnLowerError(f"'{name}' is given twice, as {dims[name]} and as {size}")
-
-
-def _is_size(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
-
-
-class _Selection:
-    """What --only and --skip choose. Every pattern has to match some node: one that does not is a slip."""
-
-    def __init__(self, only: Sequence[str], skip: Sequence[str]) -> None:
-        self._only, self._skip = only, skip
-        self._names: list[str] = []
-
-    def __call__(self, node: RecurrentNode) -> bool:
-        self._names.append(node.name)
-        return (not self._only or self._matches(node.name, self._only)) and not self._matches(node.name, self._skip)
-
-    @staticmethod
-    def _matches(name: str, patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-    def check(self) -> None:
-        """Raise for a pattern that no node matches."""
-        for flag, patterns in (("--only", self._only), ("--skip", self._skip)):
-            for pattern in patterns:
-                if not any(self._matches(name, [pattern]) for name in self._names):
-                    near = difflib.get_close_matches(pattern, self._names, 3, 0.4) or self._names[:3]
-                    told = f"; there are {', '.join(repr(name) for name in near)}" if near else ""
-                    raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node is called so{told}")
-
-
-# -- commands ---------------------------------------------------------------------------------------------------------
-
-
-def _lower(arguments: argparse.Namespace) -> int:
-    from rnn_lower import api
-
-    if arguments.output == "-" and sys.__stdout__ is None:
-        raise RnnLowerError("-o -: stdout is closed; name a file")
-    if arguments.inputs is not None and not arguments.check:
-        raise RnnLowerError("--inputs needs --check")
-    if arguments.fold and arguments.prove:
-        raise RnnLowerError("--prove compares all of a file, and --fold changes all of it; use --check")
-    selection = _Selection(arguments.only, arguments.skip)
-    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
-    given.update(dims=_dims(arguments.dims or [], arguments.shapes or []), select=selection)
-    reports: list[CheckReport | Proof] = []
-
-    def changed(lowered: str) -> Sequence[str]:
-        from rnn_lower.proof import untouched
-
-        if arguments.fold:  # which changes all of it
-            return ()
-        return untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
-
-    def accept(lowered: str) -> bool:
-        selection.check()
-        try:
-            if arguments.prove:
-                reports.append(api.prove(arguments.model, lowered))
-            if arguments.check:
-                reports.append(_run_check(arguments, arguments.model, lowered, changed(lowered)))
-        except RnnLowerError as error:  # the file has its name only when it is put in place
-            raise type(error)(str(error).replace(f"{lowered}: ", "")) from None
-        return all(report.ok for report in reports)
-
-    with progress() as advance:
-        records = api.lower_file(
-            arguments.model, arguments.output, progress=advance, force=arguments.force,
-            accept=accept,
-            **{name: value for name, value in given.items() if value is not None},
-        )  # fmt: skip
-    written = arguments.output if all(report.ok for report in reports) else None
-    with contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout):
-        print_lowered(arguments.json, written, records, reports)
-    return DONE if written else DIFFERENT
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    return _told(_run_check(arguments, arguments.original, arguments.lowered), arguments.json)
-
-
-def _prove(arguments: argparse.Namespace) -> int:
-    from rnn_lower import api
-
-    proof = api.prove(arguments.original, arguments.lowered, points=arguments.points, seed=arguments.seed)
-    return _told(proof, arguments.json)
-
-
-def _told(report: CheckReport | Proof, as_json: bool) -> int:
-    print_json(report_data(report)) if as_json else print_report(report)
-    return DONE if report.ok else DIFFERENT
-
-
-def _run_check(arguments: argparse.Namespace, original: str, lowered: str, changed: Sequence[str] = ()) -> CheckReport:
-    from rnn_lower import api
-
-    report = api.check(
-        original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
-        rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
-        exact=arguments.exact,
-    )  # fmt: skip
-    return dataclasses.replace(report, changed=tuple(changed))
-
-
-def _inspect(arguments: argparse.Namespace) -> int:
-    from rnn_lower import api
-    from rnn_lower.targets import find_target
-
-    verdict = find_target(arguments.target).verdict if arguments.target else None
-    inputs, nodes = api.inspect_file(arguments.model)
-    print_inspected(arguments.json, arguments.model, inputs, nodes, verdict)
-    return DONE
-
-
-def _lint(arguments: argparse.Namespace) -> int:
-    from rnn_lower import api
-
-    report = api.lint(arguments.model, arguments.target)
-    print_linted(arguments.json, arguments.model, report)
-    return DONE if report.ok else DIFFERENT
-
-
-def _targets(arguments: argparse.Namespace) -> int:
-    from rnn_lower.targets import TARGETS, find_target
-
-    name = getattr(arguments, "target", None)
-    if name in (None, "list"):  # --target list, as it was spelled before there was a command for it
-        for target in TARGETS.values():
-            print(f"{target.name}: {target.summary}")
-    else:
-        for told, what in find_target(name).explained():
-            print(f"{told}: {what}")
-    return DONE

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rnn_lower.model.passes import Record
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.streaming.making import Made
     from rnn_lower.targets.fused import Verdict
 
 SCHEMA = 1
@@ -75,6 +76,25 @@ def print_lowered(
         _print_records(records, written)
         for report in reports:
             print_report(report)
+
+
+def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequence[CheckReport]) -> None:
+    """What `rnn-lower stream` has made: the states, the chunks that it takes, and what became of recurrent nodes."""
+    states = [
+        {"input": s.input, "output": s.output, "of": s.node, "first": "the caller's" if s.first is None else "known"}
+        for s in made.plan.states
+    ]
+    if as_json:
+        result: dict[str, Any] = {"schema": SCHEMA, "output": written, "states": states, "every": made.plan.every}
+        result |= {"inputs": dict(made.plan.inputs), "outputs": dict(made.plan.outputs)}
+        result |= {"nodes": [_record_row(record) for record in made.records]}
+        print_json({**result, **{report.kind: report_data(report) for report in reports}})
+        return
+    if states:
+        _print_table(f"states; chunks of a multiple of {made.plan.every} frames", states, list(states[0]))
+    _print_records(made.records, written)
+    for report in reports:
+        print_report(report)
 
 
 def print_json(data: Any) -> None:
@@ -170,11 +190,14 @@ def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[s
 
 
 class progress:
-    """A progress bar on stderr while weights are written, when someone is looking."""
+    """A progress bar on stderr while weights are written, when someone is looking and wants it."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
 
     def __enter__(self) -> Callable[[str, int, int], None] | None:
         self._bar: Any = None
-        if not sys.stderr.isatty():
+        if self._quiet or not sys.stderr.isatty():
             return None
         from rich.console import Console
         from rich.progress import Progress

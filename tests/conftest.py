@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "runtimes")]
+sys.path[:0] = [str(HERE), str(HERE / "runtimes"), str(HERE / "stream")]
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from paths import ROOT, own_models
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.arguments import make_parser
+from rnn_lower.commands import COMMANDS
 from rnn_lower.options import Keywords, Options
 from rnn_lower.recurrent.node import OPERATORS
 from rnn_lower.targets import TARGETS
@@ -473,7 +475,7 @@ def test_targets_are_listed(lstm, tmp_path, capsys):
 
 
 def test_every_option_has_a_help():
-    parser = cli._parser()
+    parser = make_parser(COMMANDS)
     (commands,) = (action for action in parser._actions if isinstance(action.choices, dict))
     for command in commands.choices.values():
         assert [action.dest for action in command._actions if not action.help and action.option_strings] == []
@@ -485,7 +487,7 @@ def test_options_are_said_once():
         parameters = inspect.signature(function).parameters
         for field in dataclasses.fields(Options):
             assert parameters[field.name].default == field.default
-    arguments = cli._parser().parse_args(["lower", "a", "-o", "b"])
+    arguments = make_parser(COMMANDS).parse_args(["lower", "a", "-o", "b"])
     assert (arguments.form, arguments.max_nodes) == (Options.form, Options.max_nodes)
 
 

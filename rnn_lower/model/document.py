@@ -102,6 +102,10 @@ class Document:
                 graph.initializers[sparse.values.name].const_value = None
         self._pairs.append((graph, proto))  # bodies before the graphs that they lie in
 
+    def message(self, node: ir.Node) -> onnx.NodeProto:
+        """The protobuf message that a node of the view was read from."""
+        return self._origin[node]
+
     # -- back into the protobuf ----------------------------------------------------------------------------------------
 
     def write_back(

@@ -92,6 +92,9 @@ class Session:
                 self._model.graph.register_initializer(value)
         for place in self.places:
             self._unsay(place.node.inputs["X"])
+        for new in found:
+            told, opset = new.place.node.describe(), new.place.scope.opset
+            logger.debug("%s: form %s, %d nodes of opset %d", told, new.form, new.count, opset)
         for place in self.places:
             for note in place.node.notes:
                 logger.info("%s: %s", place.node.describe(), note)

@@ -90,7 +90,7 @@ def _reach_more(models: Pair, sampled: samples.Samples, comparison: Comparison, 
     tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
     before = models.unreached()
     while before and (feeds := next(tries, None)) is not None:
-        with contextlib.suppress(_OriginalFails):
+        with contextlib.suppress(OriginalFails):
             expected = models.original_results(feeds)
             after = models.unreached()
             if len(after) < len(before):
@@ -134,7 +134,7 @@ class Pair:
         for feeds in candidates:
             try:
                 expected = self.original_results(feeds)
-            except _OriginalFails as failure:
+            except OriginalFails as failure:
                 first_error = first_error or str(failure)
                 continue
             keep(feeds)
@@ -169,7 +169,7 @@ class Pair:
         return dead_nodes(self.original.outline)
 
     def original_results(self, feeds: Feeds) -> list[Any]:
-        """Raises _OriginalFails when the original does not run with these inputs."""
+        """Raises OriginalFails when the original does not run with these inputs."""
         try:
             if self._run_original is None:
                 self._run_original = self._open_original()
@@ -182,7 +182,7 @@ class Pair:
                 self._run_original = open_reference(self.original, self._probe)
                 results = self._run_original(feeds)
         except Exception as error:  # runtimes raise whatever they raise
-            raise _OriginalFails(one_line(error)) from None
+            raise OriginalFails(one_line(error)) from None
         count = len(self.output_names)
         for index, flag in zip(self._flags, results[count:], strict=True):
             self._flagged |= {index} if np.any(flag) else set()
@@ -251,7 +251,7 @@ def _named(path: str | None) -> str:
     return "" if path is None else f"{path}: "
 
 
-class _OriginalFails(Exception):
+class OriginalFails(Exception):
     """The original does not run with these inputs; others may do."""
 
 

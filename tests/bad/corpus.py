@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from layers import Stack
+from noncausal import model_of as noncausal
 from onenode import OPTIONAL, Case, build
 from onnx import TensorProto, helper, numpy_helper
 
@@ -1118,7 +1120,132 @@ def bad_usage() -> Iterator[Bad]:
 # fmt: on
 
 
-ASKING: tuple[Bad, ...] = (*bad_wishes(), *bad_comparisons(), *bad_places(), *bad_usage())
+# -- streaming --------------------------------------------------------------------------------------------------------
+
+
+def streaming(make: Callable[[], Model], *options: object) -> Build:
+    def build(folder: Path) -> list[str]:
+        save(make(), folder / "bad.onnx")
+        return ["stream", str(folder / "bad.onnx"), "-o", str(folder / "out.onnx"), *map(str, options)]
+
+    return build
+
+
+def twice_the_same(model: Model) -> Model:
+    """Two axes of one name."""
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[:2]:
+        dim.dim_param = "T"
+    return model
+
+
+def sharing() -> Model:
+    """Two nodes that begin with the same input."""
+    model = model_of("GRU", dynamic=True, optional=("initial_h",), outputs=("Y",))
+    other = copy.deepcopy(recurrent(model))
+    other.name, other.output[0] = "other", "Y2"
+    model.graph.node.append(other)
+    model.graph.output.append(helper.make_tensor_value_info("Y2", TensorProto.FLOAT, [None] * 4))
+    return model
+
+
+def with_lengths_out() -> Model:
+    model = model_of(dynamic=True, optional=("sequence_lens",))
+    model.graph.node.append(helper.make_node("Neg", ["sequence_lens"], ["less"], name="negative"))
+    model.graph.output.append(helper.make_tensor_value_info("less", TensorProto.INT32, ["N"]))
+    return model
+
+
+def computed_state() -> Model:
+    """An initial state that is computed from another input."""
+    model = model_of("GRU", dynamic=True, optional=("initial_h",))
+    model.graph.node.insert(0, helper.make_node("Tanh", ["initial_h"], ["begin"]))
+    recurrent(model).input[5] = "begin"
+    return model
+
+
+def strided() -> Model:
+    stack = Stack(np.random.default_rng(0))
+    stack.add("Transpose", stack.value, perm=[0, 2, 1])
+    stack.add("Conv", stack.value, stack.weight(6, 6, 2), kernel_shape=[2], strides=[2])
+    return stack.model()
+
+
+def with_a_rate() -> Model:
+    model = model_of(dynamic=True)
+    model.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, [2]))
+    return model
+
+
+def pointwise() -> Model:
+    stack = Stack(np.random.default_rng(0))
+    stack.add("Relu", "x")
+    return stack.model()
+
+
+# fmt: off
+def bad_streams() -> Iterator[Bad]:
+    for name, words in NOT_CAUSAL.items():
+        yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
+    free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
+    yield Bad("stream of several sizes", streaming(free), "the inputs have several sizes, T, N: say which axis is the stream (--time T)")
+    yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size: say which axis is the stream")
+    yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; there are T, N", "--time")
+    yield Bad("stream time fixed", streaming(free, "--time", "X[2]"), "--time X[2]: its size is fixed at 3; export the model with a dynamic axis there", "--time")
+    yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' is called so", "--time")
+    yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the strides of the model over time take multiples of 2 frames", "--step")
+    yield Bad("stream step of steps", streaming(lambda: model_of("GRU", optional=("initial_h",)), "--step", 1), "--step: the states are outside already, and no axis of the inputs is the stream", "--step")
+    yield Bad("stream set nothing", streaming(with_a_rate, "--time", "T", "--set", "sr"), "--set sr: write INPUT=VALUE, e.g. --set sr=16000", "--set")
+    yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "no input is called 'rate' (--set); inputs: X, sr", "--set")
+    yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is no value for input 'sr' of type INT64", "sr")
+    yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "is of shape [2]; the value set is of [3]", "sr")
+    yield Bad("stream fused for a target", streaming(free, "--time", "T", "--keep-fused", "--target", "tract"), "keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
+    yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: 'initial_h' is given by the caller, who alone can set it back", "reset")
+    yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own that could be set back", "reset")
+    yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9, the model is at opset 8")
+    yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens in a branch cannot be counted over chunks")
+    yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "serve Neg 'negative' too, where what is left of them would be something else")
+    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and its state is not given back as it is")
+    yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9, the model is at opset 8", "reset")
+    yield Bad("stream shared state", streaming(sharing, "--time", "T"), "is used elsewhere too; give the node an input of its own")
+
+
+NOT_CAUSAL = {
+    "reverse LSTM": "it is reverse over time, so that its first result needs the whole stream",
+    "softmax over time": "it normalizes over time",
+    "attention": "it multiplies frames of the stream with each other",
+    "mean over time": "it reduces over time",
+    "sum over all": "it reduces over all axes, time among them",
+    "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind",
+    "conv without padding": "its first frame looks ahead: its window is of 3 frames, with 0 padded before the stream; pad 2",
+    "conv with too much padding": "it pads more frames before the stream than its window has",
+    "conv padded automatically": "how it pads over time depends on the length of the stream (auto_pad SAME_UPPER)",
+    "conv over frames as channels": "it adds frames of the stream up: they are its channels",
+    "transposed conv": "each frame of the stream makes several of its output, which overlap",
+    "average that leaves padding out": "its first frames are averages of fewer values (count_include_pad is 0)",
+    "pool rounded up": "it rounds the number of frames up (ceil_mode)",
+    "pad behind": "it looks ahead by 1 frames: it pads 1 frames behind the stream",
+    "pad cut off": "it cuts frames off the stream",
+    "reflected": "how it pads over time depends on the stream (mode reflect)",
+    "flip": "it takes frames -1 to -4611686018427387904 by -1 of the stream",
+    "first frame": "it takes fixed frames of the stream: [0]",
+    "split in time": "it splits the stream over time",
+    "sum up to here": "there is no rule for it",
+    "tile": "it repeats the stream over time",
+    "joined with itself": "it joins frames over time",
+    "a number for each frame": "input 1 has values of its own for the frames of the stream",
+    "divided by the length": "it computes with the length of the stream",
+    "encoder and decoder": "it uses a state of the stream so far for each of its frames",
+    "two rates": "its inputs have different rates over time",
+    "mixed frames": "it mixes frames of the stream with each other",
+    "squeezed without axes": "it names no axes, so that a stream of one frame would lose its axis",
+    "noise": "what it gives is another thing at each run",
+    "gram matrix": "input 1 depends on the stream",
+    "one shape for all": "the shape that it makes does not follow from that of its input",
+}
+# fmt: on
+
+
+ASKING: tuple[Bad, ...] = (*bad_wishes(), *bad_comparisons(), *bad_places(), *bad_usage(), *bad_streams())
 
 
 # -- from Python ------------------------------------------------------------------------------------------------------
@@ -1148,6 +1275,11 @@ def _without_data() -> ir.Model:
     return model
 
 
+def anything_of(package: Any) -> Any:
+    """Its `stream`, to be called with anything."""
+    return package.stream
+
+
 # fmt: off
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
@@ -1174,6 +1306,17 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; give the path of the model")
     yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+    stream, free = anything_of(rnn_lower), model_of("GRU", dynamic=True)
+    session = rnn_lower.StreamingSession
+    yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
+    yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map names of inputs to values")
+    yield BadCall("session of any model", lambda: session(free), "it is no streaming model: make one (rnn-lower stream), or name its states")
+    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: there is no input 'h' with an output 'Y_h'")
+    yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must be of a multiple of 2 frames")
+    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_fused=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk of no frames: the fused operators of onnxruntime need at least one")
+    yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk lacks initial_h")
+    yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; give arrays by name: X, sr")
+    yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states are node/h_in, not h")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
 # fmt: on
 

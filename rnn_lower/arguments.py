@@ -1,0 +1,177 @@
+"""What the command line takes: one parser, and texts that become values."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import rnn_lower
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.options import FORMS, Options
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """The parser of all commands; what is parsed has the one that does the work as `command`."""
+    parser = _Parser(
+        prog="rnn-lower", description="Rewrite RNN, GRU and LSTM nodes of ONNX models as primitive operators."
+    )
+    parser.add_argument("--version", action="version", version=f"rnn-lower {rnn_lower.__version__}")
+    kinds = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = kinds.add_parser(name, help=text)
+        added.set_defaults(command=commands[name])
+        added.add_argument("-q", "--quiet", action="store_true", help="print errors only, and what --json asks for")
+        added.add_argument("-v", "--verbose", action="store_true", help="tell as well what becomes of each node")
+        return added
+
+    lower = add("lower", "write a model without recurrent nodes")
+    _files_and_form(lower, commands["targets"])
+    _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
+    lower.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
+    lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
+    _sizes_and_limits(lower)
+    _option(lower, "--keep-native", "keep_native", action="store_true")
+    lower.add_argument("--check", action="store_true", help="compare with the original before writing")
+    lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
+    _check_arguments(lower)
+
+    _stream_arguments(
+        add("stream", "write a model that runs chunk by chunk, its state in and out"), commands["targets"]
+    )
+
+    check = add("check", "compare two models")
+    check.add_argument("original", metavar="A.onnx")
+    check.add_argument("lowered", metavar="B.onnx")
+    _check_arguments(check)
+
+    prove = add("prove", "show without inputs and tolerance that two models are the same function")
+    prove.add_argument("original", metavar="A.onnx")
+    prove.add_argument("lowered", metavar="B.onnx")
+    prove.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
+    prove.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
+    prove.add_argument("--json", action="store_true", help="print JSON")
+
+    inspect = add("inspect", "list recurrent nodes with their features")
+    inspect.add_argument("model", metavar="IN.onnx")
+    inspect.add_argument("--target", metavar="RUNTIME", help="tell whether this runtime runs each node right as it is")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+
+    lint = add("lint", "list the nodes that a runtime does not take, with the rule")
+    lint.add_argument("model", metavar="IN.onnx")
+    lint.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
+    lint.add_argument("--json", action="store_true", help="print JSON")
+
+    targets = add("targets", "list the runtimes that --target knows, or explain one")
+    targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
+    return parser
+
+
+def _files_and_form(parser: argparse.ArgumentParser, list_targets: Command) -> None:
+    parser.add_argument("model", metavar="IN.onnx")
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
+    parser.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
+    _option(parser, "--form", "form", choices=FORMS)
+    _option(parser, "--target", "target", metavar="RUNTIME", action=_Target, const=list_targets)
+
+
+def _sizes_and_limits(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "--opset", "opset", metavar="N", type=int)
+    _option(parser, "--dim", "dims", metavar="NAME=SIZE", action="append")
+    parser.add_argument(
+        "--input-shape", dest="shapes", action="append", metavar="INPUT:SIZE,SIZE...", help="the same for all axes"
+    )
+    _option(parser, "--fold", "fold", action="store_true")
+    _option(parser, "--max-nodes", "max_nodes", metavar="N", type=int)
+
+
+def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> None:
+    _files_and_form(parser, list_targets)
+    parser.add_argument("--time", metavar="NAME", help="the symbolic size that is the stream, or INPUT[AXIS]")
+    parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled; 1 is a straight line")
+    parser.add_argument("--keep-fused", action="store_true", help="leave the recurrent nodes, only give them states")
+    parser.add_argument("--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="make an input a constant")
+    parser.add_argument("--reset", action="store_true", help="add an input `reset` that sets rows back")
+    _sizes_and_limits(parser)
+    parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
+    _runs_and_tolerance(parser)
+
+
+def _runs_and_tolerance(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many sets of inputs are sampled")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled inputs")
+    parser.add_argument("--rtol", type=float, default=1e-3, metavar="R", help="relative tolerance")
+    parser.add_argument("--atol", type=float, default=1e-5, metavar="A", help="absolute tolerance")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: Any) -> None:
+    """A flag for a field of `Options`, with the default and the help that are said there."""
+    field = next(field for field in dataclasses.fields(Options) if field.name == name)
+    default = None if details.get("action") == "append" else field.default
+    parser.add_argument(flag, dest=name, default=default, help=field.metadata["help"], **details)
+
+
+class _Target(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        if value == "list":  # as it was spelled before there was a command for it
+            raise SystemExit(self.const(namespace))
+        setattr(namespace, self.dest, value)
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
+    _runs_and_tolerance(parser)
+    parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
+    parser.add_argument(
+        "--exact", action=argparse.BooleanOptionalAction, default=True,
+        help="small models: look as well, in exact arithmetic, for what no input shows",
+    )  # fmt: skip
+
+
+def fixed_inputs(texts: Sequence[str]) -> dict[str, Any]:
+    fixed: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            fixed[name] = json.loads(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise RnnLowerError(f"--set {text}: write INPUT=VALUE, e.g. --set sr=16000 or --set speed=[0.5,1]")
+    return fixed
+
+
+def sizes(texts: Sequence[str], shapes: Sequence[str]) -> dict[str, int]:
+    dims: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.rpartition("=")
+        if not equals or not name or not _is_size(size):
+            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100")
+        _set(dims, name, int(size))
+    for text in shapes:
+        name, colon, sizes = text.rpartition(":")
+        if not colon or not name or not all(map(_is_size, sizes.split(","))):
+            raise RnnLowerError(f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16")
+        for axis, size in enumerate(sizes.split(",")):
+            _set(dims, f"{name}[{axis}]", int(size))
+    return dims
+
+
+def _set(dims: dict[str, int], name: str, size: int) -> None:
+    if dims.setdefault(name, size) != size:
+        raise RnnLowerError(f"'{name}' is given twice, as {dims[name]} and as {size}")
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdecimal()

@@ -1,0 +1,196 @@
+"""The commands: each calls the function of the library that it is named after, and prints what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import fnmatch
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from rnn_lower import tables
+from rnn_lower.arguments import Command, fixed_inputs, sizes
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.options import Options
+
+if TYPE_CHECKING:
+    from rnn_lower.proof.report import CheckReport, Proof
+    from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.streaming.making import Made
+
+DONE, DIFFERENT = 0, 1
+
+
+class _Selection:
+    """What --only and --skip choose. Every pattern has to match some node: one that does not is a slip."""
+
+    def __init__(self, only: Sequence[str], skip: Sequence[str]) -> None:
+        self._only, self._skip = only, skip
+        self._names: list[str] = []
+
+    def __call__(self, node: RecurrentNode) -> bool:
+        self._names.append(node.name)
+        return (not self._only or self._matches(node.name, self._only)) and not self._matches(node.name, self._skip)
+
+    @staticmethod
+    def _matches(name: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    def check(self) -> None:
+        """Raise for a pattern that no node matches."""
+        for flag, patterns in (("--only", self._only), ("--skip", self._skip)):
+            for pattern in patterns:
+                if not any(self._matches(name, [pattern]) for name in self._names):
+                    near = difflib.get_close_matches(pattern, self._names, 3, 0.4) or self._names[:3]
+                    told = f"; there are {', '.join(repr(name) for name in near)}" if near else ""
+                    raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node is called so{told}")
+
+
+def _lower(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    if arguments.output == "-" and sys.__stdout__ is None:
+        raise RnnLowerError("-o -: stdout is closed; name a file")
+    if arguments.inputs is not None and not arguments.check:
+        raise RnnLowerError("--inputs needs --check")
+    if arguments.fold and arguments.prove:
+        raise RnnLowerError("--prove compares all of a file, and --fold changes all of it; use --check")
+    selection = _Selection(arguments.only, arguments.skip)
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
+    given.update(dims=sizes(arguments.dims or [], arguments.shapes or []), select=selection)
+    reports: list[CheckReport | Proof] = []
+
+    def changed(lowered: str) -> Sequence[str]:
+        from rnn_lower.proof import untouched
+
+        if arguments.fold:  # which changes all of it
+            return ()
+        return untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
+
+    def accept(lowered: str) -> bool:
+        selection.check()
+        try:
+            if arguments.prove:
+                reports.append(api.prove(arguments.model, lowered))
+            if arguments.check:
+                reports.append(_run_check(arguments, arguments.model, lowered, changed(lowered)))
+        except RnnLowerError as error:  # the file has its name only when it is put in place
+            raise type(error)(str(error).replace(f"{lowered}: ", "")) from None
+        return all(report.ok for report in reports)
+
+    with tables.progress(arguments.quiet) as advance:
+        records = api.lower_file(
+            arguments.model, arguments.output, progress=advance, force=arguments.force,
+            accept=accept,
+            **{name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
+    written = arguments.output if all(report.ok for report in reports) else None
+    with _beside(written, arguments):
+        tables.print_lowered(arguments.json, written, records, reports)
+    return DONE if written else DIFFERENT
+
+
+def _beside(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
+    """Where tables go: not among the bytes of a model, and nowhere if nobody wants them."""
+    if arguments.quiet and not arguments.json:
+        return contextlib.redirect_stdout(open(os.devnull, "w"))
+    return contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout)
+
+
+def _stream(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    if arguments.output == "-" and sys.__stdout__ is None:
+        raise RnnLowerError("-o -: stdout is closed; name a file")
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
+    given["dims"] = sizes(arguments.dims or [], arguments.shapes or []) or None
+    reports: list[CheckReport] = []
+
+    def accept(path: str, made: Made) -> bool:
+        if arguments.check:
+            try:
+                tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
+                reports.append(api.check_streaming(made, path, **tolerances))
+            except RnnLowerError as error:  # the file has its name only when it is put in place
+                raise type(error)(str(error).replace(f"{path}: ", "")) from None
+        return all(report.ok for report in reports)
+
+    with tables.progress(arguments.quiet) as advance:
+        made = api.stream_file(
+            arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
+            keep_fused=arguments.keep_fused, set_inputs=fixed_inputs(arguments.fixed or []), accept=accept,
+            progress=advance, force=arguments.force,
+            **{name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
+    written = arguments.output if all(report.ok for report in reports) else None
+    with _beside(written, arguments):
+        tables.print_streamed(arguments.json, written, made, reports)
+    return DONE if written else DIFFERENT
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    return _told(_run_check(arguments, arguments.original, arguments.lowered), arguments.json)
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    proof = api.prove(arguments.original, arguments.lowered, points=arguments.points, seed=arguments.seed)
+    return _told(proof, arguments.json)
+
+
+def _told(report: CheckReport | Proof, as_json: bool) -> int:
+    tables.print_json(tables.report_data(report)) if as_json else tables.print_report(report)
+    return DONE if report.ok else DIFFERENT
+
+
+def _run_check(arguments: argparse.Namespace, original: str, lowered: str, changed: Sequence[str] = ()) -> CheckReport:
+    from rnn_lower import api
+
+    report = api.check(
+        original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
+        rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
+        exact=arguments.exact,
+    )  # fmt: skip
+    return dataclasses.replace(report, changed=tuple(changed))
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+    from rnn_lower.targets import find_target
+
+    verdict = find_target(arguments.target).verdict if arguments.target else None
+    inputs, nodes = api.inspect_file(arguments.model)
+    tables.print_inspected(arguments.json, arguments.model, inputs, nodes, verdict)
+    return DONE
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    report = api.lint(arguments.model, arguments.target)
+    tables.print_linted(arguments.json, arguments.model, report)
+    return DONE if report.ok else DIFFERENT
+
+
+def _targets(arguments: argparse.Namespace) -> int:
+    from rnn_lower.targets import TARGETS, find_target
+
+    name = getattr(arguments, "target", None)
+    if name in (None, "list"):  # --target list, as it was spelled before there was a command for it
+        for target in TARGETS.values():
+            print(f"{target.name}: {target.summary}")
+    else:
+        for told, what in find_target(name).explained():
+            print(f"{told}: {what}")
+    return DONE
+
+
+COMMANDS: dict[str, Command] = {
+    "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "inspect": _inspect, "lint": _lint,
+    "targets": _targets,
+}  # fmt: skip

@@ -1,0 +1,177 @@
+"""How each kind of node carries what it has to remember from one chunk to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.recurrent.node import display_name
+from rnn_lower.streaming.first import FromInput
+from rnn_lower.streaming.lengths import count_down
+from rnn_lower.streaming.plan import State
+from rnn_lower.streaming.reach import gives_back, is_part_of_input
+from rnn_lower.streaming.recurrence import Length, Recurrence
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.surgery import Surgery, put
+from rnn_lower.streaming.windows import Cache
+
+END = 2**63 - 1
+STATES = {"h": (5, 1), "c": (6, 2)}
+"""Input and output of a recurrent node, by state."""
+
+
+def carry_recurrence(work: Surgery, one: Recurrence) -> None:
+    read = one.read
+    message = work.document.message(read.node)
+    if work.step is not None and not isinstance(read.seq_length, str):
+        tell_length(work, Length(read, work.step // one.every))
+    ended = count_down(work, one, message) if "sequence_lens" in read.inputs else None
+    for letter in read.operator.states:
+        place, result = STATES[letter]
+        given = read.inputs.get(f"initial_{letter}")
+        shape: tuple[Size, ...]
+        shape = (one.batch, ONE, size(read.hidden_size)) if read.layout else (ONE, one.batch, size(read.hidden_size))
+        if given is not None and given.is_graph_input() and given.name not in work.document.model.graph.initializers:
+            source = _callers(work, one, given)
+            first = None
+        else:
+            try:
+                first, shape = work.first(read.describe(), given, shape, read.dtype)
+            except FromInput as error:
+                _left(work, one, str(error))
+                continue
+            source = work.names.unique(f"{read.name}/{letter}_in")
+        current = source
+        if first is not None:
+            work.add_input(source, read.dtype, shape)
+            current = work.resettable(message, source, first, shape, 0 if read.layout else 1)
+        put(message.input, place, current)
+        if given is not None:
+            work.replaced[read.node, place] = given
+        _result(work, one, message, (letter, result), (source, current), first, shape, ended)
+
+
+def tell_length(work: Surgery, one: Length) -> None:
+    """Where inference does not find the length of a sequence, a Reshape says it."""
+    read, message = one.read, work.document.message(one.read.node)
+    if work.step is None or read.static_length is not None:
+        return
+    name, known = work.names.unique(f"{read.name}/X"), work.tracks[read.inputs["X"]].sizes
+    sizes = [each.number or 0 for each in known]  # 0: as it is
+    sizes[1 if read.layout else 0] = one.steps
+    shape = work.constant(message, np.array(sizes, np.int64), f"{name}/shape")
+    work.ahead(message, helper.make_node("Reshape", [message.input[0], shape], [name]))
+    message.input[0] = name
+
+
+def _result(
+    work: Surgery, one: Recurrence, message: onnx.NodeProto, what: tuple[str, int], names: tuple[str, str],
+    first: np.ndarray | None, shape: tuple[Size, ...], ended: str | None,
+) -> None:  # fmt: skip
+    """The final state as an output; a row whose sequence had ended before keeps what it had."""
+    read, (letter, place), (source, current) = one.read, what, names
+    old = message.output[place] if place < len(message.output) else ""
+    plain = not old and ended is None and not work.is_nested(message)
+    held = old or work.names.unique(f"{read.name}/{letter}_{'out' if plain else 'last'}")
+    if ended is not None:
+        raw = work.names.unique(f"{held}/raw")
+        put(message.output, place, raw)
+        work.after(message, helper.make_node("Where", [ended, current, raw], [held]))
+    elif not old:
+        put(message.output, place, held)
+    outputs = {value.name for value in work.graph.output}
+    if held in outputs and first is None:
+        name = held
+    elif any(state.input == source for state in work.states):  # shared with the other branch
+        work.surface(message, held, "", source, read.dtype, shape)
+        return
+    else:
+        name = held if plain else work.names.unique(f"{read.name}/{letter}_out")
+        work.surface(message, held, name, source, read.dtype, shape)
+    rows = 0 if read.layout else 1
+    work.states.append(State(source, name, shape, read.dtype.name, read.describe(), rows, first))
+
+
+def _callers(work: Surgery, one: Recurrence, given: ir.Value) -> str:
+    """An initial state that is an input already: it stays one."""
+    node = one.read.node
+    here = next(place for user, place in given.uses() if user is node)
+    for user, place in given.uses():
+        same = user is node or work.are_alternatives(work.document.message(node), work.document.message(user))
+        if not same or place != here:
+            raise UnsupportedError(
+                f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
+                " of its own"
+            )
+    work.notes.append(f"{one.read.describe()}: its state is input '{given.name}' already, which is left as it is")
+    return str(given.name)
+
+
+def _left(work: Surgery, one: Recurrence, reason: str) -> None:
+    """A state that the model takes from an input and gives back in ways of its own."""
+    read = one.read
+    if "sequence_lens" in read.inputs:
+        raise UnsupportedError(f"{read.describe()}: {reason}, which does not go with sequence_lens")
+    model = work.document.model
+    for letter in read.operator.states:
+        start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
+        if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
+            raise UnsupportedError(
+                f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
+                " that is an input of its own, or fix it (--set INPUT=VALUE)"
+            )
+    work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
+
+
+def carry_cache(work: Surgery, one: Cache) -> None:
+    message = work.document.message(one.node)
+    told, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
+    source = work.names.unique(f"{name}/cache_in")
+    first = np.full([n.number or 1 for n in one.shape], _fill(one), one.dtype.numpy())
+    work.check_sizes(told, one.shape)
+    work.add_input(source, one.dtype, one.shape)
+    current = work.resettable(message, source, first, one.shape, 0)
+    if one.after:
+        raw, joined = work.names.unique(f"{message.output[0]}/chunk"), message.output[0]
+        message.output[0] = raw
+        add = work.after
+    else:
+        raw, joined = message.input[0], work.names.unique(f"{name}/with_cache")
+        message.input[0] = joined
+        add = work.ahead
+    add(message, helper.make_node("Concat", [current, raw], [joined], axis=one.axis))
+    kept = work.names.unique(f"{name}/cache")
+    for node in _tail(work, joined, kept, one.axis, one.length):
+        add(message, node)
+    for key, value in one.attributes.items():
+        next(a for a in message.attribute if a.name == key).CopyFrom(helper.make_attribute(key, value))
+    if one.pads is not None:
+        message.input[1] = work.constant(message, np.array(one.pads, np.int64), f"{name}/pads")
+    result = work.names.unique(f"{name}/cache_out")
+    work.surface(message, kept, result, source, one.dtype, one.shape)
+    work.states.append(State(source, result, one.shape, one.dtype.name, told, 0, first))
+
+
+def _tail(work: Surgery, value: str, name: str, axis: int, length: int) -> list[onnx.NodeProto]:
+    """The last frames."""
+    if work.opset < 10:
+        return [helper.make_node("Slice", [value], [name], starts=[-length], ends=[END], axes=[axis])]
+    parts = [work.names.unique(f"{name}/{what}") for what in ("starts", "ends", "axes")]
+    arrays = [np.array([number], np.int64) for number in (-length, END, axis)]
+    made = [
+        helper.make_node("Constant", [], [part], value=numpy_helper.from_array(array))
+        for part, array in zip(parts, arrays, strict=True)
+    ]
+    return [*made, helper.make_node("Slice", [value, *parts], [name])]
+
+
+def _fill(one: Cache) -> Any:
+    """Pooling takes the largest value, so nothing may be larger than what was not there."""
+    if one.fill == -np.inf and one.dtype.is_integer():
+        return np.iinfo(one.dtype.numpy()).min
+    return one.fill

@@ -1,0 +1,104 @@
+"""Does a streaming model, chunk by chunk, give what the original gives for the whole? Random chunks show."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.model import files
+from rnn_lower.model.document import Document
+from rnn_lower.proof import proving, samples
+from rnn_lower.proof.comparing import Comparison
+from rnn_lower.proof.judging import OriginalFails, Pair
+from rnn_lower.proof.report import CheckReport
+from rnn_lower.streaming.plan import LAST, Plan
+from rnn_lower.streaming.session import Feeds, StreamingSession
+
+LENGTHS = (5, 12, 1, 23, 40)
+"""Chunks of the least length that make a whole run."""
+
+
+def check_streaming(
+    original: Document, fused: Document, made: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
+) -> CheckReport:  # fmt: skip
+    """Compare whole runs of the original with runs chunk by chunk, of random lengths, of what was made of it.
+
+    fused: the streaming form before its nodes were lowered; these are compared in exact arithmetic where that is cheap.
+    Raises RnnLowerError when no inputs are found with which the original runs.
+    """
+    document, _ = files.open_model(made)
+    judge, runner = Pair(original, original), Pair(document, document)
+    comparison, names = Comparison(rtol, atol), list(plan.outputs)
+    step = _step(document, plan)
+    for index in range(runs):
+        feeds, whole = _sampled(judge, plan, LENGTHS[index % len(LENGTHS)] * step, seed, index, document)
+        rng = np.random.default_rng([seed, index])
+        for lengths in _chunkings(rng, _frames(plan, feeds), step, _step(document, plan, fixed=True) is not None):
+            session = StreamingSession(document, run=runner.original_results)
+            results = stream_through(session, feeds, lengths)
+            comparison.add(names, [whole[judge.output_names.index(name)] for name in names], results)
+    located = proving.located(fused, document) if proving.is_cheap(fused) else ()
+    nothing = comparison.nothing_compared(set(names), True)
+    return CheckReport(comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located)
+
+
+def stream_through(session: StreamingSession, feeds: Feeds, lengths: Sequence[int]) -> list[Any]:
+    """The outputs of a whole run, made chunk by chunk."""
+    plan, begin, parts = session.plan, 0, []
+    given = {state.input for state in plan.states if state.first is None}
+    for length in lengths:
+        chunk = {name: array for name, array in feeds.items() if begin == 0 or name not in given}
+        for name, axis in plan.inputs.items():
+            chunk[name] = np.take(feeds[name], range(begin, begin + length), axis)
+        parts.append(session.run(chunk))
+        begin += length
+    found = []
+    for name, what in plan.outputs.items():
+        pieces = [part[name] for part in parts]
+        found.append(
+            pieces[-1] if what == LAST else pieces[0] if isinstance(what, str) else np.concatenate(pieces, what)
+        )
+    return found
+
+
+def _sampled(judge: Pair, plan: Plan, frames: int, seed: int, index: int, made: Document) -> tuple[Feeds, list[Any]]:
+    """Inputs for a whole run that the original takes, and what it makes of them."""
+    fixed = {**samples.fixed_sizes(judge.original.model, made.proto), **dict.fromkeys(plan.inputs.items(), frames)}
+    why = ""
+    for feeds in samples.Samples(judge.original.model, seed, fixed, judge.nodes).candidates(index):
+        try:
+            return feeds, judge.original_results(feeds)
+        except OriginalFails as error:
+            why = why or str(error)
+    raise RnnLowerError(f"the original model does not run with the inputs that were tried: {why}")
+
+
+def _frames(plan: Plan, feeds: Feeds) -> int:
+    name, axis = next(iter(plan.inputs.items()))
+    return int(feeds[name].shape[axis])
+
+
+def _step(document: Document, plan: Plan, fixed: bool = False) -> Any:
+    """What chunks are a multiple of; fixed: the only length of a chunk, None where it is free."""
+    name, axis = next(iter(plan.inputs.items()))
+    value = next(value for value in document.proto.graph.input if value.name == name)
+    dim = value.type.tensor_type.shape.dim[axis]
+    known = dim.dim_value if dim.HasField("dim_value") else None
+    return known if fixed else known or plan.every
+
+
+def _chunkings(rng: np.random.Generator, frames: int, step: int, is_fixed: bool) -> Iterator[list[int]]:
+    """Lengths of chunks: all of the least length, two random ones, and the whole."""
+    count = frames // step
+    yield [step] * count
+    if is_fixed:
+        return
+    for _ in range(2):
+        cuts = np.flatnonzero(rng.integers(0, 3, count - 1) == 0) + 1
+        edges = [0, *(int(cut) for cut in cuts), count]
+        yield [step * (b - a) for a, b in itertools.pairwise(edges)]
+    yield [frames]

@@ -1,0 +1,50 @@
+"""What small tensors hold that are computed from constants alone, as exporters write pads and shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.model.scopes import subgraphs
+from rnn_lower.streaming.contents import LONGEST
+from rnn_lower.streaming.rules import RANDOM
+
+
+class Constants:
+    """The constants of a model, those included that nodes compute from others."""
+
+    def __init__(self) -> None:
+        self._found: dict[ir.Value, np.ndarray] = {}
+
+    def get(self, value: ir.Value | None) -> np.ndarray | None:
+        """What a value holds where that is known."""
+        if value in self._found:
+            return self._found[value]  # type: ignore[index]
+        tensor = known_tensor(value)
+        return None if tensor is None else tensor.numpy()
+
+    def compute(self, node: ir.Node, opset: int) -> None:
+        """Compute the results of a node whose inputs are all small and known."""
+        if node.op_type in ("Constant", *RANDOM) or any(True for _ in subgraphs(node)) or not node.inputs:
+            return
+        given: dict[str, np.ndarray] = {}
+        for value in node.inputs:
+            tensor = self._found.get(value) if value in self._found else known_tensor(value)  # type: ignore[arg-type]
+            if value is None or tensor is None or tensor.size > LONGEST:
+                return
+            given[str(value.name)] = tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
+        names = [str(value.name) for value in node.outputs]
+        try:
+            graph = onnx.helper.make_graph(
+                [ir.serde.serialize_node(node)], "constant", [], [onnx.ValueInfoProto(name=name) for name in names],
+                [onnx.numpy_helper.from_array(array, name) for name, array in given.items()],
+            )  # fmt: skip
+            model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+            results = ReferenceEvaluator(model).run(None, {})
+        except Exception:  # what the evaluator cannot do is not known
+            return
+        pairs = zip(node.outputs, results, strict=True)
+        self._found.update((value, np.asarray(found)) for value, found in pairs if np.size(found) <= LONGEST)

@@ -1,0 +1,168 @@
+"""Arithmetic with sizes: what nodes do that compute the shapes for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.track import Content, Look, Track
+
+LONGEST = 64
+"""Elements up to which a tensor of integers may hold sizes."""
+
+
+def content_of(look: Look) -> Track | None:
+    """What a node makes of sizes, where it can be told."""
+    function = CONTENTS.get(look.node.op_type)
+    found = None if function is None else function(look)
+    if found is None or len(found[1]) > LONGEST:
+        return None
+    rank, content = found
+    return Track((size(len(content)),) if rank else (), content=content)
+
+
+def constant_content(array: object) -> Track:
+    """A constant; integers of rank 0 or 1 may be sizes."""
+    numbers = np.asarray(array)
+    held = None
+    if numbers.dtype.kind in "iub" and numbers.ndim <= 1 and numbers.size <= LONGEST:
+        held = tuple(size(int(number)) for number in numbers.ravel())
+    return Track(tuple(map(size, numbers.shape)), content=held)
+
+
+Found = tuple[int, Content] | None
+"""Rank, 0 or 1, and elements."""
+
+
+def _given(look: Look, index: int) -> Found:
+    track = look.inputs[index] if index < len(look.inputs) else None
+    return None if track is None or track.content is None else (track.rank, track.content)
+
+
+def _shape(look: Look) -> Found:
+    x = look.inputs[0]
+    if x is None or x.shape is None:
+        return None
+    start, end = look.attribute("start", 0), look.attribute("end", None)
+    return 1, x.shape[slice(start, end)]
+
+
+def _same(look: Look) -> Found:
+    return _given(look, 0)
+
+
+def _cast(look: Look) -> Found:
+    return _given(look, 0) if look.attribute("to") in (onnx.TensorProto.INT32, onnx.TensorProto.INT64) else None
+
+
+def _as_list(look: Look) -> Found:
+    given = _given(look, 0)
+    return None if given is None else (1, given[1])
+
+
+def _reshaped(look: Look) -> Found:
+    """One number as it is, or as a list."""
+    given, target = _given(look, 0), look.known(1)
+    if given is None or target is None or len(given[1]) != 1 or any(n not in (1, -1) for n in target.ravel()):
+        return None
+    return (1, given[1]) if target.size == 1 else (0, given[1]) if not target.size else None
+
+
+def _squeezed(look: Look) -> Found:
+    given = _given(look, 0)
+    return (0, given[1]) if given is not None and len(given[1]) == 1 else None
+
+
+def _gathered(look: Look) -> Found:
+    given, chosen = _given(look, 0), look.known(1)
+    if given is None or chosen is None or chosen.ndim > 1 or not given[0]:
+        return None
+    if any(not -len(given[1]) <= index < len(given[1]) for index in chosen.ravel()):
+        return None
+    return chosen.ndim, tuple(given[1][int(index)] for index in chosen.ravel())
+
+
+def _joined(look: Look) -> Found:
+    parts = [_given(look, index) for index in range(len(look.inputs))]
+    return None if any(part is None for part in parts) else (1, tuple(one for part in parts if part for one in part[1]))
+
+
+def _sliced(look: Look) -> Found:
+    given = _given(look, 0)
+    starts, ends = look.integers(1, "starts", 10), look.integers(2, "ends", 10)
+    steps = (look.integers(4, "steps", 10) if look.opset >= 10 else None) or [1]
+    if given is None or starts is None or ends is None or steps[0] < 1:
+        return None
+    return 1, given[1][starts[0] : ends[0] : steps[0]]
+
+
+def _pairwise(function: Callable[[Size, Size], Size | None]) -> Callable[[Look], Found]:
+    def told(look: Look) -> Found:
+        a, b = _given(look, 0), _given(look, 1)
+        if a is None or b is None or (len(a[1]) != len(b[1]) and 1 not in (len(a[1]), len(b[1]))):
+            return None
+        count = max(len(a[1]), len(b[1])) if a[1] and b[1] else 0
+        pairs = zip(a[1] * (count // max(len(a[1]), 1)), b[1] * (count // max(len(b[1]), 1)), strict=True)
+        results = [function(one, other) for one, other in pairs]
+        found = tuple(one for one in results if one is not None)
+        return (max(a[0], b[0]), found) if len(found) == len(results) else None
+
+    return told
+
+
+def _add(a: Size, b: Size) -> Size | None:
+    x, y = a.number, b.number
+    return None if x is None or y is None else size(x + y)
+
+
+def _subtract(a: Size, b: Size) -> Size | None:
+    x, y = a.number, b.number
+    return None if x is None or y is None else size(x - y)
+
+
+def _divide(a: Size, b: Size) -> Size | None:
+    found = a.over(b)
+    if found is None or found.times < 0 or found.times.denominator > a.times.denominator:
+        return None  # the operator rounds
+    return found
+
+
+def _equal(a: Size, b: Size) -> Size | None:
+    """A size that is not known is not negative, and may be anything else."""
+    if a == b:
+        return ONE
+    numbers = [one.number for one in (a, b) if one.number is not None]
+    return size(0) if len(numbers) == 2 or (numbers and numbers[0] < 0) else None
+
+
+def _where(look: Look) -> Found:
+    parts = [_given(look, index) for index in range(3)]
+    count = max((len(part[1]) for part in parts if part), default=0)
+    if any(part is None or len(part[1]) not in (1, count) for part in parts):
+        return None
+    which, yes, no = (part[1] * (count // len(part[1])) for part in parts if part)
+    if any(one.number is None for one in which):
+        return None
+    return max(part[0] for part in parts if part), tuple(
+        a if test.number else b for test, a, b in zip(which, yes, no, strict=True)
+    )
+
+
+def _filled(look: Look) -> Found:
+    """As many of one number as a constant says."""
+    count, value = _given(look, 0), look.attribute("value")
+    if count is None or len(count[1]) != 1 or count[1][0].number is None or count[1][0].number > LONGEST:
+        return None
+    number = 0 if value is None else value.numpy().ravel()[0]
+    return (1, (size(int(number)),) * count[1][0].number) if number == int(number) else None
+
+
+CONTENTS: dict[str, Callable[[Look], Found]] = {
+    "Shape": _shape, "Identity": _same, "Cast": _cast, "Gather": _gathered, "Concat": _joined, "Slice": _sliced,
+    "Unsqueeze": _as_list, "Squeeze": _squeezed, "Reshape": _reshaped, "Mul": _pairwise(lambda a, b: a * b),
+    "Div": _pairwise(_divide), "Add": _pairwise(_add), "Sub": _pairwise(_subtract), "Equal": _pairwise(_equal),
+    "Where": _where, "ConstantOfShape": _filled,
+}  # fmt: skip

@@ -1,0 +1,75 @@
+"""The state before the first chunk: what a model starts from, where it says so itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.errors import UnsupportedError, one_line
+from rnn_lower.model.document import Document
+from rnn_lower.streaming.sizes import Size, size
+from rnn_lower.streaming.track import Track
+
+
+class FromInput(UnsupportedError):
+    """What is asked for is computed from an input, which the caller gives."""
+
+
+def evaluate(
+    document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, shape: Sequence[Size]
+) -> tuple[np.ndarray, tuple[Size, ...]]:  # fmt: skip
+    """The value when every symbol in the shape is 1, being repeated for other sizes; or a constant as it is.
+
+    Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
+    """
+    one, two = (_at(document, tracks, value, number) for number in (1, 2))
+    symbols = {symbol for axis in shape for symbol in axis.of}
+    wanted = [[axis.at(dict.fromkeys(symbols, number)) for axis in shape] for number in (1, 2)]
+    if one.shape == two.shape and np.array_equal(one, two):
+        return one, tuple(map(size, one.shape))
+    if [list(one.shape), list(two.shape)] != wanted or not np.array_equal(np.broadcast_to(one, two.shape), two):
+        raise UnsupportedError("its initial state is not the same for every row")
+    return one, tuple(shape)
+
+
+def _at(document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, number: int) -> np.ndarray:
+    """The value when all symbols are this number."""
+    nodes: dict[ir.Node, onnx.NodeProto] = {}
+    held: dict[str, np.ndarray] = {}
+
+    def need(one: ir.Value) -> None:
+        name, tensor, track = str(one.name), known_tensor(one), tracks.get(one)
+        if name in held or one.producer() in nodes:
+            return
+        if tensor is not None:
+            held[name] = tensor.numpy()
+        elif track is not None and track.content is not None:
+            numbers = [axis.at(dict.fromkeys(axis.of, number)) for axis in track.content]
+            held[name] = np.array(numbers if track.rank else numbers[0], np.int64)
+        elif (node := one.producer()) is None:
+            raise FromInput(f"its initial state is computed from input '{name}'")
+        else:
+            for given in node.inputs:
+                if given is not None:
+                    need(given)
+            if any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
+                raise UnsupportedError("its initial state is computed in the body of a node")
+            nodes[node] = document.message(node)
+
+    need(value)
+    graph = onnx.helper.make_graph(
+        list(nodes.values()), "first", [],
+        [onnx.ValueInfoProto(name=value.name)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in held.items()],
+    )  # fmt: skip
+    try:
+        model = onnx.helper.make_model(graph, opset_imports=list(document.proto.opset_import))
+        (found,) = ReferenceEvaluator(model).run(None, {})
+    except Exception as error:  # whatever the evaluator trips over
+        raise UnsupportedError(f"its initial state cannot be computed: {one_line(error)}") from None
+    return np.asarray(found)

@@ -1,0 +1,146 @@
+"""Follow the stream from the inputs through the graph: what is not proved to compute frame by frame is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, Scope, roots, subgraphs
+from rnn_lower.recurrent.node import Dim, RecurrentNode, display_name, read_node
+from rnn_lower.streaming.constants import Constants
+from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
+from rnn_lower.streaming.rules import RANDOM, RULES
+from rnn_lower.streaming.sizes import TIME, Size, size
+from rnn_lower.streaming.track import Look, Track
+
+
+class Walk:
+    """One pass over a model without functions, which stays as it is.
+
+    streams: the axis of the stream in each input that has it.
+    tracks: what is known of each value, once `run` has gone over them.  carried: what nodes have to remember.
+    """
+
+    def __init__(self, model: ir.Model, facts: Facts, streams: dict[str, int]) -> None:
+        self._model, self._facts, self._streams = model, facts, streams
+        self.tracks: dict[ir.Value, Track] = {}
+        self.carried: list[Any] = []
+        self._constants = Constants()
+
+    def run(self) -> None:
+        """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
+        scope = roots(self._model)[0]
+        for value in self._model.graph.inputs:
+            self.tracks[value] = self._input(value)
+        self._graph(scope)
+        for value in self._model.graph.outputs:
+            track = self._track(value)
+            if track.axis is None and track.is_timed:
+                raise UnsupportedError(f"output '{value.name}' is the length of the stream")
+            if track.lead:
+                raise UnsupportedError(f"output '{value.name}' has {track.lead} more frames than the stream")
+            if track.axis is not None and track.outer != size(1):
+                raise UnsupportedError(
+                    f"output '{value.name}' has the frames of the stream merged into its batch, where those of a chunk"
+                    " do not follow each other"
+                )
+
+    def _input(self, value: ir.Value) -> Track:
+        axis = self._streams.get(str(value.name))
+        if value.shape is None:
+            return Track(None)
+        shape = [self._declared(value, place, plain_dim(dim)) for place, dim in enumerate(value.shape)]
+        if axis is not None:
+            shape[axis] = size(TIME)
+        return Track(tuple(shape), axis)
+
+    @staticmethod
+    def _declared(value: ir.Value, place: int, dim: Dim) -> Size:
+        return size(f"{value.name}#{place}" if dim is None or dim in NO_NAMES else dim)
+
+    def _track(self, value: ir.Value) -> Track:
+        if value not in self.tracks:  # weights
+            self.tracks[value] = self._fixed(value)
+        return self.tracks[value]
+
+    def _fixed(self, value: ir.Value, last: bool = False) -> Track:
+        """A value that is the same for every chunk, with what is known of its shape."""
+        tensor = known_tensor(value)
+        held = tensor.numpy() if tensor is not None and tensor.size <= LONGEST else None
+        if (known := self._constants.get(value) if tensor is None else held) is not None:
+            return constant_content(known)
+        shape = self._facts.shape(value)
+        if shape is None:
+            return Track(None, last=last)
+        pairs = enumerate(shape)
+        return Track(tuple(size(n if isinstance(n, int) else f"{value.name}#{axis}") for axis, n in pairs), last=last)
+
+    def _graph(self, scope: Scope) -> list[Track]:
+        for node in scope.graph:
+            found = self._node(node, scope)
+            for value, track in zip(node.outputs, found, strict=False):
+                self.tracks[value] = self._refined(value, track)
+            for value in node.outputs[len(found) :]:
+                if value.uses() or value.is_graph_output():
+                    told = f"{node.op_type} '{display_name(node)}' in {scope.path}"
+                    raise UnsupportedError(
+                        f"{told}: cannot run chunk by chunk: there is no rule for output '{value.name}'"
+                    )
+        return [self._track(value) for value in scope.graph.outputs]
+
+    def _refined(self, value: ir.Value, track: Track) -> Track:
+        """With the numbers that shape inference finds for sizes that a rule could not tell."""
+        found = self._facts.shape(value)
+        if track.shape is None or found is None or len(found) != len(track.shape) or track.content is not None:
+            return track
+        pairs = enumerate(zip(track.shape, found, strict=True))
+        shape = [size(n) if isinstance(n, int) and k != track.axis and one.of else one for k, (one, n) in pairs]
+        return Track(tuple(shape), track.axis, track.every, track.outer, track.lead, track.last)
+
+    def _node(self, node: ir.Node, scope: Scope) -> list[Track]:
+        look = Look(
+            node, scope.opset, scope.path, [None if value is None else self._track(value) for value in node.inputs],
+            self._facts.shape, self._facts.dtype, self._constants.get, self.carried.append,
+            lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
+        )  # fmt: skip
+        seen = [*(track for track in look.inputs if track), *map(self._track, self._captured(node))]
+        if node.domain not in DEFAULT_DOMAINS:
+            raise look.refuse(f"there is no rule for operators of {node.domain}")
+        timed, last = any(track.is_timed for track in seen), any(track.last for track in seen)
+        if not timed:
+            self._constants.compute(node, scope.opset)
+        if (content := content_of(look)) is not None:
+            return [content]
+        if node.op_type in RANDOM:
+            raise look.refuse("what it gives is another thing at each run")
+        if not timed:
+            return [self._fixed(value, last) for value in node.outputs]
+        if last:
+            raise look.refuse("it uses a state of the stream so far for each of its frames")
+        rule = RULES.get(node.op_type)
+        if rule is None:
+            raise look.refuse("there is no rule for it")
+        if not rule.lead and any(track.lead for track in seen):
+            raise look.refuse("its input has padded frames in front of the stream")
+        if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
+            raise look.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
+        return rule.follow(look)
+
+    @staticmethod
+    def _captured(node: ir.Node) -> list[ir.Value]:
+        """Values of graphs around that the bodies of a node use."""
+        bodies = [body for _, body in subgraphs(node)]
+        used = {value for body in bodies for inner in body.all_nodes() for value in inner.inputs if value is not None}
+        used |= {value for body in bodies for value in body.outputs}
+        graphs = {graph for body in bodies for graph in [body, *body.subgraphs()]}
+        return [value for value in used if value.graph not in graphs]
+
+    def _read(self, node: ir.Node, scope: Scope) -> RecurrentNode:
+        return read_node(node, scope.opset, scope.path, self._facts)
+
+    def _body(self, node: ir.Node, scope: Scope, graph: ir.Graph) -> list[Track]:
+        return self._graph(next(inner for inner in scope.bodies() if inner.graph is graph))

@@ -1,0 +1,101 @@
+"""From file to file: the streaming form, lowered or not, and its first states beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.model import files, leftovers
+from rnn_lower.model.document import Document
+from rnn_lower.model.passes import Record, lower_document, prepared
+from rnn_lower.options import Options
+from rnn_lower.streaming.plan import Plan
+from rnn_lower.streaming.rewriting import Streamed, copied, streamed
+from rnn_lower.targets import find_target
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """How a model is to be streamed; see `rnn_lower.stream`."""
+
+    axis: str | None = None
+    step: int | None = None
+    keep_fused: bool = False
+    set_inputs: Mapping[str, Any] | None = None
+    reset: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A streaming model that is ready to be written. dims: sizes that were fixed in it."""
+
+    document: Document
+    dims: Mapping[str, int] | None
+    records: list[Record]
+    streamed: Streamed
+
+    @property
+    def plan(self) -> Plan:
+        return self.streamed.plan
+
+
+def make(document: Document, wish: Wish, options: Options) -> Made:
+    """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
+    if wish.step is not None and (not isinstance(wish.step, int) or isinstance(wish.step, bool)):
+        raise RnnLowerError(f"step is {wish.step!r}; it must be a whole number")
+    if wish.set_inputs is not None and not isinstance(wish.set_inputs, Mapping):
+        raise RnnLowerError(f"set_inputs is {wish.set_inputs!r}; it must map names of inputs to values")
+    target = find_target(options.target)
+    if wish.keep_fused and options.target is not None:
+        raise RnnLowerError("keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
+    found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step)
+    dims: dict[str, int] = {}
+    if wish.step is not None and found.time is not None:
+        dims[found.time] = wish.step
+        if options.form == "auto" and "unroll" in target.forms:
+            options = dataclasses.replace(options, form="unroll")
+    options = dataclasses.replace(options, dims=dims or None)
+    if wish.keep_fused:
+        options = dataclasses.replace(options, select=lambda _: False)
+    ready, left = prepared(copied(found.document), options)
+    records = lower_document(ready, left)
+    return Made(ready, left.dims, records, found)
+
+
+@contextlib.contextmanager
+def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Path | None]:
+    """The first states in a file beside the model, with .state.npz in place of .onnx, under a name of its own as yet.
+
+    Answers the file until it is renamed; None where the model is written to a stream or has no states of its own.
+    """
+    path, held = Path(os.path.realpath(destination)), {s.input: s.first for s in plan.states if s.first is not None}
+    if not held or str(destination) == "-" or (path.exists() and not path.is_file()):
+        yield None
+        return
+    place = path.with_suffix(".state.npz")
+    made = place.with_name(f".{place.name}.{secrets.token_hex(8)}{leftovers.TMP}")
+    try:
+        try:
+            with leftovers.create(made) as file:
+                np.savez(file, **held)  # type: ignore[arg-type]
+                files.sync(file)
+                yield made
+        except OSError as error:
+            raise RnnLowerError(f"{place}: cannot be written: {error.strerror or error}") from None
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def place_states(made: Path | None) -> None:
+    """Put the first states in place."""
+    if made is not None:
+        name = made.name[1 : -len(leftovers.TMP) - 17]
+        os.replace(made, made.with_name(name))

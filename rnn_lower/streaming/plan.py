@@ -1,0 +1,114 @@
+"""What a streaming model says of itself, in its metadata: its states, and along which axes chunks go in and out."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.streaming.sizes import Size
+
+KEY = "rnn_lower.stream"
+SCHEMA = 1
+
+LAST, FIXED = "last", "fixed"
+"""Outputs that tell of all frames so far, and those that are the same for every chunk."""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What one chunk hands to the next: an output that is fed back as an input.
+
+    shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
+    with a symbol; None where the caller gives it, since the model has always had this input.
+    node: for people, what the state is of.  rows: the axis of the batch.
+    """
+
+    input: str
+    output: str
+    shape: tuple[Size, ...]
+    dtype: str
+    node: str
+    rows: int
+    first: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """inputs: axis of the stream by name.  outputs: axis, "last" or "fixed" by name.
+
+    every: chunks must be a multiple of so many frames.  symbols: input and axis that tell a size.
+    reset: the input that sets rows back, if there is one.
+    """
+
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int | str]
+    states: tuple[State, ...]
+    every: int = 1
+    symbols: Mapping[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
+    reset: str | None = None
+
+    def first(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """The values before the first chunk, by input; sizes: of the symbols."""
+        return {
+            state.input: np.broadcast_to(state.first, [one.at(sizes) for one in state.shape]).copy()
+            for state in self.states
+            if state.first is not None
+        }
+
+    def write(self, model: onnx.ModelProto) -> None:
+        data = dataclasses.asdict(self) | {"schema": SCHEMA, "states": [_packed(state) for state in self.states]}
+        entry = next((one for one in model.metadata_props if one.key == KEY), None) or model.metadata_props.add(key=KEY)
+        entry.value = json.dumps(data)
+
+
+def read_plan(model: onnx.ModelProto) -> Plan | None:
+    """The plan of a model that was made by `stream`, None for another one. Raises RnnLowerError for a newer one."""
+    text = next((one.value for one in model.metadata_props if one.key == KEY), None)
+    if text is None:
+        return None
+    try:
+        data = json.loads(text)
+        if data.pop("schema") != SCHEMA:
+            raise RnnLowerError("the streaming model was made by another version; make it again (rnn-lower stream)")
+        data["states"] = tuple(map(_unpacked, data["states"]))
+        data["symbols"] = {name: (place[0], place[1]) for name, place in data["symbols"].items()}
+        return Plan(**data)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, RnnLowerError):
+            raise
+        raise RnnLowerError(f"the metadata '{KEY}' is damaged; make the model again (rnn-lower stream)") from None
+
+
+def _packed(state: State) -> dict[str, Any]:
+    first: Any = None
+    if state.first is not None:
+        first = {"shape": state.first.shape, "npy": _text(state.first) if state.first.any() else None}
+    shape = [[str(one.times), list(one.of)] for one in state.shape]
+    return {**dataclasses.asdict(dataclasses.replace(state, first=None)), "shape": shape, "first": first}
+
+
+def _unpacked(data: dict[str, Any]) -> State:
+    first = data["first"]
+    if first is not None:
+        zeros = np.zeros(
+            first["shape"], onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(data["dtype"]))
+        )
+        first = zeros if first["npy"] is None else _array(first["npy"], zeros)
+    shape = tuple(Size(Fraction(times), tuple(of)) for times, of in data["shape"])
+    return State(**{**data, "shape": shape, "first": first})
+
+
+def _text(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def _array(text: str, like: np.ndarray) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), like.dtype).reshape(like.shape)

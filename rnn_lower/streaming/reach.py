@@ -1,0 +1,69 @@
+"""What depends on what in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import onnx_ir as ir
+
+from rnn_lower.model.scopes import nodes, subgraphs
+
+
+def _closure(value: ir.Value, step: Callable[[ir.Value], Iterable[ir.Value]]) -> set[ir.Value]:
+    waiting, seen = [value], {value}
+    while waiting:
+        more = set(step(waiting.pop())) - seen
+        seen |= more
+        waiting += more
+    return seen
+
+
+def reaches_output(model: ir.Model, value: ir.Value) -> bool:
+    """Whether an output of the model depends on a value."""
+    owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
+
+    def step(one: ir.Value) -> Iterable[ir.Value]:
+        users = [user for user, _ in one.uses()]
+        if one.is_graph_output() and id(one.graph) in owners:
+            users.append(owners[id(one.graph)])
+        return (out for user in users for out in user.outputs)
+
+    return not _closure(value, step).isdisjoint(model.graph.outputs)
+
+
+MOVES = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that hand on what their first input holds; a Concat all of them."""
+
+
+def gives_back(model: ir.Model, value: ir.Value) -> bool:
+    """Whether a value is an output of the model, or part of one, and not only what one is computed from."""
+    owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
+
+    def step(one: ir.Value) -> Iterable[ir.Value]:
+        users = [
+            user for user, place in one.uses() if user.op_type in MOVES and (not place or user.op_type == "Concat")
+        ]
+        found = [out for user in users for out in user.outputs]
+        owner = owners.get(id(one.graph)) if one.is_graph_output() else None
+        if owner is not None and owner.op_type == "If" and one.graph is not None:
+            found += [owner.outputs[place] for place, out in enumerate(one.graph.outputs) if out is one]
+        return found
+
+    return not _closure(value, step).isdisjoint(model.graph.outputs)
+
+
+def is_part_of_input(model: ir.Model, value: ir.Value) -> bool:
+    """Whether a value is an input that has to be given, or part of one, and not computed from it."""
+
+    def step(one: ir.Value) -> Iterable[ir.Value]:
+        node = one.producer()
+        if node is None:
+            return ()
+        bodies = [body for _, body in subgraphs(node)]
+        if node.op_type == "If":
+            return [body.outputs[one.index() or 0] for body in bodies]
+        moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+        return [given for given in moved if given is not None] if node.op_type in MOVES else ()
+
+    required = {one for one in model.graph.inputs if not one.is_initializer()}
+    return not _closure(value, step).isdisjoint(required)

@@ -1,0 +1,99 @@
+"""The rules of RNN, GRU and LSTM, over the stream or over another axis, and of If."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.track import Look, Track, along
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrence:
+    """A node over the stream: its final states are the initial ones of the next chunk.
+
+    batch: size of its batch.  every: how many frames of the input make one step of it.
+    """
+
+    read: RecurrentNode
+    batch: Size
+    every: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """How many steps a node over another axis has, which inference may not find."""
+
+    read: RecurrentNode
+    steps: int
+
+
+def recurrent(look: Look) -> list[Track]:
+    read, x = look.reader(look.node), look.input(0)
+    time, batch = (1, 0) if read.layout else (0, 1)
+    for index in (1, 2, 3, 7):
+        if index < len(look.inputs) and (given := look.inputs[index]) is not None and given.is_timed:
+            raise look.refuse("its weights depend on the stream")
+    if along(look, x) == time:
+        tracks = _over_time(look, read, x, batch)
+    elif x.axis == batch:
+        tracks = _over_another_axis(look, read, x, time)
+    else:
+        raise look.refuse("it adds frames of the stream up: they are its features")
+    return tracks[: len(look.node.outputs)]
+
+
+def _over_time(look: Look, read: RecurrentNode, x: Track, batch: int) -> list[Track]:
+    if read.direction != "forward":
+        raise look.refuse(f"it is {read.direction} over time, so that its first result needs the whole stream")
+    if not x.is_plain:
+        raise look.refuse("its sequence is the stream merged with other axes")
+    states = look.inputs[4:7]
+    if any(state is not None and (state.is_timed or state.last) for state in states):
+        raise look.refuse("its lengths or its initial state depend on the stream")
+    if len(states) > 0 and states[0] is not None and x.every != 1:
+        raise look.refuse("its sequence_lens count frames at another rate than the input's")
+    rows, units = x.sizes[batch], size(read.hidden_size)
+    look.carry(Recurrence(read, rows, x.every))
+    y = (rows, x.frames, ONE, units) if read.layout else (x.frames, ONE, rows, units)
+    state = Track((rows, ONE, units) if read.layout else (ONE, rows, units), last=True)
+    return [x.moved(1 if read.layout else 0, y), state, state]
+
+
+def _over_another_axis(look: Look, read: RecurrentNode, x: Track, time: int) -> list[Track]:
+    """Each frame is a sequence of its own, one row of the batch."""
+    places = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
+    for index, place in places.items():
+        given = look.inputs[index] if index < len(look.inputs) else None
+        if given is not None and (given.axis != place or given.sizes[place] != x.sizes[along(look, x)]):
+            raise look.refuse(f"its {'lengths' if index == 4 else 'initial states'} are not those of each frame")
+    directions, units = size(read.num_directions), size(read.hidden_size)
+    steps, rows = x.sizes[time], x.sizes[along(look, x)]
+    if steps.number is not None:
+        look.carry(Length(read, steps.number))
+    y = (rows, steps, directions, units) if read.layout else (steps, directions, rows, units)
+    state = (rows, directions, units) if read.layout else (directions, rows, units)
+    final = x.moved(0 if read.layout else 1, state)
+    return [x.moved(0 if read.layout else 2, y), final, final]
+
+
+def choice(look: Look) -> list[Track]:
+    """One branch or the other, the same for the whole stream; both must give the stream in the same way."""
+    condition = look.input(0)
+    if condition.is_timed or condition.last:
+        raise look.refuse("which branch is taken depends on the stream")
+    names = ["then_branch", "else_branch"]
+    if condition.content is not None and len(condition.content) == 1 and condition.content[0].number is not None:
+        names = names[:1] if condition.content[0].number else names[1:]  # the other one never runs
+        return look.branch(look.node.attributes[names[0]].as_graph())
+    then, other = (look.branch(look.node.attributes[name].as_graph()) for name in names)
+    return [_agreed(look, a, b) for a, b in zip(then, other, strict=True)]
+
+
+def _agreed(look: Look, a: Track, b: Track) -> Track:
+    if not a.is_timed and not b.is_timed:
+        return Track(a.shape if a.shape == b.shape else None, last=a.last or b.last)
+    if a != b:
+        raise look.refuse("its branches have the stream in different ways; fix the condition (--set INPUT=VALUE)")
+    return a

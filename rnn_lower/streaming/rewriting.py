@@ -1,0 +1,214 @@
+"""From a model of whole sequences to its streaming form: prove, then rewrite."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.model.dims import declared_shapes, fix_proto_dims, free_dims
+from rnn_lower.model.document import Document
+from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
+from rnn_lower.model.folding import fold
+from rnn_lower.model.session import read_nodes
+from rnn_lower.streaming.carrying import carry_cache, carry_recurrence, tell_length
+from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, State
+from rnn_lower.streaming.reach import gives_back, is_part_of_input, reaches_output
+from rnn_lower.streaming.recurrence import Length, Recurrence
+from rnn_lower.streaming.surgery import Surgery
+from rnn_lower.streaming.windows import Cache
+
+CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
+    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache,
+}  # fmt: skip
+"""How what nodes have to remember is carried."""
+
+logger = logging.getLogger("rnn_lower")
+
+
+@dataclasses.dataclass(frozen=True)
+class Streamed:
+    """The streaming form of a model, its recurrent nodes as they were.
+
+    document: of it.  original: the model that was followed, inputs being set and functions inlined.
+    time: what to call the size of the stream when it is fixed; None where the model had its states outside already.
+    """
+
+    document: Document
+    original: Document
+    plan: Plan
+    time: str | None
+
+
+def streamed(
+    document: Document, time: str | None, set_inputs: Mapping[str, Any] | None, reset: bool,
+    dims: Mapping[str, int] | None, step: int | None = None,
+) -> Streamed:  # fmt: skip
+    """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
+    original = _ready(document, set_inputs or {}, dims)
+    streams = _streams(original, time)
+    if not streams:
+        if step is not None:
+            raise RnnLowerError("--step: the states are outside already, and no axis of the inputs is the stream")
+        logger.info("the state comes from an input already, and is left as it is: %s", ", ".join(_external(original)))
+        plan = Plan({}, {str(value.name): FIXED for value in original.model.graph.outputs}, ())
+        return Streamed(copied(original), original, plan, None)
+    work = copied(original)
+    walk = Walk(work.model, Facts(work.model, work.outline), streams)
+    walk.run()
+    every = math.lcm(*(track.every for track in walk.tracks.values()))
+    if step is not None and (step < 1 or step % every):
+        raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
+    surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset, step)
+    for one in walk.carried:
+        CARRY[type(one)](surgery, one)
+    outputs = {str(value.name): _kind(walk, value) for value in work.model.graph.outputs}
+    surgery.finish()
+    states = tuple(_in_order(surgery.states))
+    plan = Plan(streams, outputs, states, every, surgery.symbols, surgery.reset)
+    plan.write(work.proto)
+    for note in surgery.notes:
+        logger.info("%s", note)
+    if not states:
+        logger.info("no node carries anything over the stream; the model takes chunks as it is")
+    return Streamed(Document(work.proto, work.folder), original, plan, _called(original.model, streams))
+
+
+def _ready(document: Document, values: Mapping[str, Any], dims: Mapping[str, int] | None) -> Document:
+    """A document of one's own, with inputs set and their branches folded away, sizes fixed and functions inlined."""
+    ready = copied(document)
+    if ready.proto.functions:
+        ready = Document(onnx.inliner.inline_local_functions(ready.proto), document.folder)
+    if dims:
+        fix_proto_dims(ready.proto, dims)
+        ready = ready.again()
+    return ready.changed(lambda model: _set(model, values)) if values else ready
+
+
+def copied(document: Document) -> Document:
+    """A document with a protobuf of its own, which may be changed."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(document.proto)
+    return Document(proto, document.folder)
+
+
+def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
+    """Make inputs constants, and fold what follows from them."""
+    for name, given in values.items():
+        value = next((one for one in model.graph.inputs if one.name == name), None)
+        if value is None:
+            known = ", ".join(str(one.name) for one in model.graph.inputs) or "none"
+            raise RnnLowerError(f"no input is called '{name}' (--set); inputs: {known}")
+        array = _as_declared(value, given)
+        model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(array, name=name)
+        value.shape = ir.Shape(array.shape)
+        model.graph.register_initializer(value)
+    fold(model)
+
+
+def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
+    """A value in the type and shape that the input declares."""
+    if value.dtype is None:
+        raise RnnLowerError(f"input '{value.name}' declares no element type, so that it cannot be set")
+    try:
+        array = np.asarray(given).astype(value.dtype.numpy())
+    except (TypeError, ValueError):
+        raise RnnLowerError(f"{given!r} is no value for input '{value.name}' of type {value.dtype.name}") from None
+    shape = array.shape if value.shape is None else tuple(map(plain_dim, value.shape))
+    if len(shape) > array.ndim and array.size == 1 and all(isinstance(n, int) for n in shape):
+        array = np.full([n for n in shape if isinstance(n, int)], array.reshape(()), array.dtype)
+    fits = zip(shape, array.shape, strict=False)
+    if len(shape) != array.ndim or any(isinstance(n, int) and n != m for n, m in fits):
+        raise RnnLowerError(f"input '{value.name}' is of shape {list(shape)}; the value set is of {list(array.shape)}")
+    return array
+
+
+# -- which axis is the stream -----------------------------------------------------------------------------------------
+
+
+def _streams(document: Document, time: str | None) -> dict[str, int]:
+    """The axis of the stream in each input that has it; none where the model has its states outside already."""
+    model = document.model
+    shapes = {name: shape for name, shape in declared_shapes(model).items() if name not in model.graph.initializers}
+    free = list(free_dims(shapes))
+    ways = list(dict.fromkeys(way for *_, way in free))
+    if time is None:
+        if _external(document):
+            return {}
+        if len(ways) != 1:
+            told = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
+            raise RnnLowerError(f"{told}: say which axis is the stream (--time {ways[0] if ways else 'NAME'})")
+        time = ways[0]
+    places = {
+        f"{name}[{axis}]": (name, axis, dim) for name, dims in shapes.items() for axis, dim in enumerate(dims or ())
+    }
+    if time in places and places[time][2] not in (None, *NO_NAMES):  # given by its place although it has a name
+        if isinstance(places[time][2], int):
+            told = f"its size is fixed at {places[time][2]}; export the model with a dynamic axis there"
+            raise RnnLowerError(f"--time {time}: {told}")
+        time = str(places[time][2])
+    found = [
+        (name, axis)
+        for place, (name, axis, dim) in places.items()
+        if time == (place if dim in (None, *NO_NAMES) else dim)
+    ]
+    if not found:
+        raise RnnLowerError(
+            f"--time {time}: no input has a symbolic size of this name; there are {', '.join(ways) or 'none'}"
+        )
+    if len({name for name, _ in found}) < len(found):
+        raise RnnLowerError(f"--time {time}: more than one axis of input '{found[0][0]}' is called so")
+    return dict(found)
+
+
+def _called(model: ir.Model, streams: Mapping[str, int]) -> str:
+    """What `dims` calls the size of the stream."""
+    return next(way for name, axis, way in free_dims(declared_shapes(model)) if streams.get(name) == axis)
+
+
+def _external(document: Document) -> list[str]:
+    """Recurrent nodes that start from an input and give their state back, so that the caller carries it.
+
+    A model of one fixed size may give it back in whatever way it likes: it is for one chunk at a time anyway.
+    """
+    model = document.model
+    returned = gives_back if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
+    held = []
+    for node in read_nodes(model, document.outline):
+        state = node.inputs.get("initial_h")
+        given = state is not None and is_part_of_input(model, state)
+        back = any(returned(model, value) for value in node.outputs.values())
+        held += [node.describe()] if given and back else []
+    return held
+
+
+def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+    """Where the sizes of states can be read off: an input and an axis for each symbol."""
+    found: dict[str, tuple[str, int]] = {}
+    for value in sorted(model.graph.inputs, key=lambda one: one.name not in streams):
+        for axis, dim in enumerate(value.shape or ()):
+            known = plain_dim(dim)
+            if not isinstance(known, int) and streams.get(str(value.name)) != axis:
+                vague = known is None or known in NO_NAMES
+                found.setdefault(f"{value.name}#{axis}" if vague else str(known), (str(value.name), axis))
+    return found
+
+
+def _kind(walk: Walk, value: ir.Value) -> int | str:
+    track = walk.tracks[value]
+    return track.axis if track.axis is not None else LAST if track.last else FIXED
+
+
+def _in_order(states: Sequence[State]) -> Iterator[State]:
+    """Each once: several nodes may count the same lengths."""
+    yield from {state.input: state for state in states}.values()

@@ -1,0 +1,212 @@
+"""Rewrite the fused model into its streaming form: states become inputs and outputs, everything else stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from rnn_lower.emit.names import Names
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.model import tensors
+from rnn_lower.model.document import Document
+from rnn_lower.model.scopes import default_opset, taken_names
+from rnn_lower.streaming.first import FromInput, evaluate
+from rnn_lower.streaming.plan import State
+from rnn_lower.streaming.sizes import Size
+from rnn_lower.streaming.track import Track
+
+
+class Surgery:
+    """Changes the protobuf of a document, which is good for nothing else afterwards.
+
+    states, notes: what is carried, and what a user should know.  lengths: by value, what counts it.
+    replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
+    """
+
+    def __init__(
+        self, document: Document, tracks: Mapping[ir.Value, Track], symbols: Mapping[str, tuple[str, int]],
+        reset: bool, step: int | None = None,
+    ) -> None:  # fmt: skip
+        self.document, self.tracks, self.symbols, self.step = document, tracks, symbols, step
+        self.graph = document.proto.graph
+        self.names = Names(taken_names(document.model))
+        self.reset = self.names.unique("reset") if reset else None
+        self._rows: Size | None = None
+        self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}
+        self._find_chains(self.graph, [])
+        self._before: dict[int, list[onnx.NodeProto]] = {}
+        self._behind: dict[int, list[onnx.NodeProto]] = {}
+        self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
+        self._bodies: list[onnx.GraphProto] = []  # alive, so that they keep their identities
+        self.lengths: dict[str, tuple[str, str]] = {}
+        self.replaced: dict[tuple[ir.Node, int], ir.Value] = {}
+        self.states: list[State] = []
+        self.notes: list[str] = []
+
+    def finish(self) -> None:
+        """Put everything in place."""
+        if self.reset is not None:
+            if theirs := [state.input for state in self.states if state.first is None]:
+                raise UnsupportedError(f"reset: '{theirs[0]}' is given by the caller, who alone can set it back")
+            if self._rows is None:
+                raise UnsupportedError("reset: the model has no state of its own that could be set back")
+            self.graph.input.append(self.declared(self.reset, onnx.TensorProto.BOOL, (self._rows,)))
+        self._forget_lengths()
+        self._insert(self.graph, self._dead())
+
+    def _forget_lengths(self) -> None:
+        """Take back numbers that are declared as the length of the stream: those of the example of an export."""
+        axes = {str(value.name): track.axis for value, track in self.tracks.items() if track.axis is not None}
+        for info in (*self.graph.value_info, *self.graph.output):
+            dims = info.type.tensor_type.shape.dim
+            if info.name in axes and axes[info.name] < len(dims):
+                dims[axes[info.name]].ClearField("dim_value")
+
+    @property
+    def opset(self) -> int:
+        return default_opset({entry.domain: entry.version for entry in self.document.proto.opset_import}) or 0
+
+    def first(
+        self, told: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
+    ) -> tuple[np.ndarray, tuple[Size, ...]]:
+        """The value of a state before the first chunk, and its shape. Raises FromInput when the caller gives it."""
+        self.check_sizes(told, shape)
+        if given is None:
+            return np.zeros([one.number or 1 for one in shape], dtype.numpy()), shape
+        try:
+            found, known = evaluate(self.document, self.tracks, given, shape)
+        except FromInput:
+            raise
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{told}: {error}") from None
+        return found.astype(dtype.numpy()), known
+
+    def check_sizes(self, told: str, shape: tuple[Size, ...]) -> None:
+        if any(symbol not in self.symbols for one in shape for symbol in one.of):
+            raise UnsupportedError(
+                f"{told}: the size of its state does not follow from those of the inputs; give them (--dim NAME=SIZE)"
+            )
+
+    def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> None:
+        self.graph.input.append(self.declared(name, int(dtype), shape))
+
+    def declared(self, name: str, dtype: int, shape: tuple[Size, ...]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, dtype, [_dim(one) for one in shape])
+
+    def resettable(
+        self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int
+    ) -> str:  # fmt: skip
+        """The state, or its first value in the rows that are set back."""
+        if self.reset is None:
+            return source
+        if self.opset < 9:
+            raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
+        rows = shape[axis]
+        if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
+            raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
+        self._rows = rows
+        form = self.constant(message, np.array([-1 if k == axis else 1 for k in range(len(shape))]), f"{source}/form")
+        start = self.constant(message, first, f"{source}/first")
+        mask, current = self.names.unique(f"{source}/mask"), self.names.unique(f"{source}/now")
+        self.ahead(message, helper.make_node("Reshape", [self.reset, form], [mask]))
+        self.ahead(message, helper.make_node("Where", [mask, start, source], [current]))
+        return current
+
+    def surface(
+        self, message: onnx.NodeProto, value: str, name: str, source: str, dtype: ir.DataType, shape: tuple[Size, ...]
+    ) -> None:  # fmt: skip
+        """Make a value an output of the main graph; a branch that is not taken hands the state on as it was."""
+        for node, body in reversed(self._chains[id(message)]):
+            if (source, id(body)) in self._kept:  # the other branch has it too, which made an output of it
+                self._kept[source, id(body)].input[0] = value
+                return
+            for other in tensors.graphs_of(node):
+                held = value
+                if other is not body or value in {out.name for out in body.output}:
+                    held = self.names.unique(f"{name}/kept")
+                    other.node.append(helper.make_node("Identity", [source if other is not body else value], [held]))
+                if other is not body:
+                    self._kept[source, id(other)] = other.node[-1]
+                    self._bodies.append(other)
+                other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
+            message, value = node, self.names.unique(f"{name}/taken")
+            node.output.append(value)
+        if value != name:
+            self.after(message, helper.make_node("Identity", [value], [name]))
+        self.graph.output.append(self.declared(name, int(dtype), shape))
+
+    def constant(self, message: onnx.NodeProto, array: np.ndarray, name: str) -> str:
+        made = self.names.unique(name)
+        self.ahead(message, helper.make_node("Constant", [], [made], value=numpy_helper.from_array(array)))
+        return made
+
+    def ahead(self, message: onnx.NodeProto, node: onnx.NodeProto) -> None:
+        self._before.setdefault(id(message), []).append(node)
+
+    def after(self, message: onnx.NodeProto, node: onnx.NodeProto) -> None:
+        self._behind.setdefault(id(message), []).append(node)
+
+    def are_alternatives(self, one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+        """Whether two nodes lie in different branches of the same If, so that one of them runs at most."""
+        a, b = self._chains[id(one)], self._chains[id(other)]
+        return bool(a) and len(a) == len(b) and a[-1][0] is b[-1][0] and a[-1][1] is not b[-1][1]
+
+    def is_nested(self, message: onnx.NodeProto) -> bool:
+        """Whether a node lies in the body of another."""
+        return bool(self._chains[id(message)])
+
+    def _find_chains(self, graph: onnx.GraphProto, chain: list[tuple[onnx.NodeProto, onnx.GraphProto]]) -> None:
+        """The nodes, outermost first, in whose bodies each node lies."""
+        for node in graph.node:
+            self._chains[id(node)] = chain
+            for body in tensors.graphs_of(node):
+                self._find_chains(body, [*chain, (node, body)])
+
+    def _dead(self) -> set[int]:
+        """Nodes that computed initial states and have no other use; initializers of that kind go at once."""
+        gone: set[ir.Node] = set()
+        unused: set[str | None] = set()
+        fed = {one.input for one in self.states}
+        waiting = [value for value in self.replaced.values() if value.name not in fed]
+        while waiting:
+            value = waiting.pop()
+            node = value.producer()
+            left = [user for user, place in value.uses() if user not in gone and (user, place) not in self.replaced]
+            if left or value.is_graph_output() or value.is_graph_input():
+                continue
+            if node is None:
+                unused.add(value.name)
+            elif len(node.outputs) == 1:
+                gone.add(node)
+                waiting += [given for given in node.inputs if given is not None]
+        tensors.remove_if(self.graph.initializer, lambda tensor: tensor.name in unused)
+        return {id(self.document.message(node)) for node in gone}
+
+    def _insert(self, graph: onnx.GraphProto, dead: set[int]) -> None:
+        """Put the new nodes where they belong, bodies before the graphs that they lie in."""
+        nodes = []
+        for node in graph.node:
+            for body in tensors.graphs_of(node):
+                self._insert(body, dead)
+            if id(node) not in dead:
+                nodes += [*self._before.get(id(node), ()), node, *self._behind.get(id(node), ())]
+        if len(nodes) != len(graph.node) or any(a is not b for a, b in zip(nodes, graph.node, strict=True)):
+            del graph.node[:]
+            graph.node.extend(nodes)
+
+
+def put(names: Any, place: int, name: str) -> None:
+    """Set an input or output of a node, which may have fewer."""
+    names.extend([""] * (place + 1 - len(names)))
+    names[place] = name
+
+
+def _dim(one: Size) -> int | str | None:
+    if one.number is not None:
+        return one.number
+    return one.of[0] if len(one.of) == 1 and one.times == 1 and "#" not in one.of[0] else None

@@ -1,0 +1,170 @@
+"""What is known of a value: whether it carries the stream, along which axis, and its sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.recurrent.node import display_name
+from rnn_lower.streaming.sizes import ONE, TIME, Size, size
+
+Content = tuple[Size, ...]
+"""The elements of a tensor of integers that hold sizes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Track:
+    """A value. It is the same for every chunk (axis None), or has one frame of the stream after another along one axis.
+
+    shape: sizes; None when even the rank is unknown, which only a value without the stream may be.
+    every: how many frames of the input make one of this value.
+    outer: what was merged into the axis in front of the frames; an axis of size outer * frames * inner.
+    lead: how many frames the value has in front that came before the chunk.
+    last: the value tells of the frames up to the end of the chunk, such as a final state.
+    content: the sizes that a tensor of integers of rank 0 or 1 holds, where they are known.
+    """
+
+    shape: tuple[Size, ...] | None
+    axis: int | None = None
+    every: int = 1
+    outer: Size = ONE
+    lead: int = 0
+    last: bool = False
+    content: Content | None = None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is other than the same for every chunk: it carries the stream, or sizes of it."""
+        return self.axis is not None or any(one.is_timed for one in self.content or ())
+
+    @property
+    def rank(self) -> int:
+        """Of a value whose shape is known."""
+        assert self.shape is not None
+        return len(self.shape)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The shape of a value whose shape is known."""
+        assert self.shape is not None
+        return self.shape
+
+    @property
+    def frames(self) -> Size:
+        """How many frames it has."""
+        return size(TIME).over(size(self.every)) or ONE
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing else was merged into the axis of the frames."""
+        return self.axis is not None and not self.lead and self.sizes[self.axis] == self.frames
+
+    def moved(self, axis: int, shape: Sequence[Size], **changes: Any) -> Track:
+        """The same frames in a value of another shape."""
+        return dataclasses.replace(self, axis=axis, shape=tuple(shape), content=None, **changes)
+
+
+FIXED = Track(None)
+
+
+def with_lead(frames: Size, lead: int) -> Size:
+    """The size of an axis of frames with others in front."""
+    return size(f"{TIME}+{lead} of {frames.times}") if lead else frames
+
+
+@dataclasses.dataclass
+class Look:
+    """What a rule sees of a node.
+
+    node; opset and path of its graph; inputs: what is known of each, None for absent ones.  inferred, typed: shape and
+    type of a value, as far as inference tells them.  constant: what it holds, where it is one.
+    carry: called with what the node has to remember between chunks.  reader: reads a recurrent node.
+    branch: follows the stream through a body, answers its outputs.
+    """
+
+    node: ir.Node
+    opset: int
+    path: str
+    inputs: list[Track | None]
+    inferred: Callable[[ir.Value], tuple[Any, ...] | None]
+    typed: Callable[[ir.Value], ir.DataType | None]
+    constant: Callable[[ir.Value | None], np.ndarray | None]
+    carry: Callable[[Any], None]
+    reader: Callable[[ir.Node], Any]
+    branch: Callable[[ir.Graph], list[Track]]
+
+    def refuse(self, reason: str) -> UnsupportedError:
+        """The error that names the node."""
+        told = f"{self.node.op_type} '{display_name(self.node)}' in {self.path}"
+        return UnsupportedError(f"{told}: cannot run chunk by chunk: {reason}")
+
+    def input(self, index: int) -> Track:
+        """An input that the operator requires."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if found is None:
+            raise self.refuse(f"input {index} is missing")
+        return found
+
+    def x(self) -> Track:
+        """The only input that carries the stream, which must be the first."""
+        for index, track in enumerate(self.inputs):
+            if index and track is not None and track.is_timed:
+                raise self.refuse(f"input {index} depends on the stream")
+        return self.input(0)
+
+    def known(self, index: int) -> np.ndarray | None:
+        """What an input holds where it is a constant."""
+        return self.constant(self.node.inputs[index]) if index < len(self.node.inputs) else None
+
+    def integers(self, index: int, attribute: str, until: int) -> list[int] | None:
+        """What became an input at an opset and was an attribute before; None when it is absent."""
+        if self.opset < until:
+            found = self.attribute(attribute)
+            return None if found is None else [int(number) for number in np.atleast_1d(found)]
+        if index >= len(self.node.inputs) or self.node.inputs[index] is None:
+            return None
+        array = self.known(index)
+        if array is None:
+            raise self.refuse(f"its {attribute} are computed")
+        return [int(number) for number in np.atleast_1d(array)]
+
+    def dtype(self, index: int) -> ir.DataType:
+        value = self.node.inputs[index]
+        found = None if value is None else self.typed(value)
+        if found is None:
+            raise self.refuse("the element type of its input is unknown")
+        return found
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        found = self.node.attributes.get(name)
+        if found is not None and found.is_ref():
+            raise self.refuse(f"attribute '{name}' is that of a function")
+        return default if found is None else found.value
+
+    def axis(self, default: int, rank: int) -> int:
+        """The attribute `axis`, counted from the front."""
+        return int(self.attribute("axis", default)) % max(rank, 1)
+
+    def fresh(self, axis: int) -> str:
+        """A symbol for a size of the first output that is not known."""
+        return f"{self.node.outputs[0].name}#{axis}"
+
+    def sizes(self, rank: int, place: int = 0) -> list[Size]:
+        """The sizes of an output as inferred; what is not known has a symbol of its own."""
+        value = self.node.outputs[place]
+        found = self.inferred(value)
+        if found is None or len(found) != rank:
+            found = (None,) * rank
+        return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(found)]
+
+
+def along(look: Look, track: Track) -> int:
+    """The axis of the stream of a value that has it."""
+    if track.axis is None:
+        raise look.refuse("it computes with the length of the stream")
+    return track.axis

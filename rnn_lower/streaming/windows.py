@@ -1,0 +1,216 @@
+"""Rules of operators that look at several frames at once: convolution, pooling, padding; what they look back at stays.
+
+A window of `reach` frames that is moved by `stride` frames needs between reach - stride and reach - 1 frames before the
+first one: then a chunk of a multiple of `stride` frames gives all that depends on it and nothing that depends on later
+ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.track import Look, Track, along, with_lead
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Frames that a node has to remember.
+
+    shape: of the cache, `length` frames along `axis`.  fill: what they are before the first chunk.
+    after: the frames are put before the node's output, else before its first input.
+    attributes: of the node that change.  pads: what takes the place of its input 1.
+    """
+
+    node: ir.Node
+    shape: tuple[Size, ...]
+    axis: int
+    length: int
+    dtype: ir.DataType
+    fill: Any
+    after: bool = False
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pads: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """Along the axis of the stream."""
+
+    reach: int
+    stride: int
+    before: int
+    behind: int
+
+
+def convolution(look: Look) -> list[Track]:
+    x = look.x()
+    if along(look, x) == 0:  # frames in the batch
+        return [x.moved(0, [x.sizes[0], *look.sizes(x.rank)[1:]])]
+    if along(look, x) == 1:
+        raise look.refuse("it adds frames of the stream up: they are its channels")
+    return _windowed(look, x, 0.0)
+
+
+def pooling(look: Look) -> list[Track]:
+    x = look.x()
+    if along(look, x) < 2:
+        return [x.moved(along(look, x), [*x.sizes[:2], *look.sizes(x.rank)[2:]])]
+    if len(look.node.outputs) > 1:
+        raise look.refuse("it tells where in the whole input the largest values are")
+    average = look.node.op_type == "AveragePool"
+    if average and not look.attribute("count_include_pad", 0) and _window(look, x).before:
+        raise look.refuse("its first frames are averages of fewer values (count_include_pad is 0)")
+    if look.node.op_type == "LpPool" and _window(look, x).before:
+        raise look.refuse("it pads over time")
+    return _windowed(look, x, 0.0 if average else -np.inf)
+
+
+def global_pooling(look: Look) -> list[Track]:
+    x = look.x()
+    if along(look, x) > 1:
+        raise look.refuse("it reduces over time")
+    return [x.moved(along(look, x), [*x.sizes[:2], *[ONE] * (x.rank - 2)])]
+
+
+def transposed_convolution(look: Look) -> list[Track]:
+    """Only where each frame is one of its own; longer windows overlap what follows."""
+    x = look.x()
+    if along(look, x) == 0:
+        return [x.moved(0, [x.sizes[0], *look.sizes(x.rank)[1:]])]
+    if along(look, x) == 1:
+        raise look.refuse("it adds frames of the stream up: they are its channels")
+    window = _window(look, x)
+    extra = look.attribute("output_padding", [0] * (x.rank - 2))[along(look, x) - 2]
+    if window != _Window(1, 1, 0, 0) or extra or look.attribute("output_shape"):
+        raise look.refuse("each frame of the stream makes several of its output, which overlap")
+    shape = look.sizes(x.rank)
+    shape[0], shape[along(look, x)] = x.sizes[0], x.sizes[along(look, x)]
+    return [x.moved(along(look, x), shape)]
+
+
+def _window(look: Look, x: Track) -> _Window:
+    place, count = along(look, x) - 2, x.rank - 2
+    kernel = look.attribute("kernel_shape")
+    if kernel is None:
+        weights = look.input(1)
+        if weights.shape is None or weights.sizes[place + 2].number is None:
+            raise look.refuse("the size of its kernel is unknown")
+        kernel = [one.number for one in weights.sizes[2:]]
+    if look.attribute("ceil_mode", 0):
+        raise look.refuse("it rounds the number of frames up (ceil_mode)")
+    auto = look.attribute("auto_pad", "NOTSET") or "NOTSET"
+    pads = look.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
+    reach = (kernel[place] - 1) * look.attribute("dilations", [1] * count)[place] + 1
+    stride = look.attribute("strides", [1] * count)[place]
+    if auto not in ("NOTSET", "VALID") and (reach, stride) != (1, 1):
+        raise look.refuse(f"how it pads over time depends on the length of the stream (auto_pad {auto})")
+    return _Window(reach, stride, pads[place], pads[place + count])
+
+
+def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
+    window, axis = _window(look, x), along(look, x)
+    if window.behind:
+        raise look.refuse(
+            f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
+            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind"
+        )
+    if x.lead and window.before:
+        raise look.refuse("it pads the stream once more")
+    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
+        raise look.refuse("its windows go over other axes that are merged with the stream")
+    before = x.lead + window.before
+    if before < window.reach - window.stride:
+        raise look.refuse(
+            f"its first frame looks ahead: its window is of {window.reach} frames, with {before} padded before the"
+            f" stream; pad {window.reach - 1}"
+        )
+    lead = 0
+    if before > window.reach - 1:
+        lead = before - (window.reach - 1)
+        if window.stride > 1 or window.before:
+            raise look.refuse("it pads more frames before the stream than its window has")
+    if window.before:
+        look.carry(_own_padding(look, x, axis, window.before, fill))
+    every = x.every * window.stride
+    shape = _sizes(look, x)
+    made = dataclasses.replace(x, every=every, lead=lead)
+    shape[axis] = with_lead(made.frames, lead)
+    return [made.moved(axis, shape)]
+
+
+def _sizes(look: Look, x: Track) -> list[Size]:
+    """Of the output: what inference finds, else what the attributes make of known sizes."""
+    shape, count = look.sizes(x.rank), x.rank - 2
+    shape[0] = x.sizes[0]
+    if look.node.op_type == "Conv":
+        weights = look.input(1)
+        kernel: list[int | None] = [None] * count
+        if weights.shape is not None:
+            shape[1], kernel = weights.shape[0], [one.number for one in weights.shape[2:]]
+    else:
+        shape[1], kernel = x.sizes[1], look.attribute("kernel_shape")
+    pads, auto = look.attribute("pads", [0] * 2 * count), look.attribute("auto_pad", "NOTSET")
+    for place in range(count if auto in ("NOTSET", "VALID") and not look.attribute("ceil_mode", 0) else 0):
+        have, reach = x.sizes[place + 2].number, kernel[place]
+        if have is not None and reach is not None and shape[place + 2].number is None:
+            dilation, stride = (look.attribute(name, [1] * count)[place] for name in ("dilations", "strides"))
+            padded = have + (pads[place] + pads[place + count] if auto == "NOTSET" else 0)
+            shape[place + 2] = size((padded - (reach - 1) * dilation - 1) // stride + 1)
+    return shape
+
+
+def _own_padding(look: Look, x: Track, axis: int, length: int, fill: Any) -> Cache:
+    """The node's padding over time goes; the cache comes before its input."""
+    dtype = look.dtype(0)
+    pads = list(look.attribute("pads"))
+    pads[axis - 2] = 0
+    shape = (*x.sizes[:axis], size(length), *x.sizes[axis + 1 :])
+    return Cache(look.node, shape, axis, length, dtype, fill, attributes={"pads": pads})
+
+
+def pad(look: Look) -> list[Track]:
+    """Constants in front of the stream are frames that came before it."""
+    x, mode = look.x(), look.attribute("mode", "constant")
+    axis, pads = along(look, x), look.integers(1, "pads", 11)
+    if pads is None:
+        pads = [int(number) for number in look.attribute("paddings", ())]  # as it was called at opset 1
+    if len(look.node.inputs) > 3 and look.node.inputs[3] is not None:
+        axes = look.known(3)
+        if axes is None:
+            raise look.refuse("its axes are computed")
+        full = [0] * 2 * x.rank
+        for place, one in enumerate(axes):
+            full[one % x.rank], full[one % x.rank + x.rank] = pads[place], pads[place + len(axes)]
+        pads = full
+    shape = look.sizes(x.rank)
+    for other in range(x.rank):
+        if not pads[other] and not pads[other + x.rank]:
+            shape[other] = x.sizes[other]
+    before, behind = pads[axis], pads[axis + x.rank]
+    if behind > 0:
+        raise look.refuse(f"it looks ahead by {behind} frames: it pads {behind} frames behind the stream")
+    if before < 0 or behind < 0:
+        raise look.refuse("it cuts frames off the stream")
+    if not before:
+        return [x.moved(axis, shape)]
+    if mode != "constant":
+        raise look.refuse(f"how it pads over time depends on the stream (mode {mode})")
+    if x.lead or (x.outer, x.sizes[axis]) != (ONE, x.frames):
+        raise look.refuse("it pads axes that are merged with the stream, or pads it twice")
+    if look.opset < 11 or len(look.node.inputs) < 2 or (len(look.node.inputs) > 3 and look.node.inputs[3] is not None):
+        raise look.refuse("it pads the stream in a form of Pad that is not taken apart; use one with pads of all axes")
+    given = look.known(2) if len(look.node.inputs) > 2 and look.node.inputs[2] is not None else np.zeros(())
+    if given is None:
+        raise look.refuse("the value that it pads with is computed")
+    left = tuple(0 if place == axis else number for place, number in enumerate(pads))
+    cached = (*shape[:axis], size(before), *shape[axis + 1 :])
+    fill = given.ravel()[0] if given.size else 0
+    look.carry(Cache(look.node, cached, axis, before, look.dtype(0), fill, after=True, pads=left))
+    shape[axis] = with_lead(x.frames, before)
+    return [dataclasses.replace(x, lead=before).moved(axis, shape)]

@@ -1,0 +1,212 @@
+"""Random stacks of layers over [N, T, F]: models to be streamed, some of which look ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+FEATURES = 6
+
+
+class Stack:
+    """Builds a model layer by layer. every: frames of the input that make one here; causal: none looks ahead."""
+
+    def __init__(self, rng: np.random.Generator, opset: int = 17) -> None:
+        self.rng, self.opset = rng, opset
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.value, self.every, self.causal, self.told = "x", 1, True, []
+
+    def const(self, array: np.ndarray) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(array, name))
+        return name
+
+    def weight(self, *shape: int) -> str:
+        return self.const(self.rng.uniform(-0.5, 0.5, shape).astype(np.float32))
+
+    def ints(self, *numbers: int) -> str:
+        return self.const(np.array(numbers, np.int64))
+
+    def add(self, op: str, *inputs: str, count: int = 1, **attributes: object) -> str:
+        names = [f"v{len(self.nodes)}_{k}" for k in range(count)]
+        self.nodes.append(helper.make_node(op, list(inputs), names, name=f"{op}{len(self.nodes)}", **attributes))
+        self.value = names[0]
+        return names[0]
+
+    def model(self) -> onnx.ModelProto:
+        last = self.add("Identity", self.value)
+        self.nodes[-1].output[0] = "y"
+        del last
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", FEATURES])
+        y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 3)
+        graph = helper.make_graph(self.nodes, "stack", [x], [y], self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=9)
+
+
+def dense(s: Stack) -> None:
+    s.add("MatMul", s.value, s.weight(FEATURES, FEATURES))
+    s.add("Add", s.value, s.weight(FEATURES))
+
+
+def gated(s: Stack) -> None:
+    before = s.value
+    gate = s.add("Sigmoid", s.add("MatMul", before, s.weight(FEATURES, FEATURES)))
+    s.add("Mul", before, gate)
+
+
+def softmax(s: Stack) -> None:
+    s.add("Softmax", s.value, axis=-1)
+
+
+def norm(s: Stack) -> None:
+    s.add("LayerNormalization", s.value, s.weight(FEATURES), s.weight(FEATURES), axis=-1)
+
+
+def _as_channels(s: Stack) -> None:
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+
+
+def conv(s: Stack) -> None:
+    """Causal, padded by itself or by a Pad, dilated, strided."""
+    k, d, stride = (int(s.rng.integers(1, n)) for n in (5, 4, 3))
+    reach = (k - 1) * d + 1
+    left = int(s.rng.integers(max(reach - stride, 0), reach))
+    _as_channels(s)
+    own = left if s.rng.integers(2) else 0
+    if not own and left:
+        s.add("Pad", s.value, s.ints(0, 0, left, 0, 0, 0), s.const(np.array(float(s.rng.integers(2)), np.float32)))
+        if s.rng.integers(2):
+            s.add("Tanh", s.value)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), s.weight(FEATURES), kernel_shape=[k], dilations=[d],
+          strides=[stride], pads=[own, 0])  # fmt: skip
+    _as_channels(s)
+    s.every *= stride
+
+
+def conv2d(s: Stack) -> None:
+    """Over time and features, time first."""
+    s.add("Unsqueeze", s.value, s.ints(1))
+    s.add("Conv", s.value, s.weight(2, 1, 3, 3), kernel_shape=[3, 3], pads=[2, 1, 0, 1])
+    s.add("BatchNormalization", s.value, s.weight(2), s.weight(2), s.weight(2), s.const(np.ones(2, np.float32)))
+    s.add("Conv", s.value, s.weight(1, 2, 1, 1), kernel_shape=[1, 1])
+    s.add("Squeeze", s.value, s.ints(1))
+
+
+def pool(s: Stack) -> None:
+    k = int(s.rng.integers(2, 4))
+    stride = int(s.rng.integers(1, k + 1))
+    left = int(s.rng.integers(max(k - stride, 0), k))
+    _as_channels(s)
+    op, more = [("MaxPool", {}), ("AveragePool", {"count_include_pad": 1})][int(s.rng.integers(2))]
+    s.add(op, s.value, kernel_shape=[k], strides=[stride], pads=[left, 0], **more)
+    _as_channels(s)
+    s.every *= stride
+
+
+def residual(s: Stack) -> None:
+    before = s.value
+    inner = [dense, causal_conv, lstm][int(s.rng.integers(3))]
+    inner(s)
+    s.add("Add", s.value, before)
+
+
+def causal_conv(s: Stack) -> None:
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, 1, 3), kernel_shape=[3], pads=[2, 0], group=FEATURES)
+    _as_channels(s)
+
+
+def lstm(s: Stack) -> None:
+    """Over time, time first, its initial state computed from the batch as exporters do."""
+    s.add("Transpose", s.value, perm=[1, 0, 2])
+    x = s.value
+    state = ""
+    if s.rng.integers(2):
+        rows = s.add("Gather", s.add("Shape", x), s.ints(1), axis=0)
+        size = s.add("Concat", s.ints(1), rows, s.ints(FEATURES), axis=0)
+        state = s.add("Expand", s.weight(1, 1, FEATURES), size)
+    s.add("LSTM", x, s.weight(1, 4 * FEATURES, FEATURES), s.weight(1, 4 * FEATURES, FEATURES), "", "", state, "",
+          hidden_size=FEATURES)  # fmt: skip
+    s.add("Squeeze", s.value, s.ints(1))
+    s.add("Transpose", s.value, perm=[1, 0, 2])
+
+
+def over_features(s: Stack) -> None:
+    """A bidirectional GRU over the features, the frames in the batch."""
+    s.add("Reshape", s.value, s.ints(-1, FEATURES, 1))
+    s.add("Transpose", s.value, perm=[1, 0, 2])
+    s.add("GRU", s.value, s.weight(2, 6, 1), s.weight(2, 6, 2), hidden_size=2, direction="bidirectional")
+    s.add("Transpose", s.value, perm=[2, 0, 1, 3])
+    s.add("Reshape", s.value, s.ints(0, 4 * FEATURES))
+    s.add("MatMul", s.value, s.weight(4 * FEATURES, FEATURES))
+    count = s.add("Gather", s.add("Shape", "x"), s.ints(0), axis=0)
+    y = s.nodes[-3].output[0]
+    s.add("Reshape", y, s.add("Concat", count, s.ints(-1, FEATURES), axis=0))
+
+
+def embed(s: Stack) -> None:
+    s.add("ArgMax", s.value, axis=-1, keepdims=0)
+    s.add("Gather", s.weight(FEATURES, FEATURES), s.value)
+
+
+def dual_path(s: Stack) -> None:
+    """A GRU over time with the features in the batch."""
+    s.add("Transpose", s.value, perm=[1, 0, 2])
+    s.add("Reshape", s.value, s.const(np.array([0, -1, 1], np.int64)))
+    s.add("GRU", s.value, s.weight(1, 3, 1), s.weight(1, 3, 1), hidden_size=1)
+    s.add("Reshape", s.value, s.const(np.array([0, -1, FEATURES], np.int64)))
+    s.add("Transpose", s.value, perm=[1, 0, 2])
+
+
+def stacked_frames(s: Stack) -> None:
+    """Two frames become one."""
+    count = s.add("Gather", s.add("Shape", "x"), s.ints(0), axis=0)
+    before = s.nodes[-3].output[0] if len(s.nodes) > 2 else "x"
+    s.add("Reshape", before, s.add("Concat", count, s.ints(-1, 2 * FEATURES), axis=0))
+    s.add("MatMul", s.value, s.weight(2 * FEATURES, FEATURES))
+    s.every *= 2
+
+
+CAUSAL: tuple[Callable[[Stack], None], ...] = (
+    dense, gated, softmax, norm, conv, conv2d, pool, residual, causal_conv, lstm, over_features, embed, dual_path,
+    stacked_frames,
+)  # fmt: skip
+
+
+def looks_ahead(s: Stack) -> None:
+    kind = int(s.rng.integers(6))
+    if kind == 0:
+        s.add("Softmax", s.value, axis=1)
+    elif kind == 1:
+        s.add("Sub", s.value, s.add("ReduceMean", s.value, axes=[1]))
+    elif kind == 2:
+        _as_channels(s)
+        s.add("Conv", s.value, s.weight(FEATURES, FEATURES, 3), kernel_shape=[3], pads=[1, 1])
+        _as_channels(s)
+    elif kind == 3:
+        s.add("Slice", s.value, s.ints(-1), s.ints(-(2**62)), s.ints(1), s.ints(-1))
+    elif kind == 4:
+        s.add("MatMul", s.add("MatMul", s.value, s.add("Transpose", s.value, perm=[0, 2, 1])), s.nodes[-1].input[0])
+    else:
+        s.add("Transpose", s.value, perm=[1, 0, 2])
+        s.add("RNN", s.value, s.weight(1, FEATURES, FEATURES), s.weight(1, FEATURES, FEATURES), hidden_size=FEATURES,
+              direction="reverse")  # fmt: skip
+        s.add("Transpose", s.add("Squeeze", s.value, s.ints(1)), perm=[1, 0, 2])
+    s.causal = False
+
+
+def random_stack(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, np.ndarray], bool, int, str]:
+    """A model, its inputs, whether it is causal, what chunks must be a multiple of, and what is in it."""
+    s = Stack(rng)
+    chosen = [CAUSAL[int(rng.integers(len(CAUSAL)))] for _ in range(int(rng.integers(1, 6)))]
+    if rng.integers(5) == 0:
+        chosen.insert(int(rng.integers(len(chosen) + 1)), looks_ahead)
+    for layer in chosen:
+        layer(s)
+    frames = s.every * int(rng.integers(1, 9))
+    feeds = {"x": rng.uniform(-1, 1, (int(rng.integers(1, 4)), frames, FEATURES)).astype(np.float32)}
+    return s.model(), feeds, s.causal, s.every, " ".join(layer.__name__ for layer in chosen)

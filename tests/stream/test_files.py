@@ -1,0 +1,114 @@
+"""rnn-lower stream: what it prints and writes, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, run_onnxruntime
+from onenode import Case, build
+from paths import ROOT
+
+import rnn_lower
+from rnn_lower import api, cli
+
+DENOISER = str(ROOT / "models" / "torch_denoiser.onnx")
+
+
+def test_what_is_written(tmp_path, capsys):
+    assert cli.main(["stream", DENOISER, "-o", str(tmp_path / "out.onnx"), "--time", "time", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "/rnn/GRU/h_in" in out
+    assert "same: rtol 0.001, atol 1e-05" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "out.state.npz"]
+    session = rnn_lower.StreamingSession(tmp_path / "out.onnx")
+    with np.load(tmp_path / "out.state.npz") as first:
+        assert set(first.files) == {state.input for state in session.plan.states}
+        assert {name: first[name].shape[0 if "cache" in name else 1] for name in first.files} == dict.fromkeys(
+            first.files, 1
+        )
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 9, 16)).astype(np.float32)
+    got = [session.run(x[:, :4])["y"], session.run(x[:, 4:])["y"]]
+    close([np.concatenate(got, 1)], run_onnxruntime(onnx.load(DENOISER), {"x": x}))
+
+
+def test_first_states_that_are_no_zeros_are_in_the_model_and_the_file(tmp_path):
+    model, feeds = build(Case("GRU", T=4, N=2, dynamic=True, optional=("initial_h",)))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(feeds.pop("initial_h"), "initial_h"))
+    del model.graph.input[1]
+    onnx.save(model, tmp_path / "in.onnx")
+    api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T")
+    with np.load(tmp_path / "out.state.npz") as first:
+        np.testing.assert_array_equal(first["node/h_in"], onnx.numpy_helper.to_array(model.graph.initializer[-1]))
+    session = rnn_lower.StreamingSession(tmp_path / "out.onnx")
+    got = [session.run(feeds["X"][:1])["Y"], session.run(feeds["X"][1:])["Y"]]
+    close([np.concatenate(got)], run_onnxruntime(model, feeds)[:1])
+
+
+def test_json(tmp_path, capsys):
+    assert (
+        cli.main(
+            ["stream", DENOISER, "-o", str(tmp_path / "out.onnx"), "--time", "time", "--json", "--check", "--runs", "1"]
+        )
+        == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert [state["input"] for state in told["states"]][-1] == "/rnn/GRU/h_in"
+    assert (told["inputs"], told["outputs"], told["every"], told["check"]["ok"]) == ({"x": 1}, {"y": 1}, 1, True)
+
+
+def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch, capsys):
+    (tmp_path / "out.onnx").write_bytes(b"old")
+    (tmp_path / "out.state.npz").write_bytes(b"older")
+    code = cli.main(
+        [
+            "stream",
+            DENOISER,
+            "-o",
+            str(tmp_path / "out.onnx"),
+            "--time",
+            "time",
+            "--check",
+            "--rtol",
+            "0",
+            "--atol",
+            "0",
+        ]
+    )
+    assert code == 1
+    assert "nothing written" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "out.onnx": b"old",
+        "out.state.npz": b"older",
+    }
+
+
+def test_an_interruption_leaves_what_was_there(tmp_path, monkeypatch):
+    (tmp_path / "out.onnx").write_bytes(b"old")
+
+    def stop(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        api.stream_file(DENOISER, tmp_path / "out.onnx", axis="time", accept=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_a_folder_in_the_way_of_the_states(tmp_path):
+    (tmp_path / "out.state.npz").mkdir()
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"out\.state\.npz: cannot be written"):
+        api.stream_file(DENOISER, tmp_path / "out.onnx", axis="time")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.state.npz"]
+
+
+def test_external_weights(tmp_path):
+    model = onnx.load(DENOISER)
+    onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True, size_threshold=100, location="in.data")
+    made = rnn_lower.stream(tmp_path / "in.onnx", axis="time")
+    api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="time")
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 9, 16)).astype(np.float32)
+    wanted = run_onnxruntime(onnx.load(DENOISER), {"x": x})
+    for streaming in (made, tmp_path / "out.onnx"):
+        close([rnn_lower.StreamingSession(streaming).run(x)["y"]], wanted)

@@ -1,0 +1,119 @@
+"""StreamingSession: states are held, saved, restored and set back; models of others have theirs named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, run_onnxruntime
+from onenode import Case, build
+from paths import ROOT
+from streams import in_chunks
+
+import rnn_lower
+
+MODELS = {"torch_denoiser": 16, "torch_keyword_spotter": 20, "torch_language_model": 0}
+
+
+def frames(name: str, rows: int, count: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    width = MODELS[name]
+    return rng.uniform(-1, 1, (rows, count, width)).astype(np.float32) if width else rng.integers(0, 30, (rows, count))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "options", [{}, {"form": "loop"}, {"keep_fused": True}, {"step": 1}, {"step": 3}, {"reset": True}]
+)
+def test_exported_models(name, options):
+    model, x = onnx.load(ROOT / "models" / f"{name}.onnx"), frames(name, 3, 12)
+    made = rnn_lower.stream(model, axis="time", **options)
+    lengths = [options["step"]] * (12 // options["step"]) if "step" in options else [1, 5, 4, 2]
+    (got,) = in_chunks(made, {"x": x}, lengths).values()
+    close([got], run_onnxruntime(model, {"x": x}))
+
+
+@pytest.mark.parametrize("target", ["openvino", "tract", "opencv"])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_step_on_other_runtimes(name, target):
+    pytest.importorskip({"opencv": "cv2"}.get(target, target))
+    from runners import RUNNERS
+
+    model, x = onnx.load(ROOT / "models" / f"{name}.onnx"), frames(name, 1, 4)
+    made = rnn_lower.stream(model, axis="time", step=1, target=target, dims={"batch": 1})
+    session = rnn_lower.StreamingSession(made, run=lambda feeds: RUNNERS[target][1](made, feeds))
+    got = np.concatenate([next(iter(session.run(x[:, k : k + 1]).values())) for k in range(4)], 1)
+    close([got], run_onnxruntime(model, {"x": x}))
+
+
+def test_state_is_saved_and_restored():
+    session, x = (
+        rnn_lower.StreamingSession(rnn_lower.stream(ROOT / "models" / "torch_denoiser.onnx", axis="time")),
+        frames("torch_denoiser", 2, 9),
+    )
+    assert session.state == {}
+    session.run(x[:, :5])
+    saved = session.state
+    once, again = session.run(x[:, 5:])["y"], None
+    session.state = saved
+    again = session.run({"x": x[:, 5:]})["y"]
+    np.testing.assert_array_equal(once, again)
+    saved[next(iter(saved))][:] = 7  # a copy
+    assert not np.any(session.state[next(iter(saved))] == 7)
+
+
+@pytest.mark.parametrize("rows", [[1], np.array([False, True])])
+def test_rows_are_set_back(rows):
+    model, x = onnx.load(ROOT / "models" / "torch_denoiser.onnx"), frames("torch_denoiser", 2, 9)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="time"))
+    session.run(x[:, :5])
+    session.reset(rows)
+    got = session.run(x[:, 5:])["y"]
+    whole, anew = run_onnxruntime(model, {"x": x})[0], run_onnxruntime(model, {"x": x[:, 5:]})[0]
+    close([got[0], got[1]], [whole[0, 5:], anew[1]])
+    session.reset()
+    close([session.run(x)["y"]], [whole])
+
+
+def test_states_of_another_model_are_named():
+    model, feeds = build(Case("GRU", T=6, optional=("initial_h",)))
+    model, _ = build(Case("GRU", T=2, optional=("initial_h",)))
+    session = rnn_lower.StreamingSession(model, states={"initial_h": "Y_h"})
+    parts = [session.run({"X": feeds["X"][:2], "initial_h": feeds["initial_h"]})["Y"]]
+    parts += [session.run(feeds["X"][k : k + 2])["Y"] for k in (2, 4)]
+    whole = run_onnxruntime(build(Case("GRU", T=6, optional=("initial_h",)))[0], feeds)[0]
+    close([np.concatenate(parts)], [whole])
+
+
+@pytest.mark.parametrize(("name", "states", "options"), [
+    ("silero_vad", {"state": "stateN"}, {"set_inputs": {"sr": 16000}}),
+    ("dtln_model_1", {"input_3": "tf_op_layer_stack_2"}, {}),
+    ("gtcrn_stream", {n: f"{n}_out" for n in ("conv_cache", "tra_cache", "inter_cache")}, {}),
+])  # fmt: skip
+def test_models_with_their_states_outside_are_left_so(name, states, options, shared, caplog):
+    path = shared / "models" / f"{name}.onnx"
+    caplog.set_level("INFO", "rnn_lower")
+    made = rnn_lower.stream(path, **options)
+    assert "the state comes from an input already, and is left as it is: " in caplog.text
+    with np.load(shared / "models" / f"{name}.inputs.npz") as archive:
+        feeds = dict(archive)
+    assert [out.name for out in made.graph.output] == [out.name for out in onnx.load(path).graph.output]
+    (first,) = (one for one in feeds if one not in states and one != "sr")
+    left, right = (rnn_lower.StreamingSession(model, states=states) for model in (onnx.load(path), made))
+    rng = np.random.default_rng(0)
+    for index in range(6):
+        chunk = {k: v for k, v in feeds.items() if index == 0 or k not in states}
+        chunk[first] = rng.uniform(-0.1, 0.1, feeds[first].shape).astype(np.float32)
+        wanted = left.run(chunk)
+        got = right.run({k: v for k, v in chunk.items() if k != "sr"})
+        close(list(got.values()), list(wanted.values()), 1e-3)
+
+
+def test_the_example_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "stream_denoiser.py"], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout.split(": ")[1]) < 1e-5

@@ -1,0 +1,310 @@
+"""Chunk by chunk is the same as all at once: random models, forms, states, resets, lengths, branches."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, remaining, run_onnxruntime
+from layers import Stack, lstm
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+from streams import in_chunks, one_node, one_stack, same_in_chunks
+
+import rnn_lower
+from rnn_lower import api
+from rnn_lower.model import files
+from rnn_lower.options import Options
+from rnn_lower.streaming import making
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_nodes(seed):
+    compared = sum(one_node(np.random.default_rng([100, seed, number])) for number in range(16))
+    assert compared > 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_stacks(seed):
+    compared = sum(one_stack(np.random.default_rng([101, seed, number])) for number in range(12))
+    assert compared > 2
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize(
+    "options", [{"keep_fused": True}, {"form": "scan"}, {"form": "loop"}, {"step": 1}, {"step": 3}]
+)
+@pytest.mark.parametrize("case", [
+    Case(optional=("B",)), Case(optional=("B", "initial_h")), Case(optional=("sequence_lens",)),
+    Case(optional=("B", "sequence_lens"), lengths_as="initializer", lengths=(4, 0)), Case(layout=1, optional=("B",)),
+    Case(place="if"), Case(place="if", optional=("initial_h",)), Case(place="function"), Case(dtype="double"),
+    Case(outputs=("Y",), dynamic=True), Case(outputs=("Y_h",)), Case(opset=7), Case(opset=9, optional=("sequence_lens",)),
+    Case(weights="input"),
+])  # fmt: skip
+def test_features(case, op, options):
+    case = case.replace(op=op, T=6, dynamic=True)
+    model, feeds = build(case)
+    rng = np.random.default_rng(0)
+    if case.place == "function" and "step" in options:
+        feeds = {name: array[:, :1] if name == "X" else array for name, array in feeds.items()}
+    if options.get("form") == "scan" and case.opset < 9:
+        with pytest.raises(rnn_lower.UnsupportedError, match="form scan needs opset 9"):
+            rnn_lower.stream(model, axis="T", **options)
+        return
+    if not options.get("keep_fused"):
+        assert not remaining(rnn_lower.stream(model, axis="T", **options))
+    step = options.get("step")
+    same_in_chunks(model, feeds, "T", rng, [step] * (6 // step) if step else None, **options)
+
+
+def test_a_row_that_ended_keeps_its_final_state():
+    """Row 0 ends within the first chunk, row 1 with the second, row 2 has nothing: zeros, whatever it began with."""
+    model, feeds = build(Case(N=3, T=6, dynamic=True, optional=("sequence_lens", "initial_h"), lengths=(1, 4, 0)))
+    for options in ({}, {"keep_fused": True}, {"form": "loop"}):
+        same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 2, 2], **options)
+    assert not np.any(run_onnxruntime(model, feeds)[1][:, 2])
+
+
+@pytest.mark.parametrize("used", ["cast", "output", "itself"])
+def test_lengths_that_serve_something_else_too(used):
+    """What is left of them would be something else there."""
+    model, _ = build(Case(T=6, dynamic=True, optional=("sequence_lens",)))
+    source = {"cast": "wide", "output": "wide", "itself": "sequence_lens"}[used]
+    if used != "itself":
+        model.graph.node.append(helper.make_node("Cast", ["sequence_lens"], ["wide"], to=TensorProto.FLOAT))
+    if used != "output":
+        model.graph.node.append(helper.make_node("Neg", [source], ["less"], name="negative"))
+    elem = TensorProto.INT32 if used == "itself" else TensorProto.FLOAT
+    model.graph.output.append(helper.make_tensor_value_info("wide" if used == "output" else "less", elem, ["N"]))
+    with pytest.raises(rnn_lower.UnsupportedError, match="where what is left of them would be something else"):
+        rnn_lower.stream(model, axis="T")
+
+
+def test_one_step_is_a_straight_line():
+    for name in ("denoiser", "keyword_spotter", "language_model"):
+        model = rnn_lower.stream(onnx.load(f"models/torch_{name}.onnx"), axis="time", step=1)
+        assert not {node.op_type for node in model.graph.node} & {"Loop", "Scan", "If", "LSTM", "GRU"}
+
+
+def test_states_have_names_and_sizes():
+    model, _ = build(Case(N=3, H=4, T=6, dynamic=True))
+    shapes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in rnn_lower.stream(model, axis="T").graph.input
+    }
+    assert shapes == {"X": ["T", "N", 3], "node/h_in": [1, "N", 4], "node/c_in": [1, "N", 4]}
+    assert [out.name for out in rnn_lower.stream(model, axis="T").graph.output][-2:] == ["node/h_out", "node/c_out"]
+
+
+def test_the_model_itself_stays_as_it_was():
+    model, _ = build(Case(dynamic=True))
+    before = model.SerializeToString(deterministic=True)
+    rnn_lower.stream(model, axis="T")
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_a_state_of_the_callers_stays_one(caplog):
+    model, feeds = build(Case("GRU", dynamic=True, optional=("initial_h",)))
+    caplog.set_level("INFO", "rnn_lower")
+    made = rnn_lower.stream(model, axis="T")
+    assert "its state is input 'initial_h' already, which is left as it is" in caplog.text
+    assert [value.name for value in made.graph.input] == ["X", "initial_h"]
+    close(list(in_chunks(made, feeds, [2, 1, 2]).values()), run_onnxruntime(model, feeds))
+
+
+def stacked(computed: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Two GRUs whose initial states are halves of one input, as PyTorch exports them; or the second's is computed."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.uniform(-1, 1, (1, 12, 4)).astype(np.float32), name)
+        for name in ("W", "R", "V", "S")
+    ]
+    weights += [
+        numpy_helper.from_array(np.array(numbers, np.int64), name)
+        for name, numbers in (("parts", [1, 1]), ("one", [1]))
+    ]
+    nodes = [
+        helper.make_node("Split", ["h", "parts"], ["h1", "h2"], axis=0),
+        helper.make_node("GRU", ["x", "W", "R", "", "", "h1"], ["Y", "n1"], name="first", hidden_size=4),
+        helper.make_node("Squeeze", ["Y", "one"], ["middle"]),
+        helper.make_node("Tanh" if computed else "Identity", ["h2"], ["begin"]),
+        helper.make_node("GRU", ["middle", "V", "S", "", "", "begin"], ["y", "n2"], name="second", hidden_size=4),
+        helper.make_node("Concat", ["n1", "n2"], ["n"], axis=0),
+    ]
+    floats = TensorProto.FLOAT
+    inputs = [
+        helper.make_tensor_value_info("x", floats, ["T", "N", 4]),
+        helper.make_tensor_value_info("h", floats, [2, "N", 4]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("y", floats, [None] * 4),
+        helper.make_tensor_value_info("n", floats, [None] * 3),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    feeds = {name: rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in (("x", (6, 3, 4)), ("h", (2, 3, 4)))}
+    return model, feeds
+
+
+def test_parts_of_a_state_are_the_callers(caplog):
+    caplog.set_level("INFO", "rnn_lower")
+    model, feeds = stacked(computed=False)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"), states={"h": "n"})
+    assert "so it is left to the caller, as the model has it" in caplog.text
+    parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
+    close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
+
+
+def test_a_state_that_is_computed_from_an_input_is_refused():
+    """It would begin anew with every chunk."""
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"GRU 'second' in main graph: .* and its state is not given back as it is"
+    ):
+        rnn_lower.stream(stacked(computed=True)[0], axis="T")
+
+
+def test_one_input_for_both_states():
+    model, _ = build(Case("LSTM", dynamic=True, optional=("initial_h", "initial_c")))
+    model.graph.node[0].input[6] = "initial_h"
+    del model.graph.input[2]
+    with pytest.raises(rnn_lower.UnsupportedError, match="is used elsewhere too"):
+        rnn_lower.stream(model, axis="T")
+
+
+def test_zeros_that_others_use_too_stay():
+    """One constant begins a GRU over the stream and another, which has nothing to do with it."""
+    model, feeds = build(Case("GRU", T=6, N=2, dynamic=True, optional=("initial_h",), weights="initializer"))
+    model.graph.initializer.append(numpy_helper.from_array(feeds.pop("initial_h"), "initial_h"))
+    del model.graph.input[1]
+    feeds["z"] = feeds["X"][:2]
+    model.graph.node.append(
+        helper.make_node("GRU", ["z", "W", "R", "", "", "initial_h"], ["other"], name="other", hidden_size=4)
+    )
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 2, 3]))
+    model.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [None] * 4))
+    for options in ({}, {"keep_fused": True}):
+        same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 4], **options)
+
+
+def test_computed_first_states():
+    """What is computed by Shape and Expand is the first value; the nodes that computed it go."""
+    s = Stack(np.random.default_rng(3))
+    while "Expand" not in [node.op_type for node in s.nodes]:
+        s = Stack(s.rng)
+        lstm(s)
+    model = s.model()
+    made = rnn_lower.stream(model, axis="T")
+    assert not {"Expand", "Shape"} & {
+        node.op_type for node in rnn_lower.stream(model, axis="T", keep_fused=True).graph.node
+    }
+    first = rnn_lower.StreamingSession(made).plan.states[0].first
+    assert first.shape == (1, 1, 6)
+    assert np.any(first)
+    feeds = {"x": s.rng.uniform(-1, 1, (3, 7, 6)).astype(np.float32)}
+    same_in_chunks(model, feeds, "T", np.random.default_rng(0), [3, 4])
+    assert made.graph.input[1].type.tensor_type.shape.dim[1].dim_param == "N"
+
+
+def chosen() -> onnx.ModelProto:
+    """An If on an input: an LSTM in one branch, a dense layer in the other."""
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.uniform(-1, 1, shape).astype(np.float32), name) for name, shape in
+               (("W", (1, 16, 4)), ("R", (1, 16, 4)), ("M", (4, 4)))]  # fmt: skip
+    axes = numpy_helper.from_array(np.array([1], np.int64), "axes")
+    out = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("a", "b")]
+    then = helper.make_graph(
+        [helper.make_node("LSTM", ["x", "W", "R"], ["Y"], name="inner", hidden_size=4), helper.make_node("Squeeze", ["Y", "axes"], ["a"])],
+        "then", [], out[:1],
+    )  # fmt: skip
+    other = helper.make_graph([helper.make_node("MatMul", ["x", "M"], ["b"])], "other", [], out[1:])
+    rate = numpy_helper.from_array(np.array(16000, np.int64), "rate")
+    nodes = [
+        helper.make_node("Equal", ["sr", "rate"], ["is"]),
+        helper.make_node("If", ["is"], ["y"], name="if", then_branch=then, else_branch=other),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", "N", 4]),
+        helper.make_tensor_value_info("sr", TensorProto.INT64, []),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", "N", 4])],
+        [*weights, axes, rate],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("rate", [16000, 8000])
+@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"form": "loop"}])
+def test_a_state_in_one_branch(rate, options):
+    x = np.random.default_rng(1).uniform(-1, 1, (7, 2, 4)).astype(np.float32)
+    same_in_chunks(chosen(), {"x": x, "sr": np.array(rate)}, "T", np.random.default_rng(0), [3, 1, 3], **options)
+
+
+@pytest.mark.parametrize("rate", [16000, 8000])
+def test_set_inputs_fold_branches_away(rate):
+    made = rnn_lower.stream(chosen(), axis="T", set_inputs={"sr": rate})
+    fused = rnn_lower.stream(chosen(), axis="T", set_inputs={"sr": rate}, keep_fused=True)
+    assert "If" not in {node.op_type for node in fused.graph.node}
+    assert [value.name for value in made.graph.input][:1] == ["x"]
+    assert len(made.graph.input) == (3 if rate == 16000 else 1)
+    x = np.random.default_rng(1).uniform(-1, 1, (7, 2, 4)).astype(np.float32)
+    close(list(in_chunks(made, {"x": x}, [3, 4]).values()), run_onnxruntime(chosen(), {"x": x, "sr": np.array(rate)}))
+
+
+def test_reset_as_an_input():
+    model = onnx.load("models/torch_denoiser.onnx")
+    made = rnn_lower.stream(model, axis="time", reset=True)
+    session, x = (
+        rnn_lower.StreamingSession(made),
+        np.random.default_rng(0).uniform(-1, 1, (2, 8, 16)).astype(np.float32),
+    )
+    session.run(x[:, :4])
+    got = session.run({"x": x[:, 4:], "reset": np.array([True, False])})["y"]
+    anew, whole = run_onnxruntime(model, {"x": x[:, 4:]})[0], run_onnxruntime(model, {"x": x})[0]
+    close([got[0], got[1]], [anew[0], whole[1, 4:]])
+
+
+def test_check_finds_a_state_that_is_lost():
+    """A streaming model whose state comes back as it went in is not the same."""
+    model, _ = build(Case("GRU", dynamic=True))
+    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    proto = made.document.write_back(made.dims)
+    assert api.check_streaming(made, proto).ok
+    for node in proto.graph.node:
+        if "node/h_out" in node.output:
+            node.output[list(node.output).index("node/h_out")] = "lost"
+    proto.graph.node.append(helper.make_node("Identity", ["node/h_in"], ["node/h_out"]))
+    report = api.check_streaming(made, proto)
+    assert not report.ok
+    assert report.max_abs_error > 1e-3
+
+
+def test_check_finds_a_changed_node():
+    """A weight that matters to no sampled input by more than the tolerance is found in exact arithmetic."""
+    model, _ = build(Case("GRU", dynamic=True))
+    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    proto = made.document.write_back(made.dims)
+    weight = next(t for t in proto.graph.initializer if onnx.numpy_helper.to_array(t).size > 20)
+    array = onnx.numpy_helper.to_array(weight).copy()
+    array.flat[3] *= 1 + 1e-6
+    weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
+    assert api.check_streaming(made, proto).located
+
+
+def test_strides_ask_for_multiples():
+    s = Stack(np.random.default_rng(0))
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    s.add("Conv", s.value, s.weight(6, 6, 4), kernel_shape=[4], strides=[2], pads=[3, 0])
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    model = s.model()
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
+    assert session.plan.every == 2
+    with pytest.raises(rnn_lower.RnnLowerError, match="a chunk must be of a multiple of 2 frames"):
+        session.run(np.zeros((1, 3, 6), np.float32))
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match="--step 3: the strides of the model over time take multiples of 2"
+    ):
+        rnn_lower.stream(model, axis="T", step=3)
