@@ -9,12 +9,16 @@ import numpy as np
 from hypothesis import strategies as st
 from onenode import OPTIONAL, OUTPUTS, Case
 
+from rnn_lower.targets import TARGETS
+
 ACTIVATIONS = (
     "Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "HardSigmoid", "Elu", "Softsign",
     "Softplus",
 )  # fmt: skip
 PER_DIRECTION = {"RNN": 1, "GRU": 2, "LSTM": 3}
 FORMS = ("scan", "loop", "unroll")
+MEASURED = [name for name, target in TARGETS.items() if target.status == "measured"]
+"""Targets that take whatever their forms and opsets take; tests/test_documented.py looks at the others."""
 
 Pick = Callable[[Sequence[Any]], Any]
 """Chooses one of several values; the simplest is first, which is what shrinking goes to."""
