@@ -36,7 +36,12 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         return added
 
     lower = add("lower", "write a model without recurrent nodes")
-    _files_and_form(lower, commands["targets"])
+    lower.add_argument("models", metavar="IN.onnx", nargs="+", help="one, or several with --out-dir; - reads stdin")
+    where = lower.add_mutually_exclusive_group(required=True)
+    where.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
+    where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
+    lower.add_argument("--jobs", type=int, default=1, metavar="N", help="work on so many models at once")
+    _form(lower, commands["targets"])
     _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
     lower.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
     lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
@@ -77,9 +82,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     return parser
 
 
-def _files_and_form(parser: argparse.ArgumentParser, list_targets: Command) -> None:
-    parser.add_argument("model", metavar="IN.onnx")
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
+def _form(parser: argparse.ArgumentParser, list_targets: Command) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
     _option(parser, "--form", "form", choices=FORMS)
     _option(parser, "--target", "target", metavar="RUNTIME", action=_Target, const=list_targets)
@@ -96,7 +99,9 @@ def _sizes_and_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> None:
-    _files_and_form(parser, list_targets)
+    parser.add_argument("model", metavar="IN.onnx", help="- reads stdin")
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
+    _form(parser, list_targets)
     parser.add_argument("--time", metavar="NAME", help="the symbolic size that is the stream, or INPUT[AXIS]")
     parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled; 1 is a straight line")
     parser.add_argument("--keep-fused", action="store_true", help="leave the recurrent nodes, only give them states")

@@ -16,6 +16,7 @@ from rnn_lower import tables
 from rnn_lower.arguments import Command, fixed_inputs, sizes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
+from rnn_lower.several import on_several
 
 if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport, Proof
@@ -51,6 +52,15 @@ class _Selection:
 
 
 def _lower(arguments: argparse.Namespace) -> int:
+    if arguments.out_dir is not None:
+        return on_several(_lower_one, arguments)
+    if len(arguments.models) > 1:
+        raise RnnLowerError(f"{len(arguments.models)} models and one -o; use --out-dir FOLDER")
+    (arguments.model,) = arguments.models
+    return _lower_one(arguments)
+
+
+def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
     if arguments.output == "-" and sys.__stdout__ is None:

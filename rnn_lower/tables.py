@@ -190,10 +190,10 @@ def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[s
 
 
 class progress:
-    """A progress bar on stderr while weights are written, when someone is looking and wants it."""
+    """A progress bar on stderr, when someone is looking and wants it."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
+    def __init__(self, quiet: bool = False, what: str = "writing weights") -> None:
+        self._quiet, self._what = quiet, what
 
     def __enter__(self) -> Callable[[str, int, int], None] | None:
         self._bar: Any = None
@@ -204,7 +204,7 @@ class progress:
 
         self._bar = Progress(console=Console(stderr=True), transient=True)
         self._bar.start()
-        self._task = self._bar.add_task("writing weights", total=None)
+        self._task = self._bar.add_task(self._what, total=None)
         return self._advance
 
     def _advance(self, name: str, index: int, total: int) -> None:
