@@ -56,7 +56,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     )
 
     check = add("check", "compare two models")
-    check.add_argument("original", metavar="A.onnx")
+    check.add_argument("original", metavar="A.onnx", help="- reads stdin")
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
 
@@ -68,7 +68,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     prove.add_argument("--json", action="store_true", help="print JSON")
 
     inspect = add("inspect", "list recurrent nodes with their features")
-    inspect.add_argument("model", metavar="IN.onnx")
+    inspect.add_argument("model", metavar="IN.onnx", help="- reads stdin")
     inspect.add_argument("--target", metavar="RUNTIME", help="tell whether this runtime runs each node right as it is")
     inspect.add_argument("--json", action="store_true", help="print JSON")
 

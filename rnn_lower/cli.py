@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -40,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         with _stopped_by_sigterm(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
-            code = command(arguments)
+            with _stdin_as_file(arguments):
+                code = command(arguments)
             sys.stdout.flush()
             return code
     except RnnLowerError as error:
@@ -75,6 +78,32 @@ def _asks_for_output(arguments: argparse.Namespace) -> bool:
 def _fail(code: int, message: str) -> int:
     print(f"rnn-lower: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+@contextlib.contextmanager
+def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
+    """Where a model is "-", a file of what comes through the pipe: a model is read more than once."""
+    given = vars(arguments)
+    places = [name for name in ("model", "original", "lowered") if given.get(name) == "-"]
+    several = given.get("models") or []
+    if len(places) + several.count("-") == 0:
+        yield
+        return
+    if len(places) + several.count("-") > 1:
+        raise RnnLowerError("-: only one model can come from stdin; name a file")
+    with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
+        path = os.path.join(folder, "stdin.onnx")
+        with open(path, "wb") as file, contextlib.suppress(OSError):
+            if sys.stdin is not None and not sys.stdin.isatty():
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        if not os.path.getsize(path):
+            raise RnnLowerError("-: nothing is piped into stdin; name a file")
+        given.update(dict.fromkeys(places, path))
+        several[:] = [path if model == "-" else model for model in several]
+        try:
+            yield
+        except RnnLowerError as error:
+            raise type(error)(str(error).replace(path, "-")) from None
 
 
 @contextlib.contextmanager

@@ -997,6 +997,35 @@ def never_runs(model: Model) -> None:
 
 
 # fmt: off
+def several(*names: str, out_dir: str = "out", jobs: int = 1) -> Build:
+    """The same model under some names, to be lowered into a folder."""
+
+    def build(folder: Path) -> list[str]:
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
+            save(model_of(), folder / name)
+        (folder / "taken").touch()
+        models = [str(folder / name) for name in names]
+        return ["lower", *models, "--out-dir", str(folder / out_dir), "--jobs", str(jobs)]
+
+    return build
+
+
+def bad_numbers_of_models() -> Iterator[Bad]:
+    yield Bad(
+        "two models and one output", lambda folder: ["lower", "a.onnx", "b.onnx", "-o", str(folder / "out.onnx")],
+        "2 models and one -o; use --out-dir FOLDER", "-o",
+    )  # fmt: skip
+    same = "would both be written to"
+    yield Bad("two models of one name", several("a/m.onnx", "b/m.onnx"), same, "m.onnx")
+    yield Bad("a file in place of the folder", several("m.onnx", out_dir="taken"), "--out-dir …: …; name a folder", "taken")
+    yield Bad("no jobs", several("m.onnx", jobs=0), "--jobs is 0; at least 1", "--jobs")
+    nothing = "nothing is piped into stdin"
+    yield Bad("an empty pipe", lambda folder: ["inspect", "-"], nothing, "-")
+    yield Bad("an empty pipe to lower", lambda folder: ["lower", "-", "-o", str(folder / "o.onnx")], nothing, "-")
+    yield Bad("two models of one pipe", lambda folder: ["check", "-", "-"], "only one model can come from stdin", "-")
+
+
 def bad_comparisons() -> Iterator[Bad]:
     x = np.zeros((5, 2, 3), np.float32)
     npz = "X.npz: cannot be read as .npz: "
@@ -1098,7 +1127,7 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output of too long a name", writing("x" * 250 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
     yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; --force replaces it all the same", "out.onnx")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
-    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "the following arguments are required: -o/--output", "lower")
+    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "one of the arguments -o/--output --out-dir is required", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
     stream = "the model has weights in a file beside it, which a stream cannot carry; name a file"
     yield Bad("weights to a fifo", writing("out.onnx", lambda folder: os.mkfifo(folder / "out.onnx"), with_data=True), stream, "out.onnx")
@@ -1111,7 +1140,7 @@ def bad_usage() -> Iterator[Bad]:
     required = "the following arguments are required: "
     yield Bad("no command", lambda _: [], f"{required}COMMAND", "rnn-lower")
     yield Bad("unknown command", lambda _: ["lift"], "argument COMMAND: invalid choice: 'lift'", "lift")
-    yield Bad("lower nothing", lambda _: ["lower"], f"{required}IN.onnx, -o/--output", "lower")
+    yield Bad("lower nothing", lambda _: ["lower"], f"{required}IN.onnx", "lower")
     yield Bad("check one", lambda _: ["check", "a.onnx"], f"{required}B.onnx", "check")
     yield Bad("inspect nothing", lambda _: ["inspect"], f"{required}IN.onnx", "inspect")
     yield Bad("unknown option", asked("--fast"), "unrecognized arguments: --fast", "--fast")
@@ -1245,7 +1274,14 @@ NOT_CAUSAL = {
 # fmt: on
 
 
-ASKING: tuple[Bad, ...] = (*bad_wishes(), *bad_comparisons(), *bad_places(), *bad_usage(), *bad_streams())
+ASKING: tuple[Bad, ...] = (
+    *bad_wishes(),
+    *bad_numbers_of_models(),
+    *bad_comparisons(),
+    *bad_places(),
+    *bad_usage(),
+    *bad_streams(),
+)
 
 
 # -- from Python ------------------------------------------------------------------------------------------------------
@@ -1292,7 +1328,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
     yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known are auto, scan")
     yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable: it is asked about each RecurrentNode")
-    yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTM"), "unknown operator 'L'; known are RNN, GRU, LSTM")
+    yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTN"), "unknown operator 'LSTN'; known are RNN, GRU, LSTM")
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
     yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")

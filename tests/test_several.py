@@ -1,0 +1,87 @@
+"""Several models by one command, pipes, and how much is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from judge import remaining
+from onenode import Case, build
+from paths import ROOT
+
+import rnn_lower
+from rnn_lower import cli
+
+
+@pytest.fixture
+def models(tmp_path) -> list[Path]:
+    paths = [tmp_path / f"{op}.onnx" for op in ("LSTM", "GRU", "RNN")]
+    for path in paths:
+        onnx.save(build(Case(path.stem))[0], path)
+    return paths
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_each_goes_into_the_folder_under_its_name(models, jobs, tmp_path, capfd):
+    folder = tmp_path / "new" / "lowered"
+    assert cli.main(["lower", *map(str, models), "--out-dir", str(folder), "--jobs", str(jobs), "--check"]) == cli.DONE
+    assert capfd.readouterr().out.count("wrote ") == 3
+    assert sorted(path.name for path in folder.iterdir()) == ["GRU.onnx", "LSTM.onnx", "RNN.onnx"]
+    assert not any(remaining(onnx.load(path)) for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_one_that_is_bad_does_not_keep_the_others(models, jobs, tmp_path, capfd):
+    models[1].write_bytes(b"no model")
+    command = ["lower", *map(str, models), "--out-dir", str(tmp_path / "out"), "--jobs", str(jobs)]
+    assert cli.main(command) == cli.BAD
+    assert "GRU.onnx: not an ONNX model" in capfd.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["LSTM.onnx", "RNN.onnx"]
+    assert cli.main([*command, "--json"]) == cli.BAD
+    told = json.loads(capfd.readouterr().out)
+    assert told["schema"] == 1
+    assert [(Path(file["input"]).stem, file["exit"]) for file in told["files"]] == [("LSTM", 0), ("GRU", 2), ("RNN", 0)]
+    assert "not an ONNX model" in told["files"][1]["error"]
+    assert told["files"][0]["nodes"][0]["form"] == "scan"
+
+
+def run(*arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "rnn_lower", *map(str, arguments)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        command, input=given, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def test_through_pipes(models):
+    data = models[0].read_bytes()
+    end = run("lower", "-", "-o", "-", "--check", given=data)
+    assert end.returncode == 0
+    assert not remaining(onnx.ModelProto.FromString(end.stdout))
+    assert b"same" in end.stderr
+    quiet = run("lower", "-", "-o", "-", "-q", given=data)
+    assert (quiet.returncode, quiet.stderr) == (0, b"")
+    assert run("check", models[0], "-", given=end.stdout).returncode == 0
+    assert b"LSTM" in run("inspect", "-", given=data).stdout
+    bad = run("inspect", "-", given=b"no model")
+    assert bad.returncode == 2
+    assert bad.stderr.startswith(b"rnn-lower: error: -: not an ONNX model")
+
+
+def test_more_or_less_is_told(models, tmp_path, capfd):
+    command = ["lower", str(models[0]), "-o", str(tmp_path / "out.onnx")]
+    assert cli.main([*command, "--quiet"]) == cli.DONE
+    assert capfd.readouterr() == ("", "")
+    assert cli.main([*command, "--verbose"]) == cli.DONE
+    assert "form scan, " in capfd.readouterr().err
+    assert cli.main([*command, "--quiet", "--json"]) == cli.DONE
+    assert json.loads(capfd.readouterr().out)["nodes"]
+    assert cli.main(["inspect", str(tmp_path / "no.onnx"), "--quiet"]) == cli.BAD
+    assert "no such file" in capfd.readouterr().err
+    assert cli.main(["--version"]) == cli.DONE
+    assert capfd.readouterr().out == f"rnn-lower {rnn_lower.__version__}\n"
