@@ -60,7 +60,7 @@ def _sample(value: onnx.ValueInfoProto, rng: np.random.Generator) -> np.ndarray:
     dims = value.type.tensor_type.shape.dim
     shape = [dim.dim_value or (1 if dim.dim_param in ("batch", "unk__438") else 64) for dim in dims]
     if value.type.tensor_type.elem_type == onnx.TensorProto.INT64:
-        return np.full(shape, 64)
+        return np.full(shape, 64 if value.name == "lengths" else 1)
     return rng.standard_normal(shape).astype(np.float32)
 
 

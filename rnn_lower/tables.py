@@ -43,8 +43,14 @@ def print_inspected(
     if not rows:
         print(f"{model}: no RNN, GRU or LSTM node")
     else:
-        shown = [{**row, "sizes": _shown_sizes(row["sizes"]), "notes": "; ".join(row["notes"])} for row in rows]
-        columns = ["node", "where", "op", "sizes", "type", "features", "notes"]
+        shown = [
+            {
+                **row, "sizes": _shown_sizes(row["sizes"]), "notes": "; ".join(row["notes"]),
+                **{name: "?" if row[name] is None else f"{row[name]:,}" for name in ("parameters", "macs_per_step")},
+            }
+            for row in rows
+        ]  # fmt: skip
+        columns = ["node", "where", "op", "sizes", "type", "parameters", "macs_per_step", "features", "notes"]
         _print_table("recurrent nodes", shown, columns if verdict is None else [*columns[:3], "as it is", "why"])
 
 
@@ -140,8 +146,17 @@ def _node_row(node: RecurrentNode) -> dict[str, Any]:
     return {
         "node": node.name, "where": node.path, "op": f"{node.op_type}-{node.version}",
         "sizes": {name: getattr(node, name) for name in ("seq_length", "batch_size", "input_size", "hidden_size")},
-        "type": node.dtype.name.lower(), "features": _features(node), "notes": list(node.notes),
+        "type": node.dtype.name.lower(), "features": _features(node), "notes": list(node.notes), **_costs(node),
     }  # fmt: skip
+
+
+def _costs(node: RecurrentNode) -> dict[str, int | None]:
+    """Numbers that the node is made of, and products of a step of one row, of all directions; None: size unknown."""
+    D, G, H, I = node.num_directions, node.operator.gates, node.hidden_size, node.input_size  # noqa: E741
+    if not isinstance(I, int):
+        return {"parameters": None, "macs_per_step": None}
+    products, rest = D * G * H * (I + H), 2 * G * ("B" in node.inputs) + 3 * ("P" in node.inputs)
+    return {"parameters": products + D * H * rest, "macs_per_step": products}
 
 
 def _record_row(record: Record) -> dict[str, Any]:

@@ -456,6 +456,15 @@ def test_help(capsys):
     assert run(capsys)[0] == 2
 
 
+def test_inspect_tells_what_a_node_costs(tmp_path, capsys):
+    """GRU of both directions, I = 3, H = 4: W and R of 3 gates, B twice, P none."""
+    onnx.save(build(Case("GRU", 14, "bidirectional", optional=("B",)))[0], tmp_path / "gru.onnx")
+    _, text, _ = run(capsys, "inspect", tmp_path / "gru.onnx", "--json")
+    (node,) = json.loads(text)["nodes"]
+    assert node["macs_per_step"] == 2 * 3 * 4 * (3 + 4)
+    assert node["parameters"] == node["macs_per_step"] + 2 * 2 * 3 * 4
+
+
 def test_notes_are_one_line_whatever_names_a_model_has(tmp_path, capsys):
     model, _ = build(Case("RNN", activations=("ThresholdedRelu",)))
     model.graph.node[0].name = "two\nlines"
