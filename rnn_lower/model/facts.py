@@ -13,7 +13,7 @@ import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import known_tensor
+from rnn_lower.emit.moved import known
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.isolated import isolated
 from rnn_lower.model.outline import outline_of, without_annotations
@@ -43,9 +43,9 @@ class Facts:
 
     def _shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
-        tensor = known_tensor(value)
-        if tensor is not None:  # before what is told of it, which may be something else
-            return tuple(tensor.shape.numpy())
+        constant = known(value)
+        if constant is not None:  # before what is told of it, which may be something else
+            return constant.shape
         if value in self._inputs or (declared is not None and value.is_initializer()):
             return declared
         found = self._inferred_type(value)
@@ -88,9 +88,9 @@ class Facts:
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """Element type, or None when unknown."""
-        tensor = known_tensor(value)
-        if tensor is not None or value.dtype is not None:
-            return value.dtype if tensor is None else tensor.dtype
+        constant = known(value)
+        if constant is not None or value.dtype is not None:
+            return value.dtype if constant is None else constant.dtype
         if value.const_value is not None:
             return value.const_value.dtype
         if value in self._arguments:

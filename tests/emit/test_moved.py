@@ -134,3 +134,13 @@ def test_a_change_in_what_is_moved_is_found():
     array.flat[0] = np.nextafter(array.flat[0], np.float32(9))
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     assert not rnn_lower.prove(model, result).ok
+
+
+@pytest.mark.parametrize("form", ["scan", "loop", "unroll"])
+def test_moved_to_a_shape_that_does_not_fit(form):
+    """Whether inference can tell or not, what is known of a weight is its shape."""
+    model, _ = build(Case("LSTM", 17, weights="moved"))
+    joined = next(node for node in model.graph.node if node.output[0] == "R")
+    joined.input.append(joined.input[0])
+    with pytest.raises(rnn_lower.InvalidNodeError, match="num_directions"):
+        rnn_lower.lower(model, form=form)
