@@ -41,7 +41,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     target: name of a runtime (see rnn_lower.targets) whose limits the result keeps to; with "auto" it gives the form.
     op_types: which of "RNN", "GRU", "LSTM" to lower, one or several.
     select: called with each RecurrentNode, False leaves it.
-    opset: convert the whole model to this opset, the recurrent nodes being lowered at it.
+    opset: convert the whole model to this opset, the recurrent nodes being lowered at it; without, a model is
+        converted where the target does not take its own opset, to the nearest that it takes, which is logged.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
     keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature.

@@ -79,7 +79,8 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 
         if arguments.fold:  # which changes all of it
             return ()
-        return untouched.changed_files(arguments.model, lowered, opset=arguments.opset, dims=given["dims"])
+        asked = {"opset": arguments.opset, "dims": given["dims"], "converted": arguments.target is not None}
+        return untouched.changed_files(arguments.model, lowered, **asked)
 
     def accept(lowered: str) -> bool:
         selection.check()

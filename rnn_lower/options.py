@@ -33,7 +33,9 @@ class Options:
     target: str | None = _option(None, "keep to what this runtime takes: a name (`rnn-lower targets`), or a .toml file")
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
-    opset: int | None = _option(None, "convert the whole model to this opset")
+    opset: int | None = _option(
+        None, "convert the whole model to this opset; a target has it converted to the nearest it takes"
+    )
     dims: Mapping[str, int] | None = _option(
         None, "sizes of dimensions of the inputs, by name or as INPUT[AXIS], fixed before lowering"
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from features import FEATURES
+from judge import close, expected, run_onnxruntime
 from onenode import OPTIONAL, Case, build
 from paths import ROOT
 from randomtargets import holds, quoted, random_target
@@ -267,3 +269,22 @@ def test_static_sizes_at_every_opset(op, opset, tmp_path):
     text = IMAGINARY.replace("opsets = [13, 17]\n", "")
     case = Case(op, opset, "bidirectional", optional=OPTIONAL[op], lengths_as="initializer", clip=0.5)
     assert holds(case, written(tmp_path, text)) is None
+
+
+@pytest.mark.parametrize(("opset", "wanted"), [(22, 17), (11, 13), (15, 15)])
+def test_the_opset_is_the_nearest_that_the_target_takes(opset, wanted, tmp_path, capsys):
+    """Said on stderr, right, and nothing else has changed; the Python functions do the same."""
+    model, feeds = build(Case("GRU", opset, optional=("B",)))
+    onnx.save(model, tmp_path / "in.onnx")
+    command = ["lower", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--target", "portable", "--check"]
+    assert cli.main(command) == cli.DONE
+    told = f"converted to opset {wanted}, the nearest that target portable takes"
+    assert (told in capsys.readouterr().err) == (wanted != opset)
+    for lowered in (
+        onnx.load(tmp_path / "out.onnx"),
+        rnn_lower.lower(model, target="portable"),
+        ir.to_proto(rnn_lower.lower(ir.from_proto(model), target="portable")),
+    ):
+        assert lowered.opset_import[0].version == wanted
+        close(run_onnxruntime(lowered, feeds), expected(Case("GRU", opset, optional=("B",))))
+        assert rnn_lower.prove(model, lowered).ok

@@ -18,6 +18,7 @@ from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Options
 from rnn_lower.recurrent.node import axes_of
+from rnn_lower.targets import find_target
 
 SIZES: Mapping[str, tuple[int, ...]] = {
     "batch_size": (1,),
@@ -49,7 +50,8 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
     except UnmetError as error:
         told, lacks = str(error), error.lacks
     except ConversionError as error:
-        told, lacks = str(error), (Lack("", opsets=(1, onnx.defs.onnx_opset_version())),)
+        first, last = find_target(options.target).opsets
+        told, lacks = str(error), (Lack("", opsets=(first, min(last, onnx.defs.onnx_opset_version()))),)
     raise UnsupportedError(f"{told}; {_advice(lacks, options, fresh(), attempt)}")
 
 

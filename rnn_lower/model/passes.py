@@ -15,7 +15,7 @@ from rnn_lower.model import convert, dims
 from rnn_lower.model.advice import advised
 from rnn_lower.model.document import Document
 from rnn_lower.model.folding import fold
-from rnn_lower.model.scopes import nodes
+from rnn_lower.model.scopes import nodes, recurrent_nodes
 from rnn_lower.model.session import Session, remove_unused
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
@@ -63,14 +63,19 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
     """Lower a model that someone else holds: an error leaves it as it was."""
 
     def work() -> list[Record]:
-        if options.opset is None and not options.dims and not options.fold:
+        chosen = at_opset_of_target(model, options)
+        if chosen.opset is None and not options.dims and not options.fold:
             return replace_nodes(model, options)
         copy = model.clone()  # weights are shared, not copied
-        records = lower_model(copy, options)
+        records = lower_model(copy, chosen)
         convert.take_over(model, copy)
+        _tell_conversion(options, chosen)
         return records
 
-    return advised(work, options, model.clone, lambda other: lower_model(model.clone(), other))
+    def attempt(other: Options) -> None:
+        lower_model(model.clone(), at_opset_of_target(model, other))
+
+    return advised(work, options, model.clone, attempt)
 
 
 def prepared(document: Document, options: Options) -> tuple[Document, Options]:
@@ -90,10 +95,13 @@ def lower_document(document: Document, options: Options) -> list[Record]:
     """`lower_model` for the view of a document."""
 
     def work(document: Document, options: Options) -> list[Record]:
+        chosen = at_opset_of_target(document.model, options)
         if options.dims:
             dims.fix_dims(document.model, options.dims)
             dims.fix_proto_dims(document.outline, options.dims)
-        return lower_model(document.model, dataclasses.replace(options, dims=None), document.outline)
+        records = lower_model(document.model, dataclasses.replace(chosen, dims=None), document.outline)
+        _tell_conversion(options, chosen)
+        return records
 
     def attempt(other: Options) -> None:
         again = document.again()
@@ -101,6 +109,21 @@ def lower_document(document: Document, options: Options) -> list[Record]:
         again.check_nesting()
 
     return advised(lambda: work(document, options), options, lambda: document.again().model, attempt)
+
+
+def at_opset_of_target(model: ir.Model, options: Options) -> Options:
+    """With the nearest opset that the target takes, where the model is at another and nobody asked for one."""
+    target = find_target(options.target)
+    (first, last), newest = target.opsets, onnx.defs.onnx_opset_version()
+    beyond = [s.opset for _, s in recurrent_nodes(model, options.op_types) if not first <= s.opset <= last]
+    if options.opset is not None or not beyond or first > newest:
+        return options
+    return dataclasses.replace(options, opset=first if beyond[0] < first else last)
+
+
+def _tell_conversion(asked: Options, chosen: Options) -> None:
+    if asked.opset != chosen.opset:
+        logger.info("converted to opset %d, the nearest that target %s takes", chosen.opset, asked.target)
 
 
 def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:

@@ -146,10 +146,13 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
     if len(set(names)) < len(names):
         raise InvalidNodeError(f"{told}: attribute '{max(names, key=names.count)}' is given twice")
     for attribute in node.attribute:
-        if attribute.ref_attr_name:
-            continue
         own = _FIELDS.get(attribute.type)
         held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
+        if attribute.ref_attr_name and held:
+            found = f"refers to '{attribute.ref_attr_name}' and holds {', '.join(held)}"
+            raise InvalidNodeError(f"{told}: attribute '{attribute.name}' {found}")
+        if attribute.ref_attr_name:
+            continue
         if own is None or any(name != own for name in held) or (own in _MESSAGES and not held):
             kind = _A.AttributeType.Name(attribute.type)
             found = ", ".join(held) or "nothing"

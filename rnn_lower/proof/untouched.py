@@ -42,10 +42,13 @@ def only_recurrent_nodes_changed(
 
 
 def changed_files(
-    before: str, after: str, *, opset: int | None = None, dims: Mapping[str, int] | None = None
+    before: str, after: str, *, opset: int | None = None, dims: Mapping[str, int] | None = None, converted: bool = False
 ) -> list[str]:
-    """The same for two files."""
+    """The same for two files. converted: the opset may be whatever a target has asked for."""
     pair = [(onnx.load(path, load_external_data=False), Path(path).absolute().parent) for path in (before, after)]
+    old, new = (_default_opset(proto) for proto, _ in pair)
+    if converted and opset is None and old != new:
+        opset = new
     return only_recurrent_nodes_changed(pair[0], pair[1], opset=opset, dims=dims)
 
 

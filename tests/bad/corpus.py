@@ -312,9 +312,14 @@ def bad_attributes() -> Iterator[Bad]:
         twice = changed(lambda m: recurrent(m).attribute.append(helper.make_attribute("hidden_size", 4)), op=op)
         yield Bad(f"{op} hidden_size twice", twice, "attribute 'hidden_size' is given twice")
 
+    def refers_and_holds(model: Model) -> None:
+        next(a for a in recurrent(model).attribute if a.name == "hidden_size").ref_attr_name = "size"
+
     def untyped(model: Model) -> None:
         next(a for a in recurrent(model).attribute if a.name == "hidden_size").ClearField("type")
 
+    both = "attribute 'hidden_size' refers to 'size' and holds i"
+    yield Bad("attribute that refers and holds", changed(refers_and_holds), both)
     yield Bad("attribute without a type", changed(untyped), "attribute 'hidden_size' is of type UNDEFINED and holds i")
 # fmt: on
 
@@ -872,7 +877,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not take Add: it is not among the operators that it takes, and rnn_lower has no other way to say it")
     yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine takes a batch of 1 only, here it is 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
-    yield Bad("target without the opset", asked("--target", "onnx2torch", opset=18), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")
+    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "takes no weights that are computed outside of a Scan (or cast there); use --form loop or --form unroll")
     yield Bad("op unknown", asked("--op", "SRU"), "unknown operator 'SRU'; known are RNN, GRU, LSTM", "SRU")
