@@ -103,7 +103,7 @@ def _callers(work: Surgery, one: Recurrence, given: ir.Value) -> str:
     here = next(place for user, place in given.uses() if user is node)
     for user, place in given.uses():
         same = user is node or work.are_alternatives(work.document.message(node), work.document.message(user))
-        if not same or place != here:
+        if not same or place != here or given.is_graph_output():
             raise UnsupportedError(
                 f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
                 " of its own"

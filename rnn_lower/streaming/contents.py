@@ -134,8 +134,9 @@ def _equal(a: Size, b: Size) -> Size | None:
     """A size that is not known is not negative, and may be anything else."""
     if a == b:
         return ONE
-    numbers = [one.number for one in (a, b) if one.number is not None]
-    return size(0) if len(numbers) == 2 or (numbers and numbers[0] < 0) else None
+    if a.number is not None and b.number is not None:
+        return size(0)
+    return size(0) if min(a.times, b.times) < 0 < max(a.times, b.times) and None in (a.number, b.number) else None
 
 
 def _where(look: Look) -> Found:

@@ -66,7 +66,9 @@ def streamed(
     walk = Walk(work.model, Facts(work.model, work.outline), streams)
     walk.run()
     every = math.lcm(*(track.every for track in walk.tracks.values()))
-    if step is not None and (step < 1 or step % every):
+    if step is not None and step < 1:
+        raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
+    if step is not None and step % every:
         raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
     surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset, step)
     for one in walk.carried:

@@ -171,10 +171,13 @@ class Surgery:
         """Nodes that computed initial states and have no other use; initializers of that kind go at once."""
         gone: set[ir.Node] = set()
         unused: set[str | None] = set()
-        fed = {one.input for one in self.states}
-        waiting = [value for value in self.replaced.values() if value.name not in fed]
+        new = (node for nodes in (*self._before.values(), *self._behind.values()) for node in nodes)
+        fed = {one.input for one in self.states} | {name for node in new for name in node.input}
+        waiting = list(self.replaced.values())
         while waiting:
             value = waiting.pop()
+            if value.name in fed:
+                continue
             node = value.producer()
             left = [user for user, place in value.uses() if user not in gone and (user, place) not in self.replaced]
             if left or value.is_graph_output() or value.is_graph_input():
