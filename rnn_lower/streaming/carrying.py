@@ -135,7 +135,7 @@ def carry_cache(work: Surgery, one: Cache) -> None:
     first = np.full([n.number or 1 for n in one.shape], _fill(one), one.dtype.numpy())
     work.check_sizes(told, one.shape)
     work.add_input(source, one.dtype, one.shape)
-    current = work.resettable(message, source, first, one.shape, 0)
+    current = work.resettable(message, source, first, one.shape, one.rows)
     if one.after:
         raw, joined = work.names.unique(f"{message.output[0]}/chunk"), message.output[0]
         message.output[0] = raw
@@ -154,7 +154,7 @@ def carry_cache(work: Surgery, one: Cache) -> None:
         message.input[1] = work.constant(message, np.array(one.pads, np.int64), f"{name}/pads")
     result = work.names.unique(f"{name}/cache_out")
     work.surface(message, kept, result, source, one.dtype, one.shape)
-    work.states.append(State(source, result, one.shape, one.dtype.name, told, 0, first))
+    work.states.append(State(source, result, one.shape, one.dtype.name, told, one.rows, first))
 
 
 def _tail(work: Surgery, value: str, name: str, axis: int, length: int) -> list[onnx.NodeProto]:

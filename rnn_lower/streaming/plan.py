@@ -28,7 +28,7 @@ class State:
 
     shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
     with a symbol; None where the caller gives it, since the model has always had this input.
-    node: for people, what the state is of.  rows: the axis of the batch.
+    node: for people, what the state is of.  rows: the axis of the batch, None where it is not known.
     """
 
     input: str
@@ -36,7 +36,7 @@ class State:
     shape: tuple[Size, ...]
     dtype: str
     node: str
-    rows: int
+    rows: int | None
     first: np.ndarray | None = None
 
 

@@ -99,13 +99,15 @@ class Surgery:
         return helper.make_tensor_value_info(name, dtype, [_dim(one) for one in shape])
 
     def resettable(
-        self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int
+        self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int | None
     ) -> str:  # fmt: skip
         """The state, or its first value in the rows that are set back."""
         if self.reset is None:
             return source
         if self.opset < 9:
             raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
+        if axis is None:
+            raise UnsupportedError(f"reset: which axis of state '{source}' is the batch is not known")
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
