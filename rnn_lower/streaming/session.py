@@ -124,7 +124,7 @@ class StreamingSession:
         if lacking:
             raise RnnLowerError(f"the chunk lacks {', '.join(lacking)}")
         if unknown := [name for name in feeds if name not in self._known]:
-            raise RnnLowerError(f"no input is called '{unknown[0]}'; inputs: {', '.join(self._inputs)}")
+            raise RnnLowerError(f"no input of this model is called '{unknown[0]}'; inputs: {', '.join(self._inputs)}")
         for name, axis in (*self.plan.symbols.values(), *self.plan.inputs.items()):
             if name in feeds and feeds[name].ndim <= axis:
                 raise RnnLowerError(f"input '{name}' is of shape {list(feeds[name].shape)}; it has no axis {axis}")

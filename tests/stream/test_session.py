@@ -135,7 +135,7 @@ def test_inputs_of_different_lengths_are_not_broadcast():
 
 @pytest.mark.parametrize(("chunk", "told"), [
     ({}, "the chunk lacks x"),
-    ({"x": np.zeros((1, 2, 16), np.float32), "z": 1}, "no input is called 'z'; inputs: x, "),
+    ({"x": np.zeros((1, 2, 16), np.float32), "z": 1}, "no input of this model is called 'z'; inputs: x, "),
     (np.zeros(16, np.float32), r"input 'x' is of shape \[16\]; it has no axis 1"),
     (None, r"input 'x' is of shape \[\]; it has no axis"),
 ])  # fmt: skip
