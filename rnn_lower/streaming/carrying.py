@@ -14,7 +14,7 @@ from rnn_lower.recurrent.node import display_name
 from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.reach import gives_back, is_part_of_input
+from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
@@ -125,6 +125,7 @@ def _left(work: Surgery, one: Recurrence, reason: str) -> None:
                 f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
+        work.left |= {str(one.name) for one in inputs_of(model, start)}
     work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
 
 

@@ -87,11 +87,11 @@ def streamed(
     outputs = {str(value.name): _kind(walk, value) for value in work.model.graph.outputs}
     surgery.finish()
     states = tuple(_in_order(surgery.states))
-    plan = Plan(streams, outputs, states, every, surgery.symbols, surgery.reset)
+    plan = Plan(streams, outputs, states, every, surgery.symbols, surgery.reset, tuple(sorted(surgery.left)))
     plan.write(work.proto)
     for note in surgery.notes:
         logger.info("%s", note)
-    if not states:
+    if not states and not plan.left:
         logger.info("no node carries anything over the stream; the model takes chunks as it is")
     return Streamed(Document(work.proto, work.folder), original, plan, _called(original.model, streams))
 

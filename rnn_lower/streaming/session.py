@@ -166,6 +166,12 @@ class StreamingSession:
 
 def _plan(document: Document, states: Mapping[str, str] | None) -> Plan:
     plan = read_plan(document.proto)
+    if plan is not None and (unnamed := set(plan.left) - set(states or ())):
+        name = min(unnamed)
+        raise RnnLowerError(
+            f"input '{name}' carries a state in a way of the model's own: name the output that gives it back"
+            f" (states={{'{name}': OUTPUT}})"
+        )
     if plan is not None and states is None:
         return plan
     if states is None:

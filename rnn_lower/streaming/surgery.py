@@ -24,7 +24,8 @@ from rnn_lower.streaming.track import Track
 class Surgery:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
-    states, notes: what is carried, and what a user should know.  lengths: by value, what counts it.
+    states, notes: what is carried, and what a user should know.
+    left: inputs whose state is left to the caller.  lengths: by value, what counts it.
     replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
@@ -47,6 +48,7 @@ class Surgery:
         self.replaced: dict[tuple[ir.Node, int], ir.Value] = {}
         self.states: list[State] = []
         self.notes: list[str] = []
+        self.left: set[str] = set()
 
     def finish(self) -> None:
         """Put everything in place."""

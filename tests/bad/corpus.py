@@ -1199,6 +1199,21 @@ def padded() -> Model:
     return model
 
 
+def part_of_state() -> Model:
+    """A state that goes in and out with other axes than the node has."""
+    model = model_of("GRU", dynamic=True, optional=("initial_h",))
+    node = recurrent(model)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "zeroth"))
+    model.graph.node.insert(0, helper.make_node("Unsqueeze", ["first", "zeroth"], ["initial_h"]))
+    model.graph.node.append(helper.make_node("Squeeze", [node.output[1], "zeroth"], ["last"]))
+    (given,) = (value for value in model.graph.input if value.name == "initial_h")
+    given.name = "first"
+    del given.type.tensor_type.shape.dim[0]
+    model.graph.output[1].name = "last"
+    del model.graph.output[1].type.tensor_type.shape.dim[0]
+    return model
+
+
 def by_rows() -> Model:
     """First states that count the rows."""
     stack = Stack(np.random.default_rng(0))
@@ -1345,6 +1360,16 @@ def _twice(session: Any, *batches: Any) -> None:
     session.run(np.zeros(shapes[1], np.float32))
 
 
+def _checked(model: Model) -> None:
+    from rnn_lower import api
+    from rnn_lower.model import files
+    from rnn_lower.options import Options
+    from rnn_lower.streaming import making
+
+    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    api.check_streaming(made, made.document.write_back(made.dims))
+
+
 def _restored(session: Any) -> None:
     session.state = {"initial_h": np.zeros((1, 2, 4), np.float32)}
     session.reset([1])
@@ -1394,6 +1419,8 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
     yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "which axis of state 'Pad1/cache_in' is the batch is not known; reset all of it")
     yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "what state 'initial_h' began with is not known here; reset all of it")
+    yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that --check does not know what to feed back")
+    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
 # fmt: on

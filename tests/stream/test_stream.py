@@ -166,6 +166,13 @@ def test_parts_of_a_state_are_the_callers(caplog):
     close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
 
 
+def test_parts_of_a_state_have_to_be_named():
+    """A session that did not feed them back would begin anew with every chunk."""
+    made = rnn_lower.stream(stacked(computed=False)[0], axis="T")
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"input 'h' carries a state.*\(states=\{'h': OUTPUT\}\)"):
+        rnn_lower.StreamingSession(made)
+
+
 def test_a_state_that_is_computed_from_an_input_is_refused():
     """It would begin anew with every chunk."""
     with pytest.raises(
