@@ -299,6 +299,18 @@ def test_a_first_state_that_depends_on_how_many_rows_there_are():
         rnn_lower.stream(s.model(), axis="T")
 
 
+def test_numbers_that_wrap_around_are_no_sizes():
+    """100 * 3 is 44 in eight bits, so the branch is the one that runs."""
+    model, rate = chosen(), np.array(44, np.int8)
+    del model.graph.input[1], model.graph.node[0]
+    for name, number in (("hundred", 100), ("three", 3), ("wrapped", rate)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(number, np.int8), name))
+    model.graph.node.insert(0, helper.make_node("Mul", ["hundred", "three"], ["product"]))
+    model.graph.node.insert(1, helper.make_node("Equal", ["product", "wrapped"], ["is"]))
+    x = np.random.default_rng(1).uniform(-1, 1, (7, 2, 4)).astype(np.float32)
+    same_in_chunks(model, {"x": x}, "T", np.random.default_rng(0), [3, 1, 3], keep_fused=True)
+
+
 def test_statistics_of_each_place():
     """Before opset 9 they could be those of each frame (spatial=0)."""
     s = Stack(np.random.default_rng(0), 7)
