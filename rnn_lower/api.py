@@ -158,11 +158,10 @@ def stream_file(
         made = making.make(document, wish, Options(**options))
         with (
             files.staged(made.document, destination, progress, made.dims, force) as staged,
-            making.staged_states(destination, made.plan) as states,
+            making.staged_states(destination, made.plan) as place,
         ):
             if accept is None or accept(os.fspath(staged.path), made):
-                making.place_states(states)
-                staged.commit()
+                place(staged.commit)
         return made
 
     return _told_with(source, work)

@@ -89,6 +89,29 @@ def fix_proto_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> None:
         waiting += [body for node in graph.node for body in graphs_of(node)]
 
 
+def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
+    """Make a fixed size of an input symbolic in a protobuf model; answers its symbol.
+
+    What was declared of other values with this size in mind is taken back, for inference to find it again.
+    """
+    graph = model.graph
+    taken = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
+    symbol = next(name for name in ("time", *(f"time_{k}" for k in range(len(taken) + 1))) if name not in taken)
+    given = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
+    size = given.dim_value
+    given.dim_param = symbol
+    waiting: list[onnx.GraphProto] = [graph]
+    while waiting:
+        one = waiting.pop()
+        del one.value_info[:]
+        for value in one.output:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value == size:
+                    dim.Clear()
+        waiting += [body for node in one.node for body in graphs_of(node)]
+    return symbol
+
+
 def _is_shaped(value: onnx.ValueInfoProto) -> bool:
     return bool(value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"))
 

@@ -14,7 +14,7 @@ from rnn_lower.recurrent.node import display_name
 from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.reach import gives_back, is_part_of_input
+from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
@@ -103,7 +103,7 @@ def _callers(work: Surgery, one: Recurrence, given: ir.Value) -> str:
     here = next(place for user, place in given.uses() if user is node)
     for user, place in given.uses():
         same = user is node or work.are_alternatives(work.document.message(node), work.document.message(user))
-        if not same or place != here:
+        if not same or place != here or given.is_graph_output():
             raise UnsupportedError(
                 f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
                 " of its own"
@@ -125,6 +125,7 @@ def _left(work: Surgery, one: Recurrence, reason: str) -> None:
                 f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
+        work.left |= {str(one.name) for one in inputs_of(model, start)}
     work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
 
 
@@ -135,7 +136,7 @@ def carry_cache(work: Surgery, one: Cache) -> None:
     first = np.full([n.number or 1 for n in one.shape], _fill(one), one.dtype.numpy())
     work.check_sizes(told, one.shape)
     work.add_input(source, one.dtype, one.shape)
-    current = work.resettable(message, source, first, one.shape, 0)
+    current = work.resettable(message, source, first, one.shape, one.rows)
     if one.after:
         raw, joined = work.names.unique(f"{message.output[0]}/chunk"), message.output[0]
         message.output[0] = raw
@@ -154,7 +155,7 @@ def carry_cache(work: Surgery, one: Cache) -> None:
         message.input[1] = work.constant(message, np.array(one.pads, np.int64), f"{name}/pads")
     result = work.names.unique(f"{name}/cache_out")
     work.surface(message, kept, result, source, one.dtype, one.shape)
-    work.states.append(State(source, result, one.shape, one.dtype.name, told, 0, first))
+    work.states.append(State(source, result, one.shape, one.dtype.name, told, one.rows, first))
 
 
 def _tail(work: Surgery, value: str, name: str, axis: int, length: int) -> list[onnx.NodeProto]:

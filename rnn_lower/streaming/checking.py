@@ -30,6 +30,11 @@ def check_streaming(
     fused: the streaming form before its nodes were lowered; these are compared in exact arithmetic where that is cheap.
     Raises RnnLowerError when no inputs are found with which the original runs.
     """
+    if plan.left:
+        raise RnnLowerError(
+            f"input '{plan.left[0]}' carries a state in a way of the model's own, so that --check does not know what to"
+            " feed back; leave it out, and compare with StreamingSession(..., states=...)"
+        )
     document, _ = files.open_model(made)
     judge, runner = Pair(original, original), Pair(document, document)
     comparison, names = Comparison(rtol, atol), list(plan.outputs)

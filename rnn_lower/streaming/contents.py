@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.track import Content, Look, Track
@@ -25,10 +26,10 @@ def content_of(look: Look) -> Track | None:
 
 
 def constant_content(array: object) -> Track:
-    """A constant; integers of rank 0 or 1 may be sizes."""
+    """A constant; integers of rank 0 or 1 may be sizes, which those are not that wrap around at 128."""
     numbers = np.asarray(array)
     held = None
-    if numbers.dtype.kind in "iub" and numbers.ndim <= 1 and numbers.size <= LONGEST:
+    if numbers.dtype in (np.int32, np.int64, np.bool_) and numbers.ndim <= 1 and numbers.size <= LONGEST:
         held = tuple(size(int(number)) for number in numbers.ravel())
     return Track(tuple(map(size, numbers.shape)), content=held)
 
@@ -55,7 +56,11 @@ def _same(look: Look) -> Found:
 
 
 def _cast(look: Look) -> Found:
-    return _given(look, 0) if look.attribute("to") in (onnx.TensorProto.INT32, onnx.TensorProto.INT64) else None
+    given, to = _given(look, 0), look.attribute("to")
+    if given is None or to not in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+        return None
+    fits = all(one.number is None or abs(one.number) < 2**31 for one in given[1])
+    return given if fits or to == onnx.TensorProto.INT64 else None
 
 
 def _as_list(look: Look) -> Found:
@@ -134,8 +139,9 @@ def _equal(a: Size, b: Size) -> Size | None:
     """A size that is not known is not negative, and may be anything else."""
     if a == b:
         return ONE
-    numbers = [one.number for one in (a, b) if one.number is not None]
-    return size(0) if len(numbers) == 2 or (numbers and numbers[0] < 0) else None
+    if a.number is not None and b.number is not None:
+        return size(0)
+    return size(0) if min(a.times, b.times) < 0 < max(a.times, b.times) and None in (a.number, b.number) else None
 
 
 def _where(look: Look) -> Found:
@@ -156,8 +162,9 @@ def _filled(look: Look) -> Found:
     count, value = _given(look, 0), look.attribute("value")
     if count is None or len(count[1]) != 1 or count[1][0].number is None or count[1][0].number > LONGEST:
         return None
-    number = 0 if value is None else value.numpy().ravel()[0]
-    return (1, (size(int(number)),) * count[1][0].number) if number == int(number) else None
+    if value is None or value.dtype not in (ir.DataType.INT32, ir.DataType.INT64):
+        return None
+    return 1, (size(int(value.numpy().ravel()[0])),) * count[1][0].number
 
 
 CONTENTS: dict[str, Callable[[Look], Found]] = {

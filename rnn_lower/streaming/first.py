@@ -15,6 +15,9 @@ from rnn_lower.model.document import Document
 from rnn_lower.streaming.sizes import Size, size
 from rnn_lower.streaming.track import Track
 
+NUMBERS = (1, 2, 3, 7, 32)
+"""What the symbols stand for in turn: the values have to be those for 1, repeated."""
+
 
 class FromInput(UnsupportedError):
     """What is asked for is computed from an input, which the caller gives."""
@@ -27,12 +30,14 @@ def evaluate(
 
     Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
     """
-    one, two = (_at(document, tracks, value, number) for number in (1, 2))
-    symbols = {symbol for axis in shape for symbol in axis.of}
-    wanted = [[axis.at(dict.fromkeys(symbols, number)) for axis in shape] for number in (1, 2)]
-    if one.shape == two.shape and np.array_equal(one, two):
+    one, *others = found = [_at(document, tracks, value, number) for number in NUMBERS]
+    if all(np.array_equal(one, other) for other in others):
         return one, tuple(map(size, one.shape))
-    if [list(one.shape), list(two.shape)] != wanted or not np.array_equal(np.broadcast_to(one, two.shape), two):
+    symbols = {symbol for axis in shape for symbol in axis.of}
+    wanted = [tuple(axis.at(dict.fromkeys(symbols, number)) for axis in shape) for number in NUMBERS]
+    if [each.shape for each in found] != wanted or any(
+        not np.array_equal(np.broadcast_to(one, other.shape), other) for other in others
+    ):
         raise UnsupportedError("its initial state is not the same for every row")
     return one, tuple(shape)
 

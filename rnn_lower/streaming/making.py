@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, leftovers
 from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, prepared
 from rnn_lower.options import Options
-from rnn_lower.streaming.plan import Plan
+from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, copied, streamed
 from rnn_lower.targets import find_target
 
@@ -71,31 +73,51 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
 
 
 @contextlib.contextmanager
-def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Path | None]:
+def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Callable[[Callable[[], None]], None]]:
     """The first states in a file beside the model, with .state.npz in place of .onnx, under a name of its own as yet.
 
-    Answers the file until it is renamed; None where the model is written to a stream or has no states of its own.
+    Answers what puts it in place around the commit of the model. The states of the model before go first, so that
+    whenever a run is killed no model stands beside the states of another: the model says them itself, too.
     """
     path, held = Path(os.path.realpath(destination)), {s.input: s.first for s in plan.states if s.first is not None}
-    if not held or str(destination) == "-" or (path.exists() and not path.is_file()):
-        yield None
+    if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
+        yield lambda commit: commit()
         return
-    place = path.with_suffix(".state.npz")
-    made = place.with_name(f".{place.name}.{secrets.token_hex(8)}{leftovers.TMP}")
+    place = path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz")
+    made, before = (place.with_name(f".{place.name}.{secrets.token_hex(8)}{leftovers.TMP}") for _ in range(2))
+
+    def put(commit: Callable[[], None]) -> None:
+        with leftovers.undisturbed():
+            if place.exists():
+                os.replace(place, before)
+            try:
+                commit()
+            except BaseException:
+                if before.exists():
+                    os.replace(before, place)
+                raise
+            if held:
+                os.replace(made, place)
+            before.unlink(missing_ok=True)
+
     try:
         try:
+            if place.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             with leftovers.create(made) as file:
                 np.savez(file, **held)  # type: ignore[arg-type]
                 files.sync(file)
-                yield made
+                yield put
         except OSError as error:
             raise RnnLowerError(f"{place}: cannot be written: {error.strerror or error}") from None
     finally:
         made.unlink(missing_ok=True)
 
 
-def place_states(made: Path | None) -> None:
-    """Put the first states in place."""
-    if made is not None:
-        name = made.name[1 : -len(leftovers.TMP) - 17]
-        os.replace(made, made.with_name(name))
+def _has_states(path: Path) -> bool:
+    """Whether a streaming model stands there, so that the states beside it are its own."""
+    try:
+        plan = read_plan(onnx.load(path, load_external_data=False))
+    except Exception:  # no model, or none of this version
+        return False
+    return plan is not None and any(state.first is not None for state in plan.states)

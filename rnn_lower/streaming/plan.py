@@ -28,7 +28,7 @@ class State:
 
     shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
     with a symbol; None where the caller gives it, since the model has always had this input.
-    node: for people, what the state is of.  rows: the axis of the batch.
+    node: for people, what the state is of.  rows: the axis of the batch, None where it is not known.
     """
 
     input: str
@@ -36,7 +36,7 @@ class State:
     shape: tuple[Size, ...]
     dtype: str
     node: str
-    rows: int
+    rows: int | None
     first: np.ndarray | None = None
 
 
@@ -45,7 +45,7 @@ class Plan:
     """inputs: axis of the stream by name.  outputs: axis, "last" or "fixed" by name.
 
     every: chunks must be a multiple of so many frames.  symbols: input and axis that tell a size.
-    reset: the input that sets rows back, if there is one.
+    reset: the input that sets rows back, if there is one.  left: inputs that carry states in ways of the model's own.
     """
 
     inputs: Mapping[str, int]
@@ -54,6 +54,7 @@ class Plan:
     every: int = 1
     symbols: Mapping[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     reset: str | None = None
+    left: tuple[str, ...] = ()
 
     def first(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The values before the first chunk, by input; sizes: of the symbols."""
@@ -78,6 +79,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
         data = json.loads(text)
         if data.pop("schema") != SCHEMA:
             raise RnnLowerError("the streaming model was made by another version; make it again (rnn-lower stream)")
+        data["left"] = tuple(data.get("left", ()))
         data["states"] = tuple(map(_unpacked, data["states"]))
         data["symbols"] = {name: (place[0], place[1]) for name, place in data["symbols"].items()}
         return Plan(**data)

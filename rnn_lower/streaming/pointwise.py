@@ -94,6 +94,9 @@ def not_channels(look: Look) -> list[Track]:
         raise look.refuse("it normalizes by statistics of its input, over time")
     if along(look, x) == 1:
         raise look.refuse("each frame of the stream has numbers of its own in it")
+    scale = look.input(1)
+    if scale.shape is None or scale.rank != 1:  # as spatial=0 had it
+        raise look.refuse("its statistics are not one for each channel")
     return [x]
 
 
@@ -113,6 +116,12 @@ def later_axes(look: Look) -> list[Track]:
     x = look.x()
     if look.axis(-1, x.rank) <= along(look, x):
         raise look.refuse("it normalizes over time")
+    for index, given in enumerate(look.inputs[1:], 1):  # they are broadcast to all of the input
+        if given is not None and (given.shape is None or given.rank > x.rank):
+            raise look.refuse(f"the shape of input {index} does not follow from that of its input")
+        back = along(look, x) - x.rank
+        if given is not None and given.rank >= -back and given.sizes[back] != ONE:
+            raise look.refuse(f"input {index} has values of its own for the frames of the stream")
     rest = [Track((), None) for _ in look.node.outputs[1:]]
     if any(out.uses() or out.is_graph_output() for out in look.node.outputs[1:]):
         raise look.refuse("its mean and deviation are used")

@@ -54,6 +54,11 @@ def gives_back(model: ir.Model, value: ir.Value) -> bool:
 
 def is_part_of_input(model: ir.Model, value: ir.Value) -> bool:
     """Whether a value is an input that has to be given, or part of one, and not computed from it."""
+    return bool(inputs_of(model, value))
+
+
+def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
+    """The inputs that have to be given of which a value is, or is part, without any computation."""
 
     def step(one: ir.Value) -> Iterable[ir.Value]:
         node = one.producer()
@@ -66,4 +71,4 @@ def is_part_of_input(model: ir.Model, value: ir.Value) -> bool:
         return [given for given in moved if given is not None] if node.op_type in MOVES else ()
 
     required = {one for one in model.graph.inputs if not one.is_initializer()}
-    return not _closure(value, step).isdisjoint(required)
+    return _closure(value, step) & required

@@ -14,14 +14,15 @@ import onnx.inliner
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model.dims import declared_shapes, fix_proto_dims, free_dims
+from rnn_lower.model.dims import Shapes, declared_shapes, fix_proto_dims, free_dims, free_proto_dim, place
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
 from rnn_lower.model.folding import fold
+from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.model.session import read_nodes
 from rnn_lower.streaming.carrying import carry_cache, carry_recurrence, tell_length
 from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.plan import FIXED, LAST, Plan, State
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
 from rnn_lower.streaming.reach import gives_back, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
@@ -54,7 +55,12 @@ def streamed(
     dims: Mapping[str, int] | None, step: int | None = None,
 ) -> Streamed:  # fmt: skip
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
-    original = _ready(document, set_inputs or {}, dims)
+    if read_plan(document.proto) is not None:
+        raise RnnLowerError(
+            "it is a streaming model already: take it as it is, lower it (rnn-lower lower), or stream the one that it"
+            " was made of"
+        )
+    original, time = _opened(_ready(document, set_inputs or {}, dims), time)
     streams = _streams(original, time)
     if not streams:
         if step is not None:
@@ -65,8 +71,15 @@ def streamed(
     work = copied(original)
     walk = Walk(work.model, Facts(work.model, work.outline), streams)
     walk.run()
+    if time is None and _nothing_runs(walk, work):
+        raise RnnLowerError(
+            f"no recurrent node runs over '{_called(original.model, streams)}', the only size that is symbolic: is it"
+            " the batch? Say which axis is the stream (--time INPUT[AXIS])"
+        )
     every = math.lcm(*(track.every for track in walk.tracks.values()))
-    if step is not None and (step < 1 or step % every):
+    if step is not None and step < 1:
+        raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
+    if step is not None and step % every:
         raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
     surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset, step)
     for one in walk.carried:
@@ -74,11 +87,11 @@ def streamed(
     outputs = {str(value.name): _kind(walk, value) for value in work.model.graph.outputs}
     surgery.finish()
     states = tuple(_in_order(surgery.states))
-    plan = Plan(streams, outputs, states, every, surgery.symbols, surgery.reset)
+    plan = Plan(streams, outputs, states, every, surgery.symbols, surgery.reset, tuple(sorted(surgery.left)))
     plan.write(work.proto)
     for note in surgery.notes:
         logger.info("%s", note)
-    if not states:
+    if not states and not plan.left:
         logger.info("no node carries anything over the stream; the model takes chunks as it is")
     return Streamed(Document(work.proto, work.folder), original, plan, _called(original.model, streams))
 
@@ -136,31 +149,67 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
 # -- which axis is the stream -----------------------------------------------------------------------------------------
 
 
+def _opened(document: Document, time: str | None) -> tuple[Document, str | None]:
+    """The same with a symbol for the axis of the stream, where that is named by its place and has a fixed size."""
+    for value in document.model.graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if time == place(str(value.name), axis) and isinstance(plain_dim(dim), int):
+                symbol = free_proto_dim(document.proto, str(value.name), axis)
+                return document.again(), symbol
+    return document, time
+
+
+def _nothing_runs(walk: Walk, document: Document) -> bool:
+    carried = any(isinstance(one, (Recurrence, Cache)) for one in walk.carried)
+    return not carried and any(True for _ in recurrent_nodes(document.model))
+
+
+def _carries(document: Document, way: str) -> bool:
+    """Whether something is to be carried over an axis that the caller does not carry already."""
+    walk = Walk(document.model, Facts(document.model, document.outline), _places(document, way))
+    try:
+        walk.run()
+    except UnsupportedError:
+        return False
+    theirs = _external(document)
+    return any(
+        isinstance(one, Cache) or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
+        for one in walk.carried
+    )
+
+
 def _streams(document: Document, time: str | None) -> dict[str, int]:
     """The axis of the stream in each input that has it; none where the model has its states outside already."""
-    model = document.model
-    shapes = {name: shape for name, shape in declared_shapes(model).items() if name not in model.graph.initializers}
-    free = list(free_dims(shapes))
-    ways = list(dict.fromkeys(way for *_, way in free))
+    ways = list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
     if time is None:
-        if _external(document):
+        if _external(document) and not any(_carries(document, way) for way in ways):
             return {}
         if len(ways) != 1:
             told = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
-            raise RnnLowerError(f"{told}: say which axis is the stream (--time {ways[0] if ways else 'NAME'})")
+            raise RnnLowerError(f"{told}: say which axis is the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
         time = ways[0]
+    return _places(document, time)
+
+
+def _shapes(document: Document) -> Shapes:
+    """Of the inputs that have to be given."""
+    model = document.model
+    return {name: shape for name, shape in declared_shapes(model).items() if name not in model.graph.initializers}
+
+
+def _places(document: Document, time: str) -> dict[str, int]:
+    """Input and axis that have a size of this name, or are named by their place."""
+    shapes = _shapes(document)
+    ways = list(dict.fromkeys(way for *_, way in free_dims(shapes)))
     places = {
-        f"{name}[{axis}]": (name, axis, dim) for name, dims in shapes.items() for axis, dim in enumerate(dims or ())
+        place(name, axis): (name, axis, dim) for name, dims in shapes.items() for axis, dim in enumerate(dims or ())
     }
     if time in places and places[time][2] not in (None, *NO_NAMES):  # given by its place although it has a name
-        if isinstance(places[time][2], int):
-            told = f"its size is fixed at {places[time][2]}; export the model with a dynamic axis there"
-            raise RnnLowerError(f"--time {time}: {told}")
         time = str(places[time][2])
     found = [
         (name, axis)
-        for place, (name, axis, dim) in places.items()
-        if time == (place if dim in (None, *NO_NAMES) else dim)
+        for there, (name, axis, dim) in places.items()
+        if time == (there if dim in (None, *NO_NAMES) else dim)
     ]
     if not found:
         raise RnnLowerError(

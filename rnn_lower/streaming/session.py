@@ -38,6 +38,7 @@ class StreamingSession:
         self.plan = _plan(document, states)
         self._outputs = [value.name for value in document.proto.graph.output]
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
+        self._known = {str(value.name) for value in document.model.graph.inputs}
         self._fused = next(recurrent_nodes(document.model), None) is not None
         self._run = run or open_onnxruntime(document, path)
         self._begin: Feeds = {}
@@ -51,17 +52,13 @@ class StreamingSession:
         Raises RnnLowerError when inputs lack, or for a number of frames that strides do not divide.
         """
         feeds = {name: np.asarray(array) for name, array in self._named(chunk).items()}
-        frames = {name: feeds[name].shape[axis] for name, axis in self.plan.inputs.items() if name in feeds}
-        if any(count % self.plan.every for count in frames.values()):
-            raise RnnLowerError(f"a chunk must be of a multiple of {self.plan.every} frames, not of {frames}")
-        if self._fused and 0 in frames.values():
-            raise RnnLowerError("a chunk of no frames: the fused operators of onnxruntime need at least one")
-        if not self._state.keys() & {state.input for state in self.plan.states}:
+        begins = not self._state.keys() & {state.input for state in self.plan.states}
+        self._check(feeds, begins)
+        if begins:
             self._start(feeds)
         held = {name: array for name, array in self._state.items() if name not in feeds}
         given = {**feeds, **held}
-        if missing := [name for name in self._inputs if name not in given and name != self.plan.reset]:
-            raise RnnLowerError(f"the chunk lacks {', '.join(missing)}")
+        self._check_rows(given)
         if self.plan.reset is not None and self.plan.reset not in given:
             given[self.plan.reset] = np.zeros(self._rows(feeds), bool)
         results = dict(zip(self._outputs, self._run(given), strict=True))
@@ -73,15 +70,25 @@ class StreamingSession:
         if rows is None:
             self._state = {}
             return
+        after: Feeds = {}
         for state in self.plan.states:
             if state.input not in self._state:
                 continue
+            if state.rows is None:
+                raise RnnLowerError(f"which axis of state '{state.input}' is the batch is not known; reset all of it")
             if state.shape and (size := state.shape[state.rows]).of and (size.times != 1 or len(size.of) > 1):
                 raise RnnLowerError(f"state '{state.input}' has rows of the batch merged with others; reset all of it")
+            first = self._begin.get(state.input) if state.first is None else state.first
+            if first is None:
+                raise RnnLowerError(f"what state '{state.input}' began with is not known here; reset all of it")
             now = np.array(self._state[state.input])
-            place = (slice(None),) * state.rows + (np.asarray(rows),)
-            now[place] = self._begin[state.input][place]
-            self._state[state.input] = now
+            place = (slice(None),) * state.rows + (np.asarray(rows, None if np.size(rows) else np.int64),)
+            try:
+                now[place] = np.broadcast_to(first, now.shape)[place]
+            except IndexError as error:
+                raise RnnLowerError(f"rows {rows!r} of state '{state.input}': {error}") from None
+            after[state.input] = now
+        self._state |= after
 
     @property
     def state(self) -> Feeds:
@@ -91,6 +98,10 @@ class StreamingSession:
     @state.setter
     def state(self, arrays: Mapping[str, Any]) -> None:
         wanted = {state.input for state in self.plan.states}
+        if not isinstance(arrays, Mapping):
+            raise RnnLowerError(
+                f"the state is {type(arrays).__name__}; it must map inputs to arrays, as `state` gives it"
+            )
         if arrays and set(arrays) != wanted:
             raise RnnLowerError(
                 f"the states are {', '.join(sorted(wanted)) or 'none'}, not {', '.join(sorted(arrays))}"
@@ -106,6 +117,37 @@ class StreamingSession:
             raise RnnLowerError(f"the model has {len(free)} inputs; give arrays by name: {', '.join(free)}")
         return {free[0]: chunk}
 
+    def _check(self, feeds: Feeds, begins: bool) -> None:
+        """What is not caught here could be broadcast to something else."""
+        held = {state.input for state in self.plan.states if not begins or state.first is not None}
+        lacking = [one for one in self._inputs if one not in feeds and one not in held and one != self.plan.reset]
+        if lacking:
+            raise RnnLowerError(f"the chunk lacks {', '.join(lacking)}")
+        if unknown := [name for name in feeds if name not in self._known]:
+            raise RnnLowerError(f"no input of this model is called '{unknown[0]}'; inputs: {', '.join(self._inputs)}")
+        for name, axis in (*self.plan.symbols.values(), *self.plan.inputs.items()):
+            if name in feeds and feeds[name].ndim <= axis:
+                raise RnnLowerError(f"input '{name}' is of shape {list(feeds[name].shape)}; it has no axis {axis}")
+        frames = {name: feeds[name].shape[axis] for name, axis in self.plan.inputs.items()}
+        if len(set(frames.values())) > 1:
+            raise RnnLowerError(f"the inputs of a chunk must have as many frames as each other, not {frames}")
+        if any(count % self.plan.every for count in frames.values()):
+            raise RnnLowerError(f"a chunk must be of a multiple of {self.plan.every} frames, not of {frames}")
+        if self._fused and 0 in frames.values():
+            raise RnnLowerError("a chunk of no frames: the fused operators of onnxruntime need at least one")
+
+    def _check_rows(self, given: Feeds) -> None:
+        """The states must be of the batch of the chunk: one of another size could be broadcast without an error."""
+        sizes = self._sizes(given)
+        for state in self.plan.states:
+            if not state.shape or not all(symbol in sizes for one in state.shape for symbol in one.of):
+                continue
+            wanted, found = [one.at(sizes) for one in state.shape], list(np.shape(given[state.input]))
+            if found != wanted:
+                raise RnnLowerError(
+                    f"state '{state.input}' is of shape {found}, where this chunk needs {wanted}; begin anew (reset())"
+                )
+
     def _start(self, feeds: Feeds) -> None:
         """The states before the first chunk: those of the model, and those that the caller gives."""
         theirs = {state.input: feeds[state.input] for state in self.plan.states if state.input in feeds}
@@ -118,11 +160,18 @@ class StreamingSession:
 
     def _rows(self, feeds: Feeds) -> int:
         state: State = next(state for state in self.plan.states if state.first is not None)
+        assert state.rows is not None  # else it could not be set back
         return int(self._state[state.input].shape[state.rows])
 
 
 def _plan(document: Document, states: Mapping[str, str] | None) -> Plan:
     plan = read_plan(document.proto)
+    if plan is not None and (unnamed := set(plan.left) - set(states or ())):
+        name = min(unnamed)
+        raise RnnLowerError(
+            f"input '{name}' carries a state in a way of the model's own: name the output that gives it back"
+            f" (states={{'{name}': OUTPUT}})"
+        )
     if plan is not None and states is None:
         return plan
     if states is None:

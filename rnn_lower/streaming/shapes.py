@@ -152,6 +152,8 @@ def gather(look: Look) -> list[Track]:
     if data.axis is not None and indices.is_timed:
         raise look.refuse("both its data and its indices carry the stream")
     if data.axis is None:
+        if data.is_timed:
+            raise look.refuse("it computes with the length of the stream")
         if data.shape is None:
             raise look.refuse("the rank of its data is unknown")
         axis = look.axis(0, data.rank)
@@ -178,6 +180,8 @@ def expand(look: Look) -> list[Track]:
         raise look.refuse("the shape that it makes is not known")
     if x.shape is None:
         raise look.refuse("the rank of its input is unknown")
+    if x.axis is None and x.is_timed:
+        raise look.refuse("it computes with the length of the stream")
     rank = max(x.rank, len(target))
     have = [ONE] * (rank - x.rank) + list(x.shape)
     want = [ONE] * (rank - len(target)) + list(target)

@@ -24,7 +24,8 @@ from rnn_lower.streaming.track import Track
 class Surgery:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
-    states, notes: what is carried, and what a user should know.  lengths: by value, what counts it.
+    states, notes: what is carried, and what a user should know.
+    left: inputs whose state is left to the caller.  lengths: by value, what counts it.
     replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
@@ -47,6 +48,7 @@ class Surgery:
         self.replaced: dict[tuple[ir.Node, int], ir.Value] = {}
         self.states: list[State] = []
         self.notes: list[str] = []
+        self.left: set[str] = set()
 
     def finish(self) -> None:
         """Put everything in place."""
@@ -99,13 +101,15 @@ class Surgery:
         return helper.make_tensor_value_info(name, dtype, [_dim(one) for one in shape])
 
     def resettable(
-        self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int
+        self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int | None
     ) -> str:  # fmt: skip
         """The state, or its first value in the rows that are set back."""
         if self.reset is None:
             return source
         if self.opset < 9:
             raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
+        if axis is None:
+            raise UnsupportedError(f"reset: which axis of state '{source}' is the batch is not known")
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
@@ -171,10 +175,13 @@ class Surgery:
         """Nodes that computed initial states and have no other use; initializers of that kind go at once."""
         gone: set[ir.Node] = set()
         unused: set[str | None] = set()
-        fed = {one.input for one in self.states}
-        waiting = [value for value in self.replaced.values() if value.name not in fed]
+        new = (node for nodes in (*self._before.values(), *self._behind.values()) for node in nodes)
+        fed = {one.input for one in self.states} | {name for node in new for name in node.input}
+        waiting = list(self.replaced.values())
         while waiting:
             value = waiting.pop()
+            if value.name in fed:
+                continue
             node = value.producer()
             left = [user for user, place in value.uses() if user not in gone and (user, place) not in self.replaced]
             if left or value.is_graph_output() or value.is_graph_input():

@@ -37,6 +37,19 @@ class Cache:
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pads: tuple[int, ...] | None = None
 
+    @property
+    def rows(self) -> int | None:
+        """The axis of the batch: the first of windows; a Pad has it anywhere, so that its size must tell, or the order.
+
+        None where it is not known.
+        """
+        if not self.after:
+            return 0
+        free = [axis for axis, one in enumerate(self.shape) if one.of]
+        if len(free) == 1:
+            return free[0]
+        return 0 if not free and self.axis else None
+
 
 @dataclasses.dataclass(frozen=True)
 class _Window:

@@ -1210,6 +1210,63 @@ def with_a_rate() -> Model:
     return model
 
 
+def only_a_batch() -> Model:
+    model = model_of("GRU", dynamic=True, T=5)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 5
+    return model
+
+
+def streamed_already() -> Model:
+    import rnn_lower
+
+    return rnn_lower.stream(model_of("GRU", dynamic=True), axis="T", keep_fused=True)
+
+
+def padded() -> Model:
+    """[T, N, F] with all sizes but one fixed, of which none says that it is the batch."""
+    stack = Stack(np.random.default_rng(0))
+    stack.add("Transpose", "x", perm=[1, 0, 2])
+    stack.add("Transpose", stack.add("Pad", stack.value, stack.ints(2, 0, 0, 0, 0, 0)), perm=[1, 2, 0])
+    stack.add("Conv", stack.value, stack.weight(6, 6, 3), kernel_shape=[3])
+    model = stack.model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    return model
+
+
+def part_of_state() -> Model:
+    """A state that goes in and out with other axes than the node has."""
+    model = model_of("GRU", dynamic=True, optional=("initial_h",))
+    node = recurrent(model)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "zeroth"))
+    model.graph.node.insert(0, helper.make_node("Unsqueeze", ["first", "zeroth"], ["initial_h"]))
+    model.graph.node.append(helper.make_node("Squeeze", [node.output[1], "zeroth"], ["last"]))
+    (given,) = (value for value in model.graph.input if value.name == "initial_h")
+    given.name = "first"
+    del given.type.tensor_type.shape.dim[0]
+    model.graph.output[1].name = "last"
+    del model.graph.output[1].type.tensor_type.shape.dim[0]
+    return model
+
+
+def by_rows() -> Model:
+    """First states that count the rows."""
+    stack = Stack(np.random.default_rng(0))
+    rows = stack.add("Slice", stack.add("Shape", "x"), stack.ints(0), stack.ints(1))
+    spread = stack.add("Expand", stack.weight(1, 1, 6), stack.add("Concat", stack.ints(1), rows, stack.ints(6), axis=0))
+    first = stack.add("Mul", spread, stack.add("Cast", rows, to=TensorProto.FLOAT))
+    frames = stack.add("Transpose", "x", perm=[1, 0, 2])
+    stack.add("GRU", frames, stack.weight(1, 18, 6), stack.weight(1, 18, 6), "", "", first, hidden_size=6)
+    stack.add("Squeeze", stack.value, stack.ints(1))
+    return stack.model()
+
+
+def of_places() -> Model:
+    stack = Stack(np.random.default_rng(0), 7)
+    stack.add("Transpose", "x", perm=[0, 2, 1])
+    stack.add("BatchNormalization", stack.value, *(stack.weight(6, 9) for _ in range(4)), spatial=0)
+    return stack.model()
+
+
 def pointwise() -> Model:
     stack = Stack(np.random.default_rng(0))
     stack.add("Relu", "x")
@@ -1224,7 +1281,12 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream of several sizes", streaming(free), "the inputs have several sizes, T, N: say which axis is the stream (--time T)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size: say which axis is the stream")
     yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; there are T, N", "--time")
-    yield Bad("stream time fixed", streaming(free, "--time", "X[2]"), "--time X[2]: its size is fixed at 3; export the model with a dynamic axis there", "--time")
+    yield Bad("stream of the batch", streaming(only_a_batch), "no recurrent node runs over 'N', the only size that is symbolic: is it the batch? Say which axis is the stream (--time INPUT[AXIS])")
+    yield Bad("stream of a stream", streaming(streamed_already, "--time", "T"), "it is a streaming model already: take it as it is, lower it (rnn-lower lower), or stream the one that it was made of")
+    yield Bad("stream step none", streaming(free, "--time", "T", "--step", 0), "--step 0: a chunk has at least one frame", "--step")
+    yield Bad("stream reset without a batch", streaming(padded, "--time", "T", "--reset"), "reset: which axis of state 'Pad1/cache_in' is the batch is not known", "reset")
+    yield Bad("stream first state by rows", streaming(by_rows, "--time", "T"), "its initial state is not the same for every row")
+    yield Bad("stream statistics of places", streaming(of_places, "--time", "T"), "cannot run chunk by chunk: its statistics are not one for each channel")
     yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' is called so", "--time")
     yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the strides of the model over time take multiples of 2 frames", "--step")
     yield Bad("stream step of steps", streaming(lambda: model_of("GRU", optional=("initial_h",)), "--step", 1), "--step: the states are outside already, and no axis of the inputs is the stream", "--step")
@@ -1321,6 +1383,39 @@ def anything_of(package: Any) -> Any:
     return package.stream
 
 
+def two_streams() -> Model:
+    stack = Stack(np.random.default_rng(0))
+    stack.add("Add", "x", "z")
+    model = stack.model()
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", "T", 6]))
+    return model
+
+
+def _twice(session: Any, *batches: Any) -> None:
+    """Two chunks, in between rows are set back if there is a third argument."""
+    first, second, *rows = batches
+    shapes = [batch if isinstance(batch, tuple) else (2, batch, 3) for batch in (first, second)]
+    session.run(np.zeros(shapes[0], np.float32))
+    for some in rows:
+        session.reset(some)
+    session.run(np.zeros(shapes[1], np.float32))
+
+
+def _checked(model: Model) -> None:
+    from rnn_lower import api
+    from rnn_lower.model import files
+    from rnn_lower.options import Options
+    from rnn_lower.streaming import making
+
+    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    api.check_streaming(made, made.document.write_back(made.dims))
+
+
+def _restored(session: Any) -> None:
+    session.state = {"initial_h": np.zeros((1, 2, 4), np.float32)}
+    session.reset([1])
+
+
 # fmt: off
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
@@ -1358,6 +1453,16 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk lacks initial_h")
     yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; give arrays by name: X, sr")
     yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states are node/h_in, not h")
+    yield BadCall("chunk of another batch", lambda: _twice(session(stream(free, axis="T")), 3, 1), "state 'node/h_in' is of shape [1, 3, 4], where this chunk needs [1, 1, 4]; begin anew (reset())")
+    yield BadCall("chunk of other names", lambda: session(stream(free, axis="T")).run({"X": np.zeros((1, 1, 3), np.float32), "z": 1}), "no input of this model is called 'z'; inputs: X, node/h_in")
+    yield BadCall("chunk of few axes", lambda: session(stream(free, axis="T")).run(np.zeros(3, np.float32)), "input 'X' is of shape [3]; it has no axis 1")
+    yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have as many frames as each other, not {'x': 3, 'z': 1}")
+    yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
+    yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "which axis of state 'Pad1/cache_in' is the batch is not known; reset all of it")
+    yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "what state 'initial_h' began with is not known here; reset all of it")
+    yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that --check does not know what to feed back")
+    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")
+    yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
 # fmt: on
 

@@ -95,6 +95,39 @@ def by_length(s: Stack) -> str:
     return culprit
 
 
+def length_of(s: Stack, x: str) -> str:
+    return s.add("Slice", s.add("Shape", x), s.ints(1), s.ints(2))
+
+
+def looked_up_length(s: Stack) -> str:
+    """The frames choose among sizes, one of which is the length."""
+    sizes = s.add("Shape", "x")
+    chosen = s.add("Cast", s.add("Greater", "x", s.const(np.array(0, np.float32))), to=TensorProto.INT64)
+    s.add("Gather", sizes, chosen, axis=0)
+    culprit = s.nodes[-1].name
+    s.add("Cast", s.value, to=TensorProto.FLOAT)
+    return culprit
+
+
+def length_in_each_frame(s: Stack) -> str:
+    """Each frame has the number of all of them."""
+    length = length_of(s, "x")
+    s.add("Expand", length, length)
+    culprit = s.nodes[-1].name
+    counts = s.add("Unsqueeze", s.add("Cast", s.value, to=TensorProto.FLOAT), s.ints(1))
+    s.add("Add", "x", counts)
+    return culprit
+
+
+def one_frame_is_another_thing(s: Stack) -> str:
+    """Minus the length is minus one for a chunk of one frame."""
+    less = s.add("Mul", length_of(s, "x"), s.ints(-1))
+    s.add("Equal", less, s.ints(-1))
+    culprit = s.nodes[-1].name
+    s.add("Where", s.value, s.add("Neg", "x"), "x")
+    return culprit
+
+
 def encoder_decoder(s: Stack) -> str:
     """The last state of one node begins another over the same stream."""
     s.add("Transpose", s.value, perm=[1, 0, 2])
@@ -296,6 +329,8 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "L2 over time": single("ReduceL2", axes=[-2]),
     "argmax over time": single("ArgMax", axis=1),
     "layer norm over time": single("LayerNormalization", weight(1), axis=1),
+    "layer norm with a scale for each frame": single("LayerNormalization", weight(9, F), weight(F), axis=-1),
+    "layer norm with a shift for each frame": single("LayerNormalization", weight(F), weight(9, 1), axis=-1),
     "instance norm over time": group_of_time,
     "symmetric conv": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[1, 1]),
     "conv that looks ahead": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[0, 2]),
@@ -332,6 +367,9 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "a factor for each frame": single("Mul", weight(1, 9, 1)),
     "positions": positions,
     "divided by the length": by_length,
+    "looked up length": looked_up_length,
+    "the length in each frame": length_in_each_frame,
+    "one frame is another thing": one_frame_is_another_thing,
     "encoder and decoder": encoder_decoder,
     "final state for all frames": final_to_frames,
     "two rates": both_rates,

@@ -9,12 +9,14 @@ import numpy as np
 import onnx
 import pytest
 from judge import close, run_onnxruntime
+from layers import Stack
 from onenode import Case, build
 from paths import ROOT
 from streams import in_chunks
 
 import rnn_lower
 
+DENOISER = ROOT / "models" / "torch_denoiser.onnx"
 MODELS = {"torch_denoiser": 16, "torch_keyword_spotter": 20, "torch_language_model": 0}
 
 
@@ -76,6 +78,80 @@ def test_rows_are_set_back(rows):
     close([got[0], got[1]], [whole[0, 5:], anew[1]])
     session.reset()
     close([session.run(x)["y"]], [whole])
+
+
+def test_rows_of_a_restored_state_are_set_back():
+    session = rnn_lower.StreamingSession(rnn_lower.stream(DENOISER, axis="time"))
+    session.run(frames("torch_denoiser", 2, 5))
+    again = rnn_lower.StreamingSession(rnn_lower.stream(DENOISER, axis="time"))
+    again.state = session.state
+    session.reset([1])
+    again.reset([1])
+    assert again.state
+    for name, array in session.state.items():
+        np.testing.assert_array_equal(again.state[name], array)
+
+
+@pytest.mark.parametrize("order", ["TNF", "NTF", "FNT"])
+@pytest.mark.parametrize("by", ["session", "input"])
+def test_rows_of_a_padded_stream(order, by):
+    """The batch may be any axis of what is padded."""
+    s = Stack(np.random.default_rng(0))
+    perm, back = [["NTF".index(axis) for axis in order], [order.index(axis) for axis in "NFT"]]
+    pads = [2 * (axis == "T") for axis in order] + [0, 0, 0]
+    s.add("Transpose", s.add("Pad", s.add("Transpose", "x", perm=perm), s.ints(*pads)), perm=back)
+    s.add("Conv", s.value, s.weight(6, 6, 3), kernel_shape=[3])
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    model, x = s.model(), s.rng.uniform(-1, 1, (3, 7, 6)).astype(np.float32)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T", reset=by == "input"))
+    session.run(x[:, :4])
+    if by == "session":
+        session.reset([1])
+    which = {} if by == "session" else {"reset": np.array([False, True, False])}
+    got = session.run({"x": x[:, 4:], **which})["y"]
+    whole, anew = run_onnxruntime(model, {"x": x})[0][:, 4:], run_onnxruntime(model, {"x": x[:, 4:]})[0]
+    close(list(got), [whole[0], anew[1], whole[2]])
+
+
+def test_a_batch_of_another_size_is_not_broadcast():
+    session = rnn_lower.StreamingSession(rnn_lower.stream(DENOISER, axis="time"))
+    session.run(frames("torch_denoiser", 3, 5))
+    for rows in (1, 2, 4):
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"is of shape \[3, .*where this chunk needs .*begin anew"):
+            session.run(frames("torch_denoiser", rows, 5))
+    session.reset()
+    session.run(frames("torch_denoiser", 1, 5))
+
+
+def test_inputs_of_different_lengths_are_not_broadcast():
+    s = Stack(np.random.default_rng(0))
+    s.add("Add", "x", "z")
+    model = s.model()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["N", "T", 6]))
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
+    with pytest.raises(rnn_lower.RnnLowerError, match="as many frames as each other"):
+        session.run({"x": np.ones((1, 3, 6), np.float32), "z": np.ones((1, 1, 6), np.float32)})
+
+
+@pytest.mark.parametrize(("chunk", "told"), [
+    ({}, "the chunk lacks x"),
+    ({"x": np.zeros((1, 2, 16), np.float32), "z": 1}, "no input of this model is called 'z'; inputs: x, "),
+    (np.zeros(16, np.float32), r"input 'x' is of shape \[16\]; it has no axis 1"),
+    (None, r"input 'x' is of shape \[\]; it has no axis"),
+])  # fmt: skip
+def test_chunks_that_are_none(chunk, told):
+    with pytest.raises(rnn_lower.RnnLowerError, match=told):
+        rnn_lower.StreamingSession(rnn_lower.stream(DENOISER, axis="time")).run(chunk)
+
+
+@pytest.mark.parametrize("rows", [[2], "x", [[0.5]], np.array([True])])
+def test_rows_that_are_none(rows):
+    session = rnn_lower.StreamingSession(rnn_lower.stream(DENOISER, axis="time"))
+    session.run(frames("torch_denoiser", 2, 5))
+    before = session.state
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"rows .* of state"):
+        session.reset(rows)
+    assert all(np.array_equal(array, before[name]) for name, array in session.state.items())
 
 
 def test_states_of_another_model_are_named():

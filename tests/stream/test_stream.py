@@ -65,6 +65,17 @@ def test_a_row_that_ended_keeps_its_final_state():
     assert not np.any(run_onnxruntime(model, feeds)[1][:, 2])
 
 
+def test_lengths_in_another_type():
+    """The Cast in front of the node stays: what is left is counted behind it."""
+    model, feeds = build(Case(T=6, dynamic=True, optional=("sequence_lens",), lengths=(5, 2)))
+    given = next(value for value in model.graph.input if value.name == "sequence_lens")
+    given.name, given.type.tensor_type.elem_type = "lengths", TensorProto.INT64
+    model.graph.node.insert(0, helper.make_node("Cast", ["lengths"], ["sequence_lens"], to=TensorProto.INT32))
+    feeds["lengths"] = feeds.pop("sequence_lens").astype(np.int64)
+    for options in ({}, {"keep_fused": True}):
+        same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 4], **options)
+
+
 @pytest.mark.parametrize("used", ["cast", "output", "itself"])
 def test_lengths_that_serve_something_else_too(used):
     """What is left of them would be something else there."""
@@ -153,6 +164,13 @@ def test_parts_of_a_state_are_the_callers(caplog):
     assert "so it is left to the caller, as the model has it" in caplog.text
     parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
     close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
+
+
+def test_parts_of_a_state_have_to_be_named():
+    """A session that did not feed them back would begin anew with every chunk."""
+    made = rnn_lower.stream(stacked(computed=False)[0], axis="T")
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"input 'h' carries a state.*\(states=\{'h': OUTPUT\}\)"):
+        rnn_lower.StreamingSession(made)
 
 
 def test_a_state_that_is_computed_from_an_input_is_refused():
@@ -265,6 +283,43 @@ def test_reset_as_an_input():
     got = session.run({"x": x[:, 4:], "reset": np.array([True, False])})["y"]
     anew, whole = run_onnxruntime(model, {"x": x[:, 4:]})[0], run_onnxruntime(model, {"x": x})[0]
     close([got[0], got[1]], [anew[0], whole[1, 4:]])
+
+
+def test_a_first_state_that_depends_on_how_many_rows_there_are():
+    """It is the same for one row and for two, but not for three."""
+    s = Stack(np.random.default_rng(0))
+    rows = s.add("Slice", s.add("Shape", "x"), s.ints(0), s.ints(1))
+    many = s.add("Cast", s.add("Greater", rows, s.ints(2)), to=TensorProto.FLOAT)
+    spread = s.add("Expand", s.weight(1, 1, 6), s.add("Concat", s.ints(1), rows, s.ints(6), axis=0))
+    first = s.add("Mul", spread, many)
+    frames = s.add("Transpose", "x", perm=[1, 0, 2])
+    s.add("GRU", frames, s.weight(1, 18, 6), s.weight(1, 18, 6), "", "", first, hidden_size=6)
+    s.add("Squeeze", s.value, s.ints(1))
+    with pytest.raises(rnn_lower.UnsupportedError, match="its initial state is not the same for every row"):
+        rnn_lower.stream(s.model(), axis="T")
+
+
+def test_numbers_that_wrap_around_are_no_sizes():
+    """100 * 3 is 44 in eight bits, so the branch is the one that runs."""
+    model, rate = chosen(), np.array(44, np.int8)
+    del model.graph.input[1], model.graph.node[0]
+    for name, number in (("hundred", 100), ("three", 3), ("wrapped", rate)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(number, np.int8), name))
+    model.graph.node.insert(0, helper.make_node("Mul", ["hundred", "three"], ["product"]))
+    model.graph.node.insert(1, helper.make_node("Equal", ["product", "wrapped"], ["is"]))
+    x = np.random.default_rng(1).uniform(-1, 1, (7, 2, 4)).astype(np.float32)
+    same_in_chunks(model, {"x": x}, "T", np.random.default_rng(0), [3, 1, 3], keep_fused=True)
+
+
+def test_statistics_of_each_place():
+    """Before opset 9 they could be those of each frame (spatial=0)."""
+    s = Stack(np.random.default_rng(0), 7)
+    s.add("Transpose", "x", perm=[0, 2, 1])
+    s.add("BatchNormalization", s.value, *(s.weight(6, 9) for _ in range(4)), spatial=0)
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"BatchNormalization1.*statistics are not one for each channel"
+    ):
+        rnn_lower.stream(s.model(), axis="T")
 
 
 def test_check_finds_a_state_that_is_lost():

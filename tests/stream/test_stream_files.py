@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -94,6 +96,70 @@ def test_an_interruption_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         api.stream_file(DENOISER, tmp_path / "out.onnx", axis="time", accept=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def begun_with(number: float) -> onnx.ModelProto:
+    """A GRU whose first state is this number throughout."""
+    model, feeds = build(Case("GRU", T=4, N=2, dynamic=True, optional=("initial_h",)))
+    first = np.full_like(feeds["initial_h"], number)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(first, "initial_h"))
+    del model.graph.input[1]
+    return model
+
+
+KILLED = """
+import os, sys
+from rnn_lower import api
+count, replace = int(sys.argv[3]), os.replace
+def until(*names):
+    global count
+    count -= 1
+    if count < 0:
+        os._exit(9)
+    replace(*names)
+os.replace = until
+api.stream_file(sys.argv[1], sys.argv[2], axis="T")
+"""
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_kill_leaves_no_states_beside_another_model(renames, tmp_path):
+    """Whichever rename it comes before: there are the states of the model that is there, or none."""
+    for name, number in (("one", 0.25), ("two", 0.5)):
+        onnx.save(begun_with(number), tmp_path / f"{name}.onnx")
+    api.stream_file(tmp_path / "one.onnx", tmp_path / "out.onnx", axis="T")
+    command = [sys.executable, "-c", KILLED, tmp_path / "two.onnx", tmp_path / "out.onnx", str(renames)]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    assert done.returncode == (9 if renames < 3 else 0)
+    (held,) = rnn_lower.StreamingSession(tmp_path / "out.onnx").plan.states
+    assert held.first[0, 0, 0] == (0.25 if renames < 2 else 0.5)
+    if (path := tmp_path / "out.state.npz").exists():
+        with np.load(path) as first:
+            np.testing.assert_array_equal(first[held.input], held.first)
+    assert (tmp_path / "out.state.npz").exists() == (renames in (0, 3))
+    api.stream_file(tmp_path / "two.onnx", tmp_path / "out.onnx", axis="T")  # tidies up
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.onnx", "out.onnx", "out.state.npz", "two.onnx"]
+
+
+def test_states_of_the_model_before_go_with_it(tmp_path):
+    model = begun_with(0.25)
+    onnx.save(model, tmp_path / "in.onnx")
+    api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T")
+    model.graph.input.append(onnx.helper.make_tensor_value_info("initial_h", onnx.TensorProto.FLOAT, [1, 2, 4]))
+    del model.graph.initializer[-1]
+    onnx.save(model, tmp_path / "in.onnx")
+    api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.onnx", "out.onnx"]
+    (tmp_path / "out.state.npz").write_bytes(b"of somebody else")  # the model there has none
+    api.stream_file(tmp_path / "in.onnx", tmp_path / "out.onnx", axis="T")
+    assert (tmp_path / "out.state.npz").read_bytes() == b"of somebody else"
+
+
+def test_names_with_dots(tmp_path):
+    for name in ("gru.v1", "gru.v2"):
+        api.stream_file(DENOISER, tmp_path / name, axis="time")
+    names = ["gru.v1", "gru.v1.state.npz", "gru.v2", "gru.v2.state.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_a_folder_in_the_way_of_the_states(tmp_path):

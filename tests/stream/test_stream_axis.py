@@ -1,0 +1,92 @@
+"""Which axis is the stream: named, found where there is one only, opened where its size is fixed; never guessed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, run_onnxruntime
+from layers import Stack
+from onenode import Case, build
+from streams import in_chunks
+
+import rnn_lower
+
+
+def sized(model: onnx.ModelProto, **inputs: tuple[int | str, ...]) -> onnx.ModelProto:
+    """With these sizes of its inputs."""
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, inputs.get(value.name, ()), strict=False):
+            dim.Clear()
+            setattr(dim, "dim_value" if isinstance(size, int) else "dim_param", size)
+    return model
+
+
+def half_outside(cached: bool) -> onnx.ModelProto:
+    """A GRU with its state outside, and a GRU or a causal convolution that has it nowhere. [N, T, 6]"""
+    s = Stack(np.random.default_rng(0))
+    s.add("Transpose", "x", perm=[0, 2, 1])
+    if cached:
+        s.add("Conv", s.value, s.weight(6, 6, 3), kernel_shape=[3], pads=[2, 0])
+    x = s.add("Transpose", s.value, perm=[2, 0, 1])
+    y, last = s.add("GRU", x, s.weight(1, 18, 6), s.weight(1, 18, 6), "", "", "h", count=2, hidden_size=6), ""
+    last = s.nodes[-1].output[1]
+    s.add("Squeeze", y, s.ints(1))
+    if not cached:
+        s.add("GRU", s.value, s.weight(1, 18, 6), s.weight(1, 18, 6), hidden_size=6)
+        s.add("Squeeze", s.value, s.ints(1))
+    s.add("Transpose", s.value, perm=[1, 0, 2])
+    model = s.model()
+    floats = onnx.TensorProto.FLOAT
+    model.graph.input.append(onnx.helper.make_tensor_value_info("h", floats, [1, "N", 6]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info(last, floats, [1, "N", 6]))
+    return model
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_one_state_outside_is_not_all(cached):
+    """The other one would be lost."""
+    with pytest.raises(
+        rnn_lower.RnnLowerError, match="the inputs have several sizes, N, T: say which axis is the stream"
+    ):
+        rnn_lower.stream(half_outside(cached))
+    model = sized(half_outside(cached), x=(2, "T", 6), h=(1, 2, 6))
+    rng = np.random.default_rng(1)
+    feeds = {"x": rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32), "h": np.zeros((1, 2, 6), np.float32)}
+    got = in_chunks(rnn_lower.stream(model), feeds, [3, 1, 3])
+    close([got["y"]], run_onnxruntime(model, feeds)[:1])
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_the_batch_is_not_taken_for_the_stream(direction):
+    """It is the only size that is symbolic in many an export; every model runs row by row over it, and forgets."""
+    model, _ = build(Case("GRU", T=6, direction=direction, dynamic=True))
+    model = sized(model, X=(6, "N", 3))
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"no recurrent node runs over 'N'.*is it the batch\?"):
+        rnn_lower.stream(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"step": 1}])
+def test_a_streaming_model_is_not_streamed_again(options):
+    model, _ = build(Case("GRU", dynamic=True))
+    made = rnn_lower.stream(model, axis="T", **options)
+    for axis in (None, "T", "N"):
+        with pytest.raises(rnn_lower.RnnLowerError, match="it is a streaming model already"):
+            rnn_lower.stream(made, axis=axis)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"step": 1}, {"form": "loop"}])
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
+def test_an_axis_of_a_fixed_size_is_opened(op, options):
+    model, feeds = build(Case(op, T=6, N=2))
+    lengths = [1] * 6 if "step" in options else [2, 3, 1]
+    got = in_chunks(rnn_lower.stream(model, axis="X[0]", **options), feeds, lengths)
+    close(list(got.values()), run_onnxruntime(model, feeds))
+
+
+def test_a_fixed_size_that_is_computed_with_stays():
+    s = Stack(np.random.default_rng(0))
+    s.add("Reshape", "x", s.ints(2, 9, 3, 2))
+    s.add("Reshape", s.value, s.ints(2, 9, 6))
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"Reshape0.*does not follow from that of its input"):
+        rnn_lower.stream(sized(s.model(), x=(2, 9, 6)), axis="x[1]")
