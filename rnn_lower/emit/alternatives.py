@@ -95,7 +95,7 @@ def _relu_by_clip(e: Emitter, call: Call) -> Results:
 
 def _clip_by_min_max(e: Emitter, call: Call) -> Results:
     low, high = call.parameters["min"], call.parameters["max"]
-    if high is None:
+    if high is None or e.opset < MAX_BROADCASTS:
         return None
     above = e.op_direct("Max", call.x, _number_like(e, low, call.x), name=f"{call.name}_below")
     return [e.op_direct("Min", above, _number_like(e, high, call.x), name=call.name)]
