@@ -267,3 +267,51 @@ def test_static_sizes_at_every_opset(op, opset, tmp_path):
     text = IMAGINARY.replace("opsets = [13, 17]\n", "")
     case = Case(op, opset, "bidirectional", optional=OPTIONAL[op], lengths_as="initializer", clip=0.5)
     assert holds(case, written(tmp_path, text)) is None
+
+
+RANKED = "\n".join(f"limits.{op}.ranks = [4, 4]" for op in ("Add", "Clip", "Max", "Min", "Mul", "Relu", "Sub", "Tanh"))
+
+
+@pytest.mark.parametrize(
+    ("avoid", "more"),
+    [
+        (["Sigmoid", "Tanh", "Reciprocal"], RANKED),
+        (["Sigmoid", "Tanh"], "limits.Add.ranks = [3, 4]\nlimits.Exp.ranks = [2, 2]"),
+        (["Clip", "Min"], RANKED),
+        (["Clip", "Min", "Max", "Add"], "limits.Relu.ranks = [4, 4]"),
+        (["Clip", "Min", "Relu"], RANKED),
+        (["Tanh", "Relu"], "limits.Clip.values = { min = [0, 0], max = [6, 6] }"),
+        (["Clip", "Relu", "Min", "Sub", "Reciprocal"], ""),
+    ],
+)
+@pytest.mark.parametrize("clip", [0.3, 500.0])
+def test_groups_of_nodes_are_proved_in_any_rank(avoid, more, clip, tmp_path):
+    """What is one function stays so for the proof, with Reshapes between its nodes and its parts said otherwise."""
+    text = IMAGINARY.replace("[13, 17]", "[7, 17]").replace('"MatMul"]', f'"MatMul", {quoted(avoid)[1:]}')
+    path = written(tmp_path, text + more + "\nsaturates = { Tanh = 20.0 }\n")
+    for case in (Case("LSTM", 13, clip=clip, optional=("B",)), Case("GRU", 11, clip=clip, lbr=1, direction="reverse")):
+        assert holds(case, path) is None
+
+
+@pytest.mark.parametrize("place", ["main", "if"])
+@pytest.mark.parametrize("form", ["unroll", "loop"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_no_max_that_broadcasts_before_opset_8(op, form, place, tmp_path):
+    text = GOOD.replace("[13, 17]", "[7, 7]").replace('"unroll"]', '"unroll", "loop"]')
+    case = Case(op, 7, clip=0.5, optional=("B",), place=place)
+    assert holds(case, written(tmp_path, text + 'avoid = ["Clip"]\n'), form=form) is None
+
+
+@pytest.mark.parametrize("avoid", [[], ["Add"], ["Unsqueeze"], ["Add", "Sub"]])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_results_known_beforehand_come_out_of_nodes(op, avoid, tmp_path):
+    """Rows without a step give zeros: as initializers these would be no results of a graph or a branch."""
+    path = written(tmp_path, GOOD + f"static = true\navoid = {quoted(['Identity', 'Reshape', *avoid])}\n")
+    for place in ("main", "if"):
+        case = Case(op, 14, T=1, lengths=(0, 0), lengths_as="initializer", optional=("sequence_lens",), place=place)
+        refusal = holds(case, path)
+        assert refusal is None or "does not take " in refusal
+        if refusal is None:
+            lowered = rnn_lower.lower(build(case)[0], target=path)
+            results = {value.name for value in lowered.graph.output}
+            assert not results & {tensor.name for tensor in lowered.graph.initializer}

@@ -57,12 +57,16 @@ def _literal(value: ir.Value) -> ir.Attr | None:
     return attribute if known and not attribute.is_ref() else None
 
 
-def clip_of(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
-    """(x, low, high) where a value is x between two constants, low <= high."""
+def clip_of(value: ir.Value | None, own: float | None = None) -> tuple[ir.Value, float, float] | None:
+    """(x, low, high) where a value is x between two constants, low <= high.
+
+    own: the node's own limit, which is meant where only its rounded inverse is held.
+    """
     node = _made_by(value, "Clip", "Min", "Sub", "Add")
     if node is None:
         return None
-    found = {"Clip": _clip, "Min": _min_of_max, "Sub": _sum, "Add": _sum}[node.op_type](node)
+    plain = {"Clip": _clip, "Min": _min_of_max}.get(node.op_type)
+    found = _sum(node, own) if plain is None else plain(node)
     return found if found is not None and found[1] <= found[2] else None
 
 
@@ -74,10 +78,10 @@ def sigmoid_of(value: ir.Value | None) -> ir.Value | None:
 
 def unlimited(value: ir.Value | None, own: float | None) -> ir.Value | None:
     """x where a value is clip(x, -l, l), beyond which tanh is 1. own: the node's own limit, which counts once."""
-    found = clip_of(value)
+    found = clip_of(value, own)
     if found is None or not -found[1] == found[2] >= TANH_IS_ONE:
         return None
-    inner = clip_of(found[0])
+    inner = clip_of(found[0], own)
     return found[0] if found[2] != own or (inner is not None and inner[1:] == found[1:]) else None
 
 
@@ -120,21 +124,23 @@ def _min_of_max(node: ir.Node) -> tuple[ir.Value, float, float] | None:
     return _found(_operand(inner), _number(inner.inputs[1]), _number(node.inputs[1]))
 
 
-def _two_sides(positive: ir.Value | None, negative: ir.Value | None) -> tuple[ir.Value, float, float] | None:
+def _two_sides(
+    positive: ir.Value | None, negative: ir.Value | None, own: float | None
+) -> tuple[ir.Value, float, float] | None:
     """min(x, high) for what is above zero, less the same of -x"""
-    (above, high), (below, low) = _at_most(positive), _at_most(negative)
+    (above, high), (below, low) = _at_most(positive, own), _at_most(negative, own)
     x, mirrored = _above_zero(above), _minus(_above_zero(below))
     return _found(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
 
 
-def _sum(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+def _sum(node: ir.Node, own: float | None) -> tuple[ir.Value, float, float] | None:
     """high - max(0, width - max(0, x - low)), or the difference of both sides of zero; each as a sum too."""
     rest, high = _plus(node.outputs[0])
     if high is None:
         one, other = node.inputs[0], _operand(node, 1)
         if node.op_type == "Sub":
-            return _two_sides(one, other)
-        return _two_sides(other, _minus(one)) or _two_sides(one, _minus(other))
+            return _two_sides(one, other, own)
+        return _two_sides(other, _minus(one), own) or _two_sides(one, _minus(other), own)
     minus, width = _plus(_above_zero(_minus(rest)))
     x = _above_zero(_minus(minus))
     if width is None or x is None:
@@ -156,7 +162,7 @@ def _above_zero(value: ir.Value | None) -> ir.Value | None:
     return _operand(node) if len(node.inputs) == 2 and _number(node.inputs[1]) == 0.0 else None
 
 
-def _at_most(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
+def _at_most(value: ir.Value | None, own: float | None) -> tuple[ir.Value | None, float | None]:
     """(x, l) where a value is min(x, l), for x >= 0"""
     nothing = _minus(_above_zero(value))
     if _above_zero(nothing) is not None:
@@ -165,8 +171,9 @@ def _at_most(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
     inner, negative = _plus(_above_zero(outer))
     if inverse is None or negative != -inverse or inverse == 0:
         return None, None
-    limit = float(np.float32(1.0 / inverse))
-    return _inverted(inner), limit if 1.0 / limit == inverse else None
+    limits = [limit for limit in (own, float(np.float32(1.0 / inverse))) if limit]
+    meant = (limit for limit in limits if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))
+    return _inverted(inner), next(meant, None)
 
 
 def _inverted(value: ir.Value | None) -> ir.Value | None:

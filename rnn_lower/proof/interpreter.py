@@ -150,7 +150,7 @@ class Interpreter:
             return self._loop(node) if node.op_type == "Loop" else self._scan(node)
         operands = [None if value is None else self._value(value) for value in node.inputs]
         if node.op_type not in idioms.SHAPING:
-            clipped = idioms.clip_of(node.outputs[0])
+            clipped = idioms.clip_of(node.outputs[0], self._limit)
             if clipped is not None:
                 low, high = (self.field.number(bound) for bound in clipped[1:])
                 return [scalars.clip(self.field, self._argument(clipped[0], operands), low, high)]
