@@ -65,6 +65,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the least and the greatest"),
         ("limits.Clip.values = { min = 0 }", "limits.Clip.values is {'min': 0}; it must be a table of a range"),
         ('limits.Add.types = ["FLOAT31"]', "limits.Add.types is ['FLOAT31']; it must be a list of element types"),
+        ("limits.Add.types = [[1]]", "limits.Add.types is [[1]]; it must be a list of element types"),
         ("limits.Slice.axes = 1", "limits.Slice.axes is 1; it must be a list of axes"),
         ("limits.MatMul.variable = true", "limits.MatMul.variable is True; it must be the number of inputs"),
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
@@ -315,3 +316,14 @@ def test_results_known_beforehand_come_out_of_nodes(op, avoid, tmp_path):
             lowered = rnn_lower.lower(build(case)[0], target=path)
             results = {value.name for value in lowered.graph.output}
             assert not results & {tensor.name for tensor in lowered.graph.initializer}
+
+
+@pytest.mark.parametrize(("avoid", "form"), [("Scan", "Loop"), ("Loop", "Scan")])
+def test_a_form_whose_operator_is_not_taken_is_not_chosen(avoid, form, tmp_path):
+    text = GOOD.replace('["unroll"]', '["scan", "loop"]').replace('"always"', "1")
+    path = written(tmp_path, text + f'avoid = ["{avoid}"]\n')
+    case = Case("GRU", 17, optional=("B",))
+    assert holds(case, path) is None
+    assert form in emitted(rnn_lower.lower(build(case)[0], target=path))
+    with pytest.raises(rnn_lower.UnsupportedError, match=rf"say it; use --form {form.lower()}$"):
+        rnn_lower.lower(build(case)[0], target=path, form=avoid.lower())
