@@ -327,3 +327,12 @@ def test_a_form_whose_operator_is_not_taken_is_not_chosen(avoid, form, tmp_path)
     assert form in emitted(rnn_lower.lower(build(case)[0], target=path))
     with pytest.raises(rnn_lower.UnsupportedError, match=rf"say it; use --form {form.lower()}$"):
         rnn_lower.lower(build(case)[0], target=path, form=avoid.lower())
+
+
+@pytest.mark.parametrize("rule", ['avoid = ["Cast"]', 'limits.Cast.types = ["FLOAT"]'])
+def test_sizes_that_take_a_cast_before_opset_9(rule, tmp_path):
+    """There a Constant holds no integers, so that a Reshape needs a Cast: refused by its rule, never an internal error."""
+    text = GOOD.replace("[13, 17]", "[7, 17]") + f"static = true\nlimits.MatMul.ranks = [2, 2]\n{rule}\n"
+    refusal = holds(Case("LSTM", 8, optional=("B",)), written(tmp_path, text))
+    assert refusal is not None
+    assert "does not take " in refusal
