@@ -36,8 +36,9 @@ def _minus_one(e: Emitter, operand: Operand) -> bool:
 
 
 def _identity_by_sum(e: Emitter, call: Call) -> Results:
-    """x + 0; -0 becomes 0."""
-    return [e.add(call.x, e.scalar(0.0), call.name)] if is_float(e, call.x) else None
+    """x + 0; -0 becomes 0. A node even where x is a constant: a result of the model must not be an initializer."""
+    broadcast = {"broadcast": 1} if e.opset < BROADCASTS_BY_RULE else {}
+    return [e.op("Add", call.x, e.scalar(0.0), name=call.name, **broadcast)] if is_float(e, call.x) else None
 
 
 def _sub_by_add(e: Emitter, call: Call) -> Results:
@@ -95,7 +96,7 @@ def _relu_by_clip(e: Emitter, call: Call) -> Results:
 
 def _clip_by_min_max(e: Emitter, call: Call) -> Results:
     low, high = call.parameters["min"], call.parameters["max"]
-    if high is None:
+    if high is None or e.opset < MAX_BROADCASTS:
         return None
     above = e.op_direct("Max", call.x, _number_like(e, low, call.x), name=f"{call.name}_below")
     return [e.op_direct("Min", above, _number_like(e, high, call.x), name=call.name)]

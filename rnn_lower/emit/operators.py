@@ -198,8 +198,11 @@ class OperatorWriter(NodeWriter):
             value = ir.Value(name=name)
             self.add_node(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
             return value
-        if not self.has("Cast"):
-            raise UntakenError("Cast", "it is not among the operators that it takes")
+        shape = tuple(int(size) for size in tensor.numpy().shape)
+        held, made = Outline(shape, ir.DataType.DOUBLE), Outline(shape, tensor.dtype)
+        rule = self.habits.rules.broken(Use("Cast", self.opset, (held,), (("to", int(tensor.dtype)),), (made,)))
+        if rule is not None:
+            raise UntakenError("Cast", rule)
         # The integers that are used here are exact in double.
         wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
         double = self.write_constant(wide, self._names.unique(f"{name}/double"))

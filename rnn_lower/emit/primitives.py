@@ -84,7 +84,7 @@ class Primitives(OperatorWriter):
         return None if a is None or b is None else self.op("MatMul", a, b, name=name)
 
     def unary(self, op_type: str, x: Operand, name: str | None = None, **attributes: Any) -> ir.Value:
-        limit = self.habits.saturates.get(op_type)
+        limit = self.habits.saturates.get(op_type) if self.has(op_type) else None
         if limit is not None:
             x = self.clip(x, -limit, limit, "limited")
         return self.op(op_type, x, name=name or op_type.lower(), **attributes)

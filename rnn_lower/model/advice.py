@@ -59,7 +59,7 @@ def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: A
     ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
     told = [f"use {' or '.join(ways)}"] if ways else []
     found, error = _first_that_works(lacks, options, model, attempt)
-    if found is not None:
+    if found is not None and found not in ways:
         told.append(f"add {found}")
     if told:
         return ", or ".join(told)

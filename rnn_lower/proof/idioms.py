@@ -7,7 +7,8 @@
     1 / (e^-x + 1)                                      sigmoid, where a runtime has neither it nor tanh
     tanh(clip(x, -l, l)) with l >= 20                   tanh, for which 1 is the nearest float or double from there on
 
-They are found by their structure, with bounds taken as the numbers they are.
+They are found by their structure, with bounds taken as the numbers they are. Where a runtime takes some of the
+operators in one rank only, nodes that change nothing but the rank lie between; these are passed over.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ TANH_IS_ONE = 20.0
 
 
 _KINDS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+
+
+SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
+"""Operators that leave the elements and their order alone."""
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -52,36 +57,47 @@ def _literal(value: ir.Value) -> ir.Attr | None:
     return attribute if known and not attribute.is_ref() else None
 
 
-def clip_of(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
-    """(x, low, high) where a value is x between two constants, low <= high."""
+def clip_of(value: ir.Value | None, own: float | None = None) -> tuple[ir.Value, float, float] | None:
+    """(x, low, high) where a value is x between two constants, low <= high.
+
+    own: the node's own limit, which is meant where only its rounded inverse is held.
+    """
     node = _made_by(value, "Clip", "Min", "Sub", "Add")
     if node is None:
         return None
-    found = {"Clip": _clip, "Min": _min_of_max, "Sub": _difference, "Add": _sum}[node.op_type](node)
+    plain = {"Clip": _clip, "Min": _min_of_max}.get(node.op_type)
+    found = _sum(node, own) if plain is None else plain(node)
     return found if found is not None and found[1] <= found[2] else None
 
 
 def sigmoid_of(value: ir.Value | None) -> ir.Value | None:
     """x where a value is 1 / (e^-x + 1)."""
-    node = _made_by(value, "Reciprocal", "Div")
-    if node is None or (node.op_type == "Div" and _number(_operand(node)) != 1.0):
-        return None
-    grown, one = _plus(node.inputs[-1])
+    grown, one = _plus(_inverted(value))
     return _minus(_operand(_made_by(grown, "Exp"))) if one == 1.0 else None
 
 
 def unlimited(value: ir.Value | None, own: float | None) -> ir.Value | None:
     """x where a value is clip(x, -l, l), beyond which tanh is 1. own: the node's own limit, which counts once."""
-    found = clip_of(value)
+    found = clip_of(value, own)
     if found is None or not -found[1] == found[2] >= TANH_IS_ONE:
         return None
-    inner = clip_of(found[0])
+    inner = clip_of(found[0], own)
     return found[0] if found[2] != own or (inner is not None and inner[1:] == found[1:]) else None
 
 
 def _made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    value = _bare(value)
     node = None if value is None else value.producer()
     return node if node is not None and node.domain == "" and node.op_type in op_types else None
+
+
+def _bare(value: ir.Value | None) -> ir.Value | None:
+    """The value of which this one is the elements in another shape."""
+    node = None if value is None else value.producer()
+    while node is not None and node.domain == "" and node.op_type in SHAPING:
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    return value
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -108,18 +124,23 @@ def _min_of_max(node: ir.Node) -> tuple[ir.Value, float, float] | None:
     return _found(_operand(inner), _number(inner.inputs[1]), _number(node.inputs[1]))
 
 
-def _difference(node: ir.Node) -> tuple[ir.Value, float, float] | None:
-    (above, high), (below, low) = map(_at_most, node.inputs)
-    x = _operand(_made_by(above, "Relu"))
-    mirrored = _minus(_operand(_made_by(below, "Relu")))
-    return _found(x, None if low is None else -low, high) if x is mirrored else None
+def _two_sides(
+    positive: ir.Value | None, negative: ir.Value | None, own: float | None
+) -> tuple[ir.Value, float, float] | None:
+    """min(x, high) for what is above zero, less the same of -x"""
+    (above, high), (below, low) = _at_most(positive, own), _at_most(negative, own)
+    x, mirrored = _above_zero(above), _minus(_above_zero(below))
+    return _found(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
 
 
-def _sum(node: ir.Node) -> tuple[ir.Value, float, float] | None:
-    """high - max(0, width - max(0, x - low)), or the difference with its second part negated."""
+def _sum(node: ir.Node, own: float | None) -> tuple[ir.Value, float, float] | None:
+    """high - max(0, width - max(0, x - low)), or the difference of both sides of zero; each as a sum too."""
     rest, high = _plus(node.outputs[0])
     if high is None:
-        return None
+        one, other = node.inputs[0], _operand(node, 1)
+        if node.op_type == "Sub":
+            return _two_sides(one, other, own)
+        return _two_sides(other, _minus(one), own) or _two_sides(one, _minus(other), own)
     minus, width = _plus(_above_zero(_minus(rest)))
     x = _above_zero(_minus(minus))
     if width is None or x is None:
@@ -135,20 +156,32 @@ def _above_zero(value: ir.Value | None) -> ir.Value | None:
     node = _made_by(value, "Relu", "Max", "Clip")
     if node is None or node.op_type == "Relu":
         return _operand(node)
+    if node.op_type == "Clip" and "min" in node.attributes:
+        only = node.attributes.keys() == {"min"} and float(node.attributes["min"].value) == 0.0
+        return _operand(node) if only else None
     return _operand(node) if len(node.inputs) == 2 and _number(node.inputs[1]) == 0.0 else None
 
 
-def _at_most(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
+def _at_most(value: ir.Value | None, own: float | None) -> tuple[ir.Value | None, float | None]:
     """(x, l) where a value is min(x, l), for x >= 0"""
-    nothing = _minus(_operand(_made_by(value, "Relu")))
-    if _made_by(nothing, "Relu"):
+    nothing = _minus(_above_zero(value))
+    if _above_zero(nothing) is not None:
         return nothing, 0.0
-    outer, inverse = _plus(_operand(_made_by(value, "Reciprocal")))
-    inner, negative = _plus(_operand(_made_by(outer, "Relu")))
+    outer, inverse = _plus(_inverted(value))
+    inner, negative = _plus(_above_zero(outer))
     if inverse is None or negative != -inverse or inverse == 0:
         return None, None
-    limit = float(np.float32(1.0 / inverse))
-    return _operand(_made_by(inner, "Reciprocal")), limit if 1.0 / limit == inverse else None
+    limits = [limit for limit in (own, float(np.float32(1.0 / inverse))) if limit]
+    meant = (limit for limit in limits if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))
+    return _inverted(inner), next(meant, None)
+
+
+def _inverted(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is 1 / x"""
+    node = _made_by(value, "Reciprocal", "Div")
+    if node is None or node.op_type == "Reciprocal":
+        return _operand(node)
+    return _operand(node, 1) if _number(_operand(node)) == 1.0 else None
 
 
 def _plus(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:

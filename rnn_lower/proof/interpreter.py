@@ -148,17 +148,23 @@ class Interpreter:
             return self._if(node)
         if node.op_type in BODIES:
             return self._loop(node) if node.op_type == "Loop" else self._scan(node)
-        clipped = idioms.clip_of(node.outputs[0])
-        if clipped is not None:
-            low, high = (self.field.number(bound) for bound in clipped[1:])
-            return [scalars.clip(self.field, self._value(clipped[0]), low, high)]
-        if (x := idioms.sigmoid_of(node.outputs[0])) is not None:
-            return [self.field.function("sigmoid", self._value(x))]
         operands = [None if value is None else self._value(value) for value in node.inputs]
+        if node.op_type not in idioms.SHAPING:
+            clipped = idioms.clip_of(node.outputs[0], self._limit)
+            if clipped is not None:
+                low, high = (self.field.number(bound) for bound in clipped[1:])
+                return [scalars.clip(self.field, self._argument(clipped[0], operands), low, high)]
+            if (x := idioms.sigmoid_of(node.outputs[0])) is not None:
+                return [self.field.function("sigmoid", self._argument(x, operands))]
         if node.op_type == "Tanh" and (x := idioms.unlimited(node.inputs[0], self._limit)) is not None:
-            operands = [self._value(x)]
+            operands = [self._argument(x, operands)]
         made = OPERATORS[node.op_type](Call(self.field, node, operands, self._opset))
         return made if isinstance(made, list) else [made]
+
+    def _argument(self, value: ir.Value, operands: Sequence[Array | None]) -> Array:
+        """What a group of nodes is a function of, in the shape in which its last node works."""
+        shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands if operand is not None))
+        return self._value(value).reshape(shape)
 
     # -- operators with bodies -------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.outlines import Outline, outline_of
 from rnn_lower.emit.writer import Habits, Operand, declare
+from rnn_lower.errors import UntakenError
 from rnn_lower.recurrent.cells import CELLS, Cell, Parts, Weights
 from rnn_lower.recurrent.directions import Direction, apart, go_side_by_side, side_by_side
 from rnn_lower.recurrent.forms import Result, Size, Span, Stream, carry
@@ -317,7 +318,10 @@ def _own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:
     """A value made by an emitted node; an input or a constant that came through as it is gets a node."""
     if isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(e.nodes)):
         return operand
-    return e.op("Identity", operand, name=name)
+    made = e.op("Identity", operand, name=name)
+    if made.producer() is None:  # known beforehand and moved only: a result must not be an initializer
+        raise UntakenError("Identity", "it is not taken, and a result is known beforehand")
+    return made
 
 
 def given(value: ir.Value) -> Operand:

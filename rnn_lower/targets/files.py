@@ -108,7 +108,7 @@ def _are_texts(value: Any) -> bool:
 
 def _are_types(value: Any) -> bool:
     known = set(onnx.TensorProto.DataType.keys())
-    return isinstance(value, list) and bool(value) and all(one in known for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one in known for one in value)
 
 
 def _table_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -110,7 +110,8 @@ class Target:
     def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
         """The forms that a node at this opset can take, given that its length serves."""
         scan = opset >= TABLE["Scan"].since and (self.scan_captures or not _captures(node))
-        return [form for form in self.forms if form != "scan" or scan]
+        taken = {"scan": scan and self.rules.listed("Scan"), "loop": self.rules.listed("Loop"), "unroll": True}
+        return [form for form in self.forms if taken[form]]
 
     def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Lack]:
         """What keeps the runtime from taking the node in this form."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onenode import OPTIONAL, Case
 
+DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 SMALL = {"opset": 17, "T": 5, "N": 2, "I": 3, "H": 4}
 
 
@@ -24,6 +25,8 @@ def _cases() -> dict[str, Case]:
         found[f"{op} clip"] = base.replace(clip=0.2)
         found[f"{op} layout 1"] = base.replace(layout=1)
         found[f"{op} last state only"] = base.replace(outputs=("Y_h",))
+        found[f"{op} sequence only"] = base.replace(outputs=("Y",))
+        found[f"{op} named activations"] = base.replace(activations=DEFAULTS[op])
         found[f"{op} saturated"] = base.replace(scale=1000.0)
         found[f"{op} one step"] = base.replace(T=1, optional=("B", *states))
     lstm, gru, rnn = (Case(op, optional=("B",), **SMALL) for op in ("LSTM", "GRU", "RNN"))
