@@ -20,10 +20,11 @@ from rnn_lower.recurrent.cells import Cell, CellKind, Weights
 from rnn_lower.recurrent.forms import Span, State, Stream, Track
 from rnn_lower.recurrent.node import RecurrentNode
 
-SIDE_BY_SIDE = {"LSTM": 128, "GRU": 128}
-"""Up to this hidden size both directions of one row go side by side. Time over that of two tracks, N = 1, one thread,
-for H = 16, 32, 64, 128, 256: LSTM 0.60, 0.65, 0.68, 0.84, 1.20; GRU 0.80, 0.83, 0.84, 0.90, 1.18. RNN, whose step is
-one fused kernel: 1.2 and more. With N = 8 LSTM 0.86 and 1.11 for H = 32 and 64, GRU 0.99 and 1.25."""
+SIDE_BY_SIDE = {"LSTM": 128}
+"""Up to this hidden size both directions of one row go side by side. Time over that of two tracks, N = 1, for H = 16,
+32, 64, 128: LSTM 0.71, 0.76, 0.75, 0.90 with one thread and 0.91, 0.84, 0.90, 0.87 with two (256: 1.20). GRU, with two
+products in a row, 0.81 to 0.91 with one thread, but 1.08 to 1.25 with two, which share each product of a batch. RNN,
+whose step is one fused kernel: 1.2 and more. With N = 8 LSTM 0.86 and 1.11 for H = 32 and 64."""
 
 
 @dataclasses.dataclass(frozen=True)
