@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, linting, tensors
+from rnn_lower.model.document import Document
 from rnn_lower.model.facts import Facts
 from rnn_lower.model.linting import LintReport
 from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
@@ -66,10 +67,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     def result() -> onnx.ModelProto:
         work, left = prepared(document, chosen)
         lower_document(work, left)
-        proto = work.write_back(left.dims)
-        if work.folder is not None:
-            tensors.embed(proto, work.folder)
-        return proto
+        return _whole(work, left.dims)
 
     return _told_with(path, result)
 
@@ -131,10 +129,7 @@ def stream(
 
     def result() -> onnx.ModelProto:
         made = making.make(document, wish, Options(**options))
-        proto = made.document.write_back(made.dims)
-        if made.document.folder is not None:
-            tensors.embed(proto, made.document.folder)
-        return proto
+        return _whole(made.document, made.dims)
 
     return _told_with(path, result)
 
@@ -264,6 +259,14 @@ def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Pro
     from rnn_lower.proof import proving
 
     return proving.prove_models(original, lowered, points, seed)
+
+
+def _whole(document: Document, dims: Mapping[str, int] | None) -> onnx.ModelProto:
+    """The model as it has become, with the weights in it."""
+    proto = document.write_back(dims)
+    if document.folder is not None:
+        tensors.embed(proto, document.folder)
+    return proto
 
 
 R = TypeVar("R")

@@ -14,10 +14,13 @@ from rnn_lower.options import FORMS, Options
 
 Command = Callable[[argparse.Namespace], int]
 
+DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
+"""Exit codes."""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(BAD, f"{self.prog}: error: {message}\n")
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:

@@ -13,11 +13,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from rnn_lower.arguments import make_parser
-from rnn_lower.commands import COMMANDS, DIFFERENT, DONE
+from rnn_lower.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
+from rnn_lower.commands import COMMANDS
 from rnn_lower.errors import RnnLowerError
-
-BAD, UNFORESEEN = 2, 3
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
 

@@ -7,13 +7,13 @@ import contextlib
 import dataclasses
 import difflib
 import fnmatch
-import os
+import io
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rnn_lower import tables
-from rnn_lower.arguments import Command, fixed_inputs, sizes
+from rnn_lower.arguments import DIFFERENT, DONE, Command, fixed_inputs, sizes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
 from rnn_lower.several import on_several
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
     from rnn_lower.streaming.making import Made
-
-DONE, DIFFERENT = 0, 1
 
 
 class _Selection:
@@ -63,15 +61,13 @@ def _lower(arguments: argparse.Namespace) -> int:
 def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    if arguments.output == "-" and sys.__stdout__ is None:
-        raise RnnLowerError("-o -: stdout is closed; name a file")
+    given = _asked(arguments)
     if arguments.inputs is not None and not arguments.check:
         raise RnnLowerError("--inputs needs --check")
     if arguments.fold and arguments.prove:
         raise RnnLowerError("--prove compares all of a file, and --fold changes all of it; use --check")
     selection = _Selection(arguments.only, arguments.skip)
-    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
-    given.update(dims=sizes(arguments.dims or [], arguments.shapes or []), select=selection)
+    given["select"] = selection
     reports: list[CheckReport | Proof] = []
 
     def changed(lowered: str) -> Sequence[str]:
@@ -79,25 +75,22 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 
         if arguments.fold:  # which changes all of it
             return ()
-        asked = {"opset": arguments.opset, "dims": given["dims"], "converted": arguments.target is not None}
+        asked = {"opset": arguments.opset, "dims": given.get("dims"), "converted": arguments.target is not None}
         return untouched.changed_files(arguments.model, lowered, **asked)
 
     def accept(lowered: str) -> bool:
         selection.check()
-        try:
+        with _unnamed(lowered):
             if arguments.prove:
                 reports.append(api.prove(arguments.model, lowered))
             if arguments.check:
                 reports.append(_run_check(arguments, arguments.model, lowered, changed(lowered)))
-        except RnnLowerError as error:  # the file has its name only when it is put in place
-            raise type(error)(str(error).replace(f"{lowered}: ", "")) from None
         return all(report.ok for report in reports)
 
     with tables.progress(arguments.quiet) as advance:
         records = api.lower_file(
             arguments.model, arguments.output, progress=advance, force=arguments.force,
-            accept=accept,
-            **{name: value for name, value in given.items() if value is not None},
+            accept=accept, **given,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):
@@ -105,37 +98,49 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     return DONE if written else DIFFERENT
 
 
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `Options` that were given."""
+    if arguments.output == "-" and sys.__stdout__ is None:
+        raise RnnLowerError("-o -: stdout is closed; name a file")
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
+    given["dims"] = sizes(arguments.dims or [], arguments.shapes or []) or None
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _unnamed(path: str) -> Iterator[None]:
+    """Errors without the path of a file that has its name only when it is put in place."""
+    try:
+        yield
+    except RnnLowerError as error:
+        raise type(error)(str(error).replace(f"{path}: ", "")) from None
+
+
 def _beside(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
     """Where tables go: not among the bytes of a model, and nowhere if nobody wants them."""
     if arguments.quiet and not arguments.json:
-        return contextlib.redirect_stdout(open(os.devnull, "w"))
+        return contextlib.redirect_stdout(io.StringIO())
     return contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout)
 
 
 def _stream(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    if arguments.output == "-" and sys.__stdout__ is None:
-        raise RnnLowerError("-o -: stdout is closed; name a file")
-    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
-    given["dims"] = sizes(arguments.dims or [], arguments.shapes or []) or None
+    given = _asked(arguments)
     reports: list[CheckReport] = []
 
     def accept(path: str, made: Made) -> bool:
         if arguments.check:
-            try:
-                tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
+            tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
+            with _unnamed(path):
                 reports.append(api.check_streaming(made, path, **tolerances))
-            except RnnLowerError as error:  # the file has its name only when it is put in place
-                raise type(error)(str(error).replace(f"{path}: ", "")) from None
         return all(report.ok for report in reports)
 
     with tables.progress(arguments.quiet) as advance:
         made = api.stream_file(
             arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
             keep_fused=arguments.keep_fused, set_inputs=fixed_inputs(arguments.fixed or []), accept=accept,
-            progress=advance, force=arguments.force,
-            **{name: value for name, value in given.items() if value is not None},
+            progress=advance, force=arguments.force, **given,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):

@@ -9,15 +9,13 @@ import io
 import json
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 
 from rnn_lower import tables
+from rnn_lower.arguments import BAD, Command
 from rnn_lower.errors import RnnLowerError
-
-Work = Callable[[argparse.Namespace], int]
-FAILED = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +28,14 @@ class End:
     error: str
 
 
-def on_several(work: Work, arguments: argparse.Namespace) -> int:
+def on_several(work: Command, arguments: argparse.Namespace) -> int:
     """Do `work` for each of arguments.models, with output in arguments.out_dir; the worst exit code of all.
 
     An error of one model does not keep the others from being done. Raises RnnLowerError, before any of them, when two
     would have the same output or there can be no such folder.
     """
     each = [
-        argparse.Namespace(**{**vars(arguments), "model": model, "output": output, "quiet": arguments.quiet})
+        argparse.Namespace(**{**vars(arguments), "model": model, "output": output})
         for model, output in zip(arguments.models, _outputs(arguments), strict=True)
     ]
     ends = []
@@ -78,7 +76,7 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
     return list(taken)
 
 
-def _ends(work: Work, each: Sequence[argparse.Namespace], jobs: int) -> Iterator[End]:
+def _ends(work: Command, each: Sequence[argparse.Namespace], jobs: int) -> Iterator[End]:
     if jobs == 1:
         yield from (_one(work, arguments) for arguments in each)
         return
@@ -87,10 +85,10 @@ def _ends(work: Work, each: Sequence[argparse.Namespace], jobs: int) -> Iterator
         yield from pool.map(_one, [work] * len(each), each)
 
 
-def _one(work: Work, arguments: argparse.Namespace) -> End:
+def _one(work: Command, arguments: argparse.Namespace) -> End:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
             return End(arguments.model, work(arguments), printed.getvalue(), "")
     except RnnLowerError as error:
-        return End(arguments.model, FAILED, "", str(error))
+        return End(arguments.model, BAD, "", str(error))

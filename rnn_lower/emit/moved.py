@@ -104,9 +104,13 @@ def known(value: ir.Value | None, depth: int = DEEPEST) -> Constant | None:
     count, move = MOVES.get(node.op_type, (0, None))
     if move is None or any(attribute.is_ref() for attribute in node.attributes.values()):
         return None
-    inputs = [known(one, depth - 1) for one in node.inputs[:count]]
-    data = [one for one in inputs if one is not None]
-    if len(data) < len(inputs) or not data:
+    data: list[Constant] = []
+    for one in node.inputs[:count]:
+        held = known(one, depth - 1)
+        if held is None:  # as most are: nothing more has to be looked at
+            return None
+        data.append(held)
+    if not data:
         return None
     try:
         what = move(_parameters(node), node.outputs.index(value), data)

@@ -50,6 +50,13 @@ class Document:
         """Another view of the same model, as long as nothing has been written back."""
         return Document(self.proto, self.folder)
 
+    def copied(self, change: Callable[[onnx.ModelProto], None] = lambda _: None) -> Document:
+        """The same model with a protobuf of its own, after a change to that."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        change(proto)
+        return Document(proto, self.folder)
+
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
         """The model as a function leaves it that may change anything; what onnx_ir cannot carry is lost on the way."""
         model: ir.Model = ir.serde.deserialize_model(self.proto)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
+from rnn_lower.model.evaluating import evaluate
 from rnn_lower.proof import idioms
 from rnn_lower.proof.primitives import OutOfScopeError
 from rnn_lower.proof.untouched import MOVES
@@ -26,12 +26,10 @@ def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
     outside = {name.name: name for node in chain for name in node.inputs if name is not None and name.name}
     made = {out.name for node in chain for out in node.outputs}
     feeds = {str(name): idioms.constant(one) for name, one in outside.items() if name not in made}
-    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.UNDEFINED, None) for name in feeds]
-    result = onnx.helper.make_tensor_value_info(str(value.name), onnx.TensorProto.UNDEFINED, None)
-    graph = onnx.helper.make_graph([ir.to_proto(node) for node in chain], "moved", infos, [result])
+    known = {name: array for name, array in feeds.items() if array is not None}
     try:
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-        return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+        nodes = [ir.to_proto(node) for node in chain]
+        return evaluate(nodes, known, [str(value.name)], [onnx.helper.make_opsetid("", opset)])[0]
     except Exception as error:
         raise OutOfScopeError(f"what {chain[-1].op_type} makes of constants: {type(error).__name__}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -81,7 +81,7 @@ def _with_sizes_of(lowered: Document, original: Document) -> Document:
     """The original with the sizes of its inputs fixed as they were for the lowered model."""
     fixed = samples.fixed_sizes(original.model, lowered.proto)
     dims = {place(name, axis): size for (name, axis), size in fixed.items()}
-    return _changed(original, lambda copy: fix_proto_dims(copy, dims)) if dims else original
+    return original.copied(lambda copy: fix_proto_dims(copy, dims)) if dims else original
 
 
 def _with_inputs_of(lowered: Document, original: Document) -> Document:
@@ -94,22 +94,15 @@ def _with_inputs_of(lowered: Document, original: Document) -> Document:
         tensors.remove_if(copy.graph.input, lambda value: value.name in weights)
 
     listed = weights & {value.name for value in original.proto.graph.input}
-    return _changed(original, change) if listed else original
+    return original.copied(change) if listed else original
 
 
 def _converted(document: Document, opset: int) -> Document:
     """The original at the opset of the lowered model: what conversion makes of the other nodes is no change."""
-    copy = _changed(document, lambda _: None)
+    copy = document.copied()
     convert.convert_opset(copy.model, opset, copy.outline)
     convert.restamp_rest(copy.model)
     return Document(copy.write_back(), document.folder)
-
-
-def _changed(document: Document, change: Callable[[onnx.ModelProto], None]) -> Document:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(document.proto)
-    change(copy)
-    return Document(copy, document.folder)
 
 
 def _proofs(before: Document, after: Document, points: int, seed: int, most_cases: int | None) -> Iterator[NodeProof]:

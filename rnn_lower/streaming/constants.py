@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.emit.constants import known_tensor
+from rnn_lower.model.evaluating import evaluate
 from rnn_lower.model.scopes import subgraphs
 from rnn_lower.streaming.contents import LONGEST
 from rnn_lower.streaming.rules import RANDOM
@@ -38,13 +38,9 @@ class Constants:
             given[str(value.name)] = tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
         names = [str(value.name) for value in node.outputs]
         try:
-            graph = onnx.helper.make_graph(
-                [ir.serde.serialize_node(node)], "constant", [], [onnx.ValueInfoProto(name=name) for name in names],
-                [onnx.numpy_helper.from_array(array, name) for name, array in given.items()],
-            )  # fmt: skip
-            model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-            results = ReferenceEvaluator(model).run(None, {})
+            imports = [onnx.helper.make_opsetid("", opset)]
+            results = evaluate([ir.serde.serialize_node(node)], given, names, imports)
         except Exception:  # what the evaluator cannot do is not known
             return
         pairs = zip(node.outputs, results, strict=True)
-        self._found.update((value, np.asarray(found)) for value, found in pairs if np.size(found) <= LONGEST)
+        self._found.update((value, found) for value, found in pairs if found.size <= LONGEST)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
+from rnn_lower.model import evaluating
 from rnn_lower.model.document import Document
 from rnn_lower.streaming.sizes import Size, size
 from rnn_lower.streaming.track import Track
@@ -67,14 +67,8 @@ def _at(document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, n
             nodes[node] = document.message(node)
 
     need(value)
-    graph = onnx.helper.make_graph(
-        list(nodes.values()), "first", [],
-        [onnx.ValueInfoProto(name=value.name)],
-        [onnx.numpy_helper.from_array(array, name) for name, array in held.items()],
-    )  # fmt: skip
     try:
-        model = onnx.helper.make_model(graph, opset_imports=list(document.proto.opset_import))
-        (found,) = ReferenceEvaluator(model).run(None, {})
+        (found,) = evaluating.evaluate(nodes.values(), held, [str(value.name)], document.proto.opset_import)
     except Exception as error:  # whatever the evaluator trips over
         raise UnsupportedError(f"its initial state cannot be computed: {one_line(error)}") from None
-    return np.asarray(found)
+    return found

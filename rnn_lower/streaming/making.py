@@ -20,7 +20,7 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, prepared
 from rnn_lower.options import Options
 from rnn_lower.streaming.plan import Plan, read_plan
-from rnn_lower.streaming.rewriting import Streamed, copied, streamed
+from rnn_lower.streaming.rewriting import Streamed, streamed
 from rnn_lower.targets import find_target
 
 
@@ -67,7 +67,7 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     options = dataclasses.replace(options, dims=dims or None)
     if wish.keep_fused:
         options = dataclasses.replace(options, select=lambda _: False)
-    ready, left = prepared(copied(found.document), options)
+    ready, left = prepared(found.document.copied(), options)
     records = lower_document(ready, left)
     return Made(ready, left.dims, records, found)
 

@@ -67,8 +67,8 @@ def streamed(
             raise RnnLowerError("--step: the states are outside already, and no axis of the inputs is the stream")
         logger.info("the state comes from an input already, and is left as it is: %s", ", ".join(_external(original)))
         plan = Plan({}, {str(value.name): FIXED for value in original.model.graph.outputs}, ())
-        return Streamed(copied(original), original, plan, None)
-    work = copied(original)
+        return Streamed(original.copied(), original, plan, None)
+    work = original.copied()
     walk = Walk(work.model, Facts(work.model, work.outline), streams)
     walk.run()
     if time is None and _nothing_runs(walk, work):
@@ -98,20 +98,13 @@ def streamed(
 
 def _ready(document: Document, values: Mapping[str, Any], dims: Mapping[str, int] | None) -> Document:
     """A document of one's own, with inputs set and their branches folded away, sizes fixed and functions inlined."""
-    ready = copied(document)
+    ready = document.copied()
     if ready.proto.functions:
         ready = Document(onnx.inliner.inline_local_functions(ready.proto), document.folder)
     if dims:
         fix_proto_dims(ready.proto, dims)
         ready = ready.again()
     return ready.changed(lambda model: _set(model, values)) if values else ready
-
-
-def copied(document: Document) -> Document:
-    """A document with a protobuf of its own, which may be changed."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(document.proto)
-    return Document(proto, document.folder)
 
 
 def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
