@@ -16,7 +16,6 @@ from rnn_lower import tables
 from rnn_lower.arguments import DIFFERENT, DONE, Command, fixed_inputs, sizes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
-from rnn_lower.several import on_several
 
 if TYPE_CHECKING:
     from rnn_lower.proof.report import CheckReport, Proof
@@ -51,6 +50,8 @@ class _Selection:
 
 def _lower(arguments: argparse.Namespace) -> int:
     if arguments.out_dir is not None:
+        from rnn_lower.several import on_several  # multiprocessing is for those who have several models
+
         return on_several(_lower_one, arguments)
     if len(arguments.models) > 1:
         raise RnnLowerError(f"{len(arguments.models)} models and one -o; use --out-dir FOLDER")

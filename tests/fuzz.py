@@ -8,7 +8,6 @@ with its inputs (.npz) and the case (.txt). With --runtime the lowered models ru
 
 from __future__ import annotations
 
-import argparse
 import collections
 import sys
 import time
@@ -21,6 +20,7 @@ from onenode import Case, build
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from soaking import soak_parser
 from strategies import random_case
 
 import rnn_lower
@@ -148,11 +148,7 @@ def features(case: Case, form: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--count", type=int, default=10**9)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--failures", type=Path, default=Path("soak"))
+    parser = soak_parser(__doc__)
     parser.add_argument("--runtime", choices=TARGETS, help="a target whose runtime is installed")
     arguments = parser.parse_args()
     counts: collections.Counter[str] = collections.Counter()

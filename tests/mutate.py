@@ -12,7 +12,6 @@ what.txt: the command and what was wrong.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import dataclasses
@@ -45,6 +44,7 @@ from paths import SHARED, own_models
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from soaking import soak_parser
 from strategies import FORMS, random_case
 
 import rnn_lower
@@ -655,12 +655,7 @@ def _keep(folder: Path, found: Mapping[str, bytes], told: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--count", type=int, default=10**9)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--failures", type=Path, default=Path("mutants"))
-    arguments = parser.parse_args()
+    arguments = soak_parser(__doc__, "mutants").parse_args()
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("mutants", total=None)
         tally = soak(

@@ -9,16 +9,15 @@ that are not causal have to be refused. Ends with `N passed, N failed, N refused
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import onnx
 from judge import close, refused, run_onnxruntime, run_reference
 from layers import random_stack
 from onenode import Case, build
+from soaking import soak_parser
 from strategies import make
 
 import rnn_lower
@@ -162,12 +161,7 @@ def one_stack(rng: np.random.Generator) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--count", type=int, default=10**9)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--failures", type=Path, default=Path("soak"))
-    arguments = parser.parse_args()
+    arguments = soak_parser(__doc__).parse_args()
     passed = failed = refusals = number = 0
     end = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < end and number < arguments.count:

@@ -91,6 +91,7 @@ def test_imports_in_functions_are_for_start_up_or_optional():
         "commands.py: rnn_lower.api",
         "commands.py: rnn_lower.targets",
         "commands.py: rnn_lower.proof",
+        "commands.py: rnn_lower.several",
         "tables.py: rich.console",
         "tables.py: rich.markup",
         "tables.py: rich.progress",

@@ -19,8 +19,8 @@ from rnn_lower.emit.alternatives import ALTERNATIVES
 from rnn_lower.emit.calls import Call, Way
 from rnn_lower.emit.constants import Constant, ConstantPool, constant
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.outlines import Outline, frozen, inferred, of_body, outline_of
-from rnn_lower.emit.rules import Use
+from rnn_lower.emit.outlines import Outline, outline_of
+from rnn_lower.emit.rules import Use, use_of
 from rnn_lower.emit.versions import CAST_TAKES_ENUM, CONSTANT_TAKES_INTEGERS, TABLE
 from rnn_lower.emit.writer import NodeWriter, Operand
 from rnn_lower.errors import UnsupportedError, UntakenError
@@ -117,14 +117,9 @@ class OperatorWriter(NodeWriter):
         operands, attributes = self._arguments(call)
         inputs = tuple(self.outline(operand) for operand in operands)
         bodies = [held for held in attributes.values() if isinstance(held, ir.Graph)]
-        plain = frozen({name: held for name, held in attributes.items() if not isinstance(held, ir.Graph)})
-        if bodies:
-            inner = [self.outline(value) or Outline() for value in bodies[0].outputs]
-            outputs = tuple(of_body(call.op_type, inputs, inner, attributes.get("num_scan_inputs", 0)))
-        else:
-            held = tuple((name, what) for name, what in plain if not isinstance(what, ir.TensorProtocol))
-            outputs = inferred(call.op_type, self.opset, inputs, held, len(call.names))
-        return Use(call.op_type, self.opset, inputs, plain, outputs)
+        plain = {name: held for name, held in attributes.items() if not isinstance(held, ir.Graph)}
+        inner = [self.outline(value) or Outline() for value in bodies[0].outputs] if bodies else None
+        return use_of(call.op_type, self.opset, inputs, plain, inner, len(call.names))
 
     def _broken(self, call: Call) -> str | None:
         return self.habits.rules.broken(self.use(call))

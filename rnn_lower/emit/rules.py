@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rnn_lower.emit.outlines import Outline, input_names
+import onnx_ir as ir
+
+from rnn_lower.emit.outlines import Outline, frozen, inferred, input_names, of_body
 
 FREE = ("Constant",)
 """Taken by every runtime: weights of graphs that have no initializers."""
@@ -56,6 +58,20 @@ class Use:
         """The other operands, and the results."""
         parameters = set(map(id, self.parameters))
         return [one for one in (*self.operands, *self.outputs) if id(one) not in parameters]
+
+
+def use_of(
+    op_type: str, opset: int, inputs: Sequence[Outline | None], attributes: Mapping[str, Any],
+    body: Sequence[Outline] | None, count: int,
+) -> Use:  # fmt: skip
+    """What is known of a node of `count` outputs by its inputs. body: what its first body answers, if it has any."""
+    plain = frozen(attributes)
+    if body is not None:
+        found = tuple(of_body(op_type, inputs, body, attributes.get("num_scan_inputs", 0)))
+    else:
+        held = tuple((name, what) for name, what in plain if not isinstance(what, ir.TensorProtocol))
+        found = inferred(op_type, opset, tuple(inputs), held, count)
+    return Use(op_type, opset, tuple(inputs), plain, found)
 
 
 Check = Callable[[Any, Use], str | None]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from rnn_lower.emit.outlines import UNKNOWN, Outline, frozen, inferred, of_body, outline_of
-from rnn_lower.emit.rules import Rules, Use
+from rnn_lower.emit.outlines import UNKNOWN, Outline, outline_of
+from rnn_lower.emit.rules import Rules, Use, use_of
 
 Told = Callable[[ir.Value], Outline | None]
 """What is known of a value from elsewhere; None for what its node has to tell."""
@@ -48,19 +48,15 @@ class Holder:
 
     def _use(self, node: ir.Node, bodies: list[ir.Graph]) -> Use:
         inputs = tuple(None if value is None else self._outline(value) for value in node.inputs)
-        plain = frozen({
+        plain = {
             name: held.value for name, held in node.attributes.items()
             if held.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and not held.is_ref()
-        })  # fmt: skip
-        if bodies:
-            answered = [self._outline(value) for value in bodies[0].outputs]
-            found = of_body(node.op_type, inputs, answered, dict(plain).get("num_scan_inputs", 0))
-        else:
-            simple = tuple((name, held) for name, held in plain if not isinstance(held, ir.TensorProtocol))
-            found = list(inferred(node.op_type, self._opset, inputs, simple, len(node.outputs)))
-        found += [UNKNOWN] * (len(node.outputs) - len(found))
+        }  # fmt: skip
+        answered = [self._outline(value) for value in bodies[0].outputs] if bodies else None
+        use = use_of(node.op_type, self._opset, inputs, plain, answered, len(node.outputs))
+        found = [*use.outputs, *[UNKNOWN] * (len(node.outputs) - len(use.outputs))]
         outputs = tuple(_fuller(self._told(value), one) for value, one in zip(node.outputs, found, strict=False))
-        return Use(node.op_type, self._opset, inputs, plain, outputs)
+        return dataclasses.replace(use, outputs=outputs)
 
     def _outline(self, value: ir.Value) -> Outline:
         own = outline_of(value)
