@@ -170,10 +170,11 @@ class Document:
             if name not in there and value.const_value is not None:
                 tensor = value.const_value if keep is None else keep(value)
                 proto.initializer.append(ir.serde.serialize_tensor(tensor))
-        given = {value.name: value for node in new for value in node.inputs if value is not None}
-        for info in proto.value_info:
-            if info.name in given and given[info.name].shape is not None:
-                _unsay(info, given[info.name])
+        if new:
+            here = {value.name: value for node in graph for value in node.outputs}
+            for info in proto.value_info:
+                if info.name in here:
+                    _unsay(info, here[info.name])
         described = {info.name for info in (*proto.value_info, *proto.output)}
         for node in new:
             for value in node.outputs:
@@ -230,12 +231,14 @@ def _sort(model: ir.Model) -> None:
 
 def _unsay(info: onnx.ValueInfoProto, value: ir.Value) -> None:
     """Take back sizes that the view has taken back."""
-    if info.type.HasField("tensor_type") and len(info.type.tensor_type.shape.dim) != len(value.shape or ()):
+    if value.shape is None or not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
+        return
+    if len(info.type.tensor_type.shape.dim) != len(value.shape):
         info.type.tensor_type.ClearField("shape")
-    elif info.type.HasField("tensor_type"):
-        for dim, known in zip(info.type.tensor_type.shape.dim, value.shape or (), strict=False):
-            if dim.HasField("dim_value") and not isinstance(known, int):
-                dim.ClearField("dim_value")
+        return
+    for dim, known in zip(info.type.tensor_type.shape.dim, value.shape, strict=True):
+        if dim.HasField("dim_value") and known != dim.dim_value:
+            dim.ClearField("dim_value")
 
 
 def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:

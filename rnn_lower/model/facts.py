@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import onnx
-import onnx.shape_inference
 import onnx_ir as ir
 
 from rnn_lower.emit.moved import known
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.model.isolated import isolated
-from rnn_lower.model.outline import outline_of, without_annotations
+from rnn_lower.model.outline import inferred, outline_of
 from rnn_lower.model.scopes import nodes, recurrent_nodes, subgraphs, values
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import Dim
+
+_Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 
 NO_NAMES = ("?", "None", "none", "unknown", "-1")
 """What exporters write for every size that they do not know, so that it names none."""
@@ -52,10 +53,24 @@ class Facts:
         names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
         if found is None or not found.HasField("shape"):
             return names
-        inferred = tuple(map(self._told, found.shape.dim))
-        if names is None or len(names) != len(inferred):
-            return inferred
-        return tuple(name if new is None else new for new, name in zip(inferred, names, strict=True))
+        sizes = tuple(map(self._told, found.shape.dim))
+        if names is None or len(names) != len(sizes):
+            return sizes
+        return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
+
+    def contradicted(self) -> set[ir.Value]:
+        """Values of which the model declares a size or a rank that cannot be."""
+        verdicts = {value: _verdict(value, info) for value, info in self._declared(self._inferred)}
+        if None in verdicts.values():  # following the numbers of shapes through the graph tells more
+            verdicts.update((value, _verdict(value, info)) for value, info in self._declared(self._followed))
+        return {value for value, verdict in verdicts.items() if verdict is False}
+
+    def _declared(self, found: _Inferred) -> Iterator[tuple[ir.Value, onnx.TypeProto.Tensor | None]]:
+        """Results of nodes whose shape the model declares, with what inference says."""
+        for graph in self._model.graphs():
+            told = found.get(graph, {})
+            for value in (one for node in graph for one in node.outputs if one.shape is not None):
+                yield value, told[value.name].type.tensor_type if value.name in told else None
 
     def _told(self, dim: onnx.TensorShapeProto.Dimension) -> Dim:
         """A size, but for the names that inference makes up for what it cannot tell."""
@@ -137,14 +152,21 @@ class Facts:
         return info.type.tensor_type if info is not None and info.type.HasField("tensor_type") else None
 
     @functools.cached_property
-    def _inferred(self) -> dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]:
+    def _inferred(self) -> _Inferred:
         """By graph and name: what shape inference finds out with no annotation to lean on."""
+        return self._infer(follow=False)
+
+    @functools.cached_property
+    def _followed(self) -> _Inferred:
+        """The same with the numbers of shapes followed, which is no fact: too much has been wrong with it."""
+        return self._infer(follow=True)
+
+    def _infer(self, follow: bool) -> _Inferred:
         try:
-            bare = without_annotations(outline_of(self._model) if self._outline is None else self._outline)
-            inferred = onnx.ModelProto.FromString(isolated(onnx.shape_inference.infer_shapes, bare.SerializeToString()))
+            found = inferred(outline_of(self._model) if self._outline is None else self._outline, follow)
         except Exception:  # whatever inference stumbles over, what it could have told is unknown then
             return {}
-        pairs = _same_graphs(self._model.graph, inferred.graph)
+        pairs = _same_graphs(self._model.graph, found.graph)
         return {
             graph: {info.name: info for info in (*proto.value_info, *proto.input, *proto.output)}
             for graph, proto in pairs
@@ -159,6 +181,20 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
     if len(ours) == len(theirs):
         for one, other in zip(ours, theirs, strict=True):
             yield from _same_graphs(one, other)
+
+
+def _verdict(value: ir.Value, found: onnx.TypeProto.Tensor | None) -> bool | None:
+    """Whether the sizes that are declared are those that were found; None where one of them was not."""
+    declared = [dim if isinstance(dim, int) and dim >= 0 else None for dim in value.shape or ()]
+    if found is None or not found.HasField("shape"):
+        return None if any(size is not None for size in declared) else True
+    sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in found.shape.dim]
+    if len(sizes) != len(declared):
+        return False
+    pairs = [pair for pair in zip(declared, sizes, strict=True) if pair[0] is not None]
+    if any(size not in (None, said) for said, size in pairs):
+        return False
+    return None if any(size is None for _, size in pairs) else True
 
 
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
+import onnx.shape_inference
 import onnx_ir as ir
 
 from rnn_lower.model import tensors
+from rnn_lower.model.isolated import isolated
 
 SHOWN = 4096
 """Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
@@ -65,6 +67,21 @@ def without_annotations(proto: onnx.ModelProto) -> onnx.ModelProto:
         function.ClearField("value_info")
     _clear_shapes(copy.graph, [*copy.graph.output])
     return copy
+
+
+def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
+    """The model with what shape inference finds out when it is given no annotation to lean on.
+
+    follow: follow the numbers of shapes through the graph too, which tells more, and has been wrong before.
+    Raises RnnLowerError where inference fails.
+    """
+    infer = _follow if follow else onnx.shape_inference.infer_shapes
+    return onnx.ModelProto.FromString(isolated(infer, without_annotations(proto).SerializeToString()))
+
+
+def _follow(model: bytes) -> bytes:
+    found: bytes = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    return found
 
 
 def _clear_shapes(graph: onnx.GraphProto, declared: Sequence[onnx.ValueInfoProto]) -> None:

@@ -90,8 +90,7 @@ class Session:
         for pool in self._pools.values():
             for value in pool.initializers:
                 self._model.graph.register_initializer(value)
-        for place in self.places:
-            self._unsay(place.node.inputs["X"])
+        self._unsay()
         for new in found:
             told, opset = new.place.node.describe(), new.place.scope.opset
             logger.debug("%s: form %s, %d nodes of opset %d", told, new.form, new.count, opset)
@@ -100,11 +99,17 @@ class Session:
                 logger.info("%s: %s", place.node.describe(), note)
         return found
 
-    def _unsay(self, x: ir.Value) -> None:
-        """Take back sizes of an X that nothing confirms: runtimes believe them, and reshape products by them."""
-        known = self._facts.shape(x)
-        if x.shape is not None and known is not None and not x.is_graph_input():
-            x.shape = ir.Shape(known)
+    def _unsay(self) -> None:
+        """Take back sizes that nothing confirms of what the nodes take and give, and those that inference contradicts.
+
+        Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else.
+        """
+        doubted = {value for place in self.places for value in place.node.node.inputs if value is not None}
+        doubted.update(value for place in self.places for value in place.node.node.outputs)
+        for value in (*doubted, *(self._facts.contradicted() if self.places else ())):
+            if value.shape is None or value.is_graph_input() or value.is_graph_output() or value.is_initializer():
+                continue
+            value.shape = ir.Shape(self._facts.shape(value) or ())
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import onnx
 
 from rnn_lower.model import tensors
 from rnn_lower.model.dims import fix_proto_dims
+from rnn_lower.model.outline import inferred
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
 
@@ -37,7 +39,7 @@ def only_recurrent_nodes_changed(
         fix_proto_dims(copy, dims)
         old = copy
     versions = None if opset is None else (_default_opset(old), opset)
-    context = _Context((old_folder, new_folder), versions)
+    context = _Context((old_folder, new_folder), versions, old)
     return list(context.models(old, new))
 
 
@@ -53,8 +55,10 @@ def changed_files(
 
 
 class _Context:
-    def __init__(self, folders: tuple[Path | None, Path | None], versions: tuple[int, int] | None) -> None:
-        self._folders, self._versions = folders, versions
+    def __init__(
+        self, folders: tuple[Path | None, Path | None], versions: tuple[int, int] | None, before: onnx.ModelProto
+    ) -> None:
+        self._folders, self._versions, self._before = folders, versions, before
 
     def models(self, old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
         skipped = ["graph", "functions"] + (["opset_import", "ir_version"] if self._versions else [])
@@ -63,7 +67,9 @@ class _Context:
         if len(old.functions) != len(new.functions):
             yield f"model: {len(old.functions)} functions before, {len(new.functions)} after"
         for a, b in zip(old.functions, new.functions, strict=False):
-            inside = self if self._versions is None else _Context(self._folders, (_default_opset(a), self._versions[1]))
+            inside = (
+                self if self._versions is None else _Context(self._folders, (_default_opset(a), self._versions[1]), old)
+            )
             path = f"function {a.domain}.{a.name}"
             yield from _fields(path, a, b, ["node"] + (["opset_import"] if self._versions else []))
             yield from inside.nodes(path, a, b)
@@ -77,12 +83,46 @@ class _Context:
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
         fed = {name for node in new.node if _emitted(node) for name in node.input}
-        told = {info.name: info for info in infos if info.name in fed}
+        told = {info.name: info for info in infos}
         if self._versions is None:
-            yield from _same(f"{path}: value_info", [_unsaid(a, told) for a in old.value_info], infos)
+            kept_infos = [
+                info if told.get(info.name, info) == info else self._unsaid(info, told[info.name], emitted | fed)
+                for info in old.value_info
+            ]
+            yield from _same(f"{path}: value_info", kept_infos, infos)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
         yield from _same(f"{path}: input", kept, new.input)
+
+    def _unsaid(self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]) -> onnx.ValueInfoProto:
+        """What is told of a value, without sizes that were rightly taken back.
+
+        Of those that emitted nodes take or give sizes may go that nothing confirms, of others what cannot be.
+        """
+        before, after = (info.type.tensor_type.shape.dim for info in (old, new))
+        known = None if old.name in near else self._inferred.get(old.name)
+        copy = onnx.ValueInfoProto()
+        copy.CopyFrom(old)
+        if not new.type.tensor_type.HasField("shape"):
+            if old.name in near or (known is not None and len(known) != len(before)):
+                copy.type.tensor_type.ClearField("shape")
+            return copy
+        for axis, (a, b) in enumerate(zip(before, after, strict=False)):
+            wrong = known is not None and known[axis] not in (None, a.dim_value)
+            if a.HasField("dim_value") and not b.HasField("dim_value") and (old.name in near or wrong):
+                copy.type.tensor_type.shape.dim[axis].ClearField("dim_value")
+        return copy
+
+    @functools.cached_property
+    def _inferred(self) -> dict[str, list[int | None]]:
+        """Shapes by name, as inference finds them without any annotation."""
+        found = {}
+        for graph in _graphs(inferred(self._before, follow=True).graph):
+            for info in graph.value_info:
+                if info.type.tensor_type.HasField("shape"):
+                    dims = info.type.tensor_type.shape.dim
+                    found[info.name] = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
+        return found
 
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         pairs: list[tuple[dict[str, Any], dict[str, Any], Callable[[Any], list[onnx.TensorProto]]]] = [
@@ -218,17 +258,11 @@ def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
         yield f"{told} has changed"
 
 
-def _unsaid(old: onnx.ValueInfoProto, fed: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
-    """What is told of a value; of one that feeds emitted nodes sizes that nothing confirms may be taken back."""
-    new = fed.get(old.name, old)
-    if old == new:
-        return old
-    copy = onnx.ValueInfoProto()
-    copy.CopyFrom(old)
-    for a, b in zip(copy.type.tensor_type.shape.dim, new.type.tensor_type.shape.dim, strict=False):
-        if a.HasField("dim_value") and not b.HasField("dim_value"):
-            a.ClearField("dim_value")
-    return copy
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for body in tensors.graphs_of(node):
+            yield from _graphs(body)
 
 
 def _emitted(node: onnx.NodeProto) -> bool:

@@ -16,6 +16,7 @@ from onenode import Case, build
 import rnn_lower
 from rnn_lower.model import facts
 from rnn_lower.model.document import Document
+from rnn_lower.proof.untouched import only_recurrent_nodes_changed
 
 
 def behind_an_unknown(case: Case, claimed: list[int | None]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -216,3 +217,79 @@ def test_bodies_of_nodes_out_of_order_keep_their_own_sizes(form):
     graph.output.append(onnx.helper.make_tensor_value_info("Z", 1, None))
     close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), run_onnxruntime(model, feeds))
     assert sorted(node.seq_length for node in rnn_lower.inspect(model)) == [4, 4, 7, 7]
+
+
+@pytest.mark.parametrize("form", ["scan", "loop", "unroll"])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_a_false_size_behind_a_node(op, form):
+    """onnxruntime makes one Reshape of two that follow each other, by the size that is declared between them."""
+    case = Case(op, 14, T=5, N=3)
+    model, feeds = build(case)
+    graph, node = model.graph, next(node for node in model.graph.node if node.op_type == op)
+    if form != "unroll":
+        graph.input[0].type.tensor_type.shape.dim[0].dim_param = "frames"
+    y = node.output[0]
+    node.output[0] = "all"
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 3, case.H]), "flat"))
+    graph.node.append(onnx.helper.make_node("Reshape", ["all", "flat"], ["steps"]))
+    graph.node.append(onnx.helper.make_node("Neg", ["steps"], ["less"]))
+    graph.node.append(onnx.helper.make_node("Unsqueeze", ["less", "one"], [y]))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
+    graph.value_info.append(onnx.helper.make_tensor_value_info("all", onnx.TensorProto.FLOAT, [16, 1, 3, case.H]))
+    lowered = rnn_lower.lower(model, form=form)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+
+
+@pytest.mark.parametrize("dims", [[4, 2, 3], [2, 3]], ids=["size", "rank"])
+def test_what_cannot_be_is_taken_back(dims):
+    """Of a value on the way to a node: what is declared of it would be believed inside of a body, and refused there."""
+    model, feeds = build(Case("LSTM", 14, T=5, N=2, H=3, optional=("initial_h",)))
+    graph, node = model.graph, next(node for node in model.graph.node if node.op_type == "LSTM")
+    graph.input[0].type.tensor_type.shape.dim[0].dim_param = "frames"
+    for place, name in enumerate(("nearer", "near")):
+        graph.node.insert(0, onnx.helper.make_node("Relu", [["near", "initial_h"][place]], [name]))
+    node.input[5] = "nearer"
+    graph.value_info.append(onnx.helper.make_tensor_value_info("near", onnx.TensorProto.FLOAT, dims))
+    lowered = rnn_lower.lower(model, form="scan")
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+    info = next(info for info in lowered.graph.value_info if info.name == "near")
+    left = [dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+    assert left == ([2, 3] if len(dims) == 3 else [])
+
+
+def test_numbers_of_shapes_tell_what_cannot_be():
+    """The states are zeros of a shape that the model computes; what is declared of them says something else."""
+    model, feeds = build(Case("LSTM", 14, T=5, N=2, H=3, optional=("initial_h",)))
+    graph, node = model.graph, next(node for node in model.graph.node if node.op_type == "LSTM")
+    graph.input[0].type.tensor_type.shape.dim[0].dim_param = "frames"
+    graph.input[0].type.tensor_type.shape.dim[1].dim_param = "rows"
+    for name, array in (("one", [1]), ("hidden", [3]), ("zero", np.float32(0))):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    for row in (
+        ("Expand", ["zero", "sizes"], ["zeros"]), ("Concat", ["one", "rows", "hidden"], ["sizes"]),
+        ("Slice", ["whole", "one", "two"], ["rows"]), ("Shape", ["X"], ["whole"]),
+    ):  # fmt: skip
+        graph.node.insert(0, onnx.helper.make_node(*row, **({"axis": 0} if row[0] == "Concat" else {})))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), "two"))
+    node.input[5] = "zeros"
+    graph.value_info.append(onnx.helper.make_tensor_value_info("zeros", onnx.TensorProto.FLOAT, [1, "rows", 7]))
+    lowered = rnn_lower.lower(model, form="scan")
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+
+
+def test_a_size_that_may_be_is_left():
+    """And the comparison of models does not let it go."""
+    model, _ = build(Case("LSTM", 14, T=5, N=2, H=3, optional=("initial_h",)))
+    graph = model.graph
+    graph.node.append(onnx.helper.make_node("Relu", [graph.output[0].name], ["beyond"]))
+    graph.node.append(onnx.helper.make_node("Relu", ["beyond"], ["further"]))
+    graph.output.append(onnx.helper.make_tensor_value_info("further", onnx.TensorProto.FLOAT, None))
+    graph.value_info.append(onnx.helper.make_tensor_value_info("beyond", onnx.TensorProto.FLOAT, [5, 1, 2, 3]))
+    lowered = rnn_lower.lower(model)
+    info = next(info for info in lowered.graph.value_info if info.name == "beyond")
+    assert info == next(info for info in graph.value_info if info.name == "beyond")
+    info.type.tensor_type.shape.dim[0].ClearField("dim_value")
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == ["graph: value_info has changed"]
