@@ -18,6 +18,7 @@ import onnx_ir as ir
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import tensors, validity
 from rnn_lower.model.dims import fix_proto_dims
+from rnn_lower.model.facts import UNSAID
 from rnn_lower.model.outline import outline, outline_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, roots, subgraphs, values
 
@@ -124,6 +125,7 @@ class Document:
         Raises UnsupportedError when the result would be too deep for protobuf to read.
         """
         nesting = self.check_nesting()
+        self.__dict__.pop("outline", None)  # of what the protobuf was, and large
         try:
             for graph, proto in self._pairs:
                 self._write_graph(graph, proto, keep)
@@ -170,11 +172,10 @@ class Document:
             if name not in there and value.const_value is not None:
                 tensor = value.const_value if keep is None else keep(value)
                 proto.initializer.append(ir.serde.serialize_tensor(tensor))
-        if new:
-            here = {value.name: value for node in graph for value in node.outputs}
-            for info in proto.value_info:
-                if info.name in here:
-                    _unsay(info, here[info.name])
+        unsaid = graph.meta.get(UNSAID, {})
+        for info in proto.value_info:
+            if info.name in unsaid:
+                _unsay(info, unsaid[info.name])
         described = {info.name for info in (*proto.value_info, *proto.output)}
         for node in new:
             for value in node.outputs:
@@ -229,14 +230,15 @@ def _sort(model: ir.Model) -> None:
         raise InvalidNodeError("the nodes need each other's results in a circle") from None
 
 
-def _unsay(info: onnx.ValueInfoProto, value: ir.Value) -> None:
+def _unsay(info: onnx.ValueInfoProto, shape: ir.Shape) -> None:
     """Take back sizes that the view has taken back."""
-    if value.shape is None or not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
+    tensor = info.type.tensor_type
+    if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return
-    if len(info.type.tensor_type.shape.dim) != len(value.shape):
-        info.type.tensor_type.ClearField("shape")
+    if len(tensor.shape.dim) != len(shape):
+        tensor.ClearField("shape")
         return
-    for dim, known in zip(info.type.tensor_type.shape.dim, value.shape, strict=True):
+    for dim, known in zip(tensor.shape.dim, shape, strict=True):
         if dim.HasField("dim_value") and known != dim.dim_value:
             dim.ClearField("dim_value")
 

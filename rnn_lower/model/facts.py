@@ -22,6 +22,9 @@ from rnn_lower.recurrent.node import Dim
 
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 
+UNSAID = "rnn_lower.unsaid"
+"""Where a graph of the view keeps shapes that were taken back, by the names of the values."""
+
 NO_NAMES = ("?", "None", "none", "unknown", "-1")
 """What exporters write for every size that they do not know, so that it names none."""
 
@@ -58,19 +61,18 @@ class Facts:
             return sizes
         return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
 
-    def contradicted(self) -> set[ir.Value]:
+    def contradicted(self) -> Iterator[ir.Value]:
         """Values of which the model declares a size or a rank that cannot be."""
-        verdicts = {value: _verdict(value, info) for value, info in self._declared(self._inferred)}
-        if None in verdicts.values():  # following the numbers of shapes through the graph tells more
-            verdicts.update((value, _verdict(value, info)) for value, info in self._declared(self._followed))
-        return {value for value, verdict in verdicts.items() if verdict is False}
-
-    def _declared(self, found: _Inferred) -> Iterator[tuple[ir.Value, onnx.TypeProto.Tensor | None]]:
-        """Results of nodes whose shape the model declares, with what inference says."""
-        for graph in self._model.graphs():
-            told = found.get(graph, {})
-            for value in (one for node in graph for one in node.outputs if one.shape is not None):
-                yield value, told[value.name].type.tensor_type if value.name in told else None
+        outline = outline_of(self._model) if self._outline is None else self._outline
+        for graph, proto in _same_graphs(self._model.graph, outline.graph):
+            found = self._inferred.get(graph, {})
+            open_ = [info for info in proto.value_info if info != found.get(info.name)]
+            verdicts = {info.name: _verdict(info, found.get(info.name)) for info in open_}
+            if None in verdicts.values():  # following the numbers of shapes through the graph tells more
+                found = self._followed.get(graph, {})
+                verdicts |= {info.name: _verdict(info, found.get(info.name)) for info in open_}
+            wrong = {name for name, verdict in verdicts.items() if verdict is False}
+            yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
     def _told(self, dim: onnx.TensorShapeProto.Dimension) -> Dim:
         """A size, but for the names that inference makes up for what it cannot tell."""
@@ -183,18 +185,26 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
             yield from _same_graphs(one, other)
 
 
-def _verdict(value: ir.Value, found: onnx.TypeProto.Tensor | None) -> bool | None:
+def _verdict(declared: onnx.ValueInfoProto, found: onnx.ValueInfoProto | None) -> bool | None:
     """Whether the sizes that are declared are those that were found; None where one of them was not."""
-    declared = [dim if isinstance(dim, int) and dim >= 0 else None for dim in value.shape or ()]
-    if found is None or not found.HasField("shape"):
-        return None if any(size is not None for size in declared) else True
-    sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in found.shape.dim]
-    if len(sizes) != len(declared):
+    said, known = _sizes(declared), None if found is None else _sizes(found)
+    if said is None or not any(size is not None for size in said):
+        return True
+    if known is None:
+        return None
+    pairs = list(zip(said, known, strict=False))
+    if len(said) != len(known) or any(a != b for a, b in pairs if a is not None and b is not None):
         return False
-    pairs = [pair for pair in zip(declared, sizes, strict=True) if pair[0] is not None]
-    if any(size not in (None, said) for said, size in pairs):
-        return False
-    return None if any(size is None for _, size in pairs) else True
+    return None if any(b is None for a, b in pairs if a is not None) else True
+
+
+def _sizes(info: onnx.ValueInfoProto) -> list[int | None] | None:
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    return [
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+        for dim in info.type.tensor_type.shape.dim
+    ]
 
 
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:

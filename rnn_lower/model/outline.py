@@ -70,18 +70,33 @@ def without_annotations(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
-    """The model with what shape inference finds out when it is given no annotation to lean on.
+    """What shape inference finds out about a model when it is given no annotation to lean on.
 
-    follow: follow the numbers of shapes through the graph too, which tells more, and has been wrong before.
-    Raises RnnLowerError where inference fails.
+    Of nodes only those that have bodies are there, in their order. follow: follow the numbers of shapes through the
+    graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
     """
-    infer = _follow if follow else onnx.shape_inference.infer_shapes
-    return onnx.ModelProto.FromString(isolated(infer, without_annotations(proto).SerializeToString()))
+    return onnx.ModelProto.FromString(isolated(_follow if follow else _infer, proto))
 
 
-def _follow(model: bytes) -> bytes:
-    found: bytes = onnx.shape_inference.infer_shapes(model, data_prop=True)
+def _infer(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
+    found: onnx.ModelProto = onnx.shape_inference.infer_shapes(without_annotations(proto), data_prop=follow)
+    del found.functions[:]
+    _drop_plain_nodes(found.graph)
     return found
+
+
+def _follow(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return _infer(proto, follow=True)
+
+
+def _drop_plain_nodes(graph: onnx.GraphProto) -> None:
+    graph.ClearField("initializer")
+    kept = onnx.GraphProto(node=[node for node in graph.node if next(tensors.graphs_of(node), None) is not None])
+    del graph.node[:]
+    graph.node.extend(kept.node)
+    for node in graph.node:
+        for body in tensors.graphs_of(node):
+            _drop_plain_nodes(body)
 
 
 def _clear_shapes(graph: onnx.GraphProto, declared: Sequence[onnx.ValueInfoProto]) -> None:

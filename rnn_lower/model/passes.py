@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import gc
 import logging
+from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
@@ -108,7 +111,21 @@ def lower_document(document: Document, options: Options) -> list[Record]:
         work(again, other)
         again.check_nesting()
 
-    return advised(lambda: work(document, options), options, lambda: document.again().model, attempt)
+    with _uncollected():
+        return advised(lambda: work(document, options), options, lambda: document.again().model, attempt)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: a model of many nodes is all cycles, none of them garbage before the end."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def at_opset_of_target(model: ir.Model, options: Options) -> Options:

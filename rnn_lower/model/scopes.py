@@ -12,6 +12,8 @@ from rnn_lower.options import OP_TYPES
 DEFAULT_DOMAINS = ("", "ai.onnx")
 """Both names of the domain of ONNX's own operators."""
 
+_HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
@@ -82,12 +84,12 @@ def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iter
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """The bodies of a node with the names of their attributes."""
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
+    for attribute in node.attributes.data.values():  # the plain dict: every node of a model comes by here many times
+        if attribute.type not in _HOLD_GRAPHS or attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.name, attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
+        else:
             for index, graph in enumerate(attribute.as_graphs()):
                 yield f"{attribute.name}[{index}]", graph
 

@@ -17,7 +17,7 @@ from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
-from rnn_lower.model.facts import Facts
+from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, taken_names
 from rnn_lower.options import Options
 from rnn_lower.recurrent.lowering import given_outlines, lower_node
@@ -110,6 +110,9 @@ class Session:
             if value.shape is None or value.is_graph_input() or value.is_graph_output() or value.is_initializer():
                 continue
             value.shape = ir.Shape(self._facts.shape(value) or ())
+            producer = value.producer()
+            if producer is not None and isinstance(producer.graph, ir.Graph):
+                producer.graph.meta.setdefault(UNSAID, {})[value.name] = value.shape
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""
