@@ -55,7 +55,10 @@ from rnn_lower.model.scopes import default_opset, values
 from rnn_lower.proof import comparing, guard, runners, samples
 
 SECONDS = 10
-"""How long one lowering may take."""
+"""How long one lowering may compute."""
+
+PATIENCE = 6
+"""How many times as long it may take beside whatever else the machine does."""
 
 KILOBYTES = 1 << 20
 """How much memory one lowering may take beyond what the imports take."""
@@ -349,7 +352,7 @@ def in_child(work: Callable[[Any], int], folder: Path, seconds: float) -> End:
             os._exit(code)
     handle = os.pidfd_open(child)
     try:
-        in_time = bool(select.select([handle], [], [], seconds)[0])
+        in_time = bool(select.select([handle], [], [], PATIENCE * seconds)[0])
         if not in_time:
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError):
@@ -359,6 +362,7 @@ def in_child(work: Callable[[Any], int], folder: Path, seconds: float) -> End:
             os.killpg(child, signal.SIGKILL)
     finally:
         os.close(handle)
+    in_time = in_time and usage.ru_utime + usage.ru_stime <= seconds
     code = os.waitstatus_to_exitcode(status) if in_time else None
     grown = usage.ru_maxrss - _resident()
     texts = [path.read_text(errors="replace") if path.exists() else "" for path in (errors, notes)]
