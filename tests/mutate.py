@@ -57,7 +57,7 @@ from rnn_lower.proof import comparing, guard, runners, samples
 SECONDS = 10
 """How long one lowering may compute."""
 
-PATIENCE = 6
+PATIENCE = 30
 """How many times as long it may take beside whatever else the machine does."""
 
 KILOBYTES = 1 << 20

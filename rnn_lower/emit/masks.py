@@ -87,7 +87,9 @@ class Emitter(Primitives):
         decided = self._decided(mask)
         if decided is not None:
             chosen, other = (a, b) if decided else (b, a)
-            return self._zeros_like(other) if chosen is None else chosen
+            chosen = self._zeros_like(other) if chosen is None else chosen
+            if chosen is not None or other is None:
+                return chosen
         if self._truth:
             zero = self.scalar(0.0)
             return self.op("Where", mask, zero if a is None else a, zero if b is None else b, name=name)
@@ -107,7 +109,7 @@ class Emitter(Primitives):
         return bool(held.flat[0]) if held.all() or not held.any() else None
 
     def _zeros_like(self, other: Operand) -> Operand:
-        """Zeros in the place of something of known size."""
+        """Zeros in the place of something, None where its size is not known."""
         outline = self.outline(other)
         sizes = None if outline is None else outline.sizes
         return None if sizes is None else filled(0.0, sizes, self.dtype)

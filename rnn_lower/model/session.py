@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -18,7 +18,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.facts import UNSAID, Facts
-from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, taken_names
+from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, subgraphs, taken_names
 from rnn_lower.options import Options
 from rnn_lower.recurrent.lowering import given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
@@ -104,15 +104,18 @@ class Session:
 
         Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else.
         """
-        doubted = {value for place in self.places for value in place.node.node.inputs if value is not None}
-        doubted.update(value for place in self.places for value in place.node.node.outputs)
-        for value in (*doubted, *(self._facts.contradicted() if self.places else ())):
-            if value.shape is None or value.is_graph_input() or value.is_graph_output() or value.is_initializer():
+        if not self.places:
+            return
+        ends = set(self._model.graph.outputs)
+        taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
+        given = [value for place in self.places for value in place.node.node.outputs]
+        for value in (*taken, *given, *_answers_of_bodies(taken), *self._facts.contradicted()):
+            producer, known = value.producer(), self._facts.shape(value)
+            graph = None if producer is None else producer.graph
+            if value.shape is None or not isinstance(graph, ir.Graph) or value in ends:
                 continue
-            value.shape = ir.Shape(self._facts.shape(value) or ())
-            producer = value.producer()
-            if producer is not None and isinstance(producer.graph, ir.Graph):
-                producer.graph.meta.setdefault(UNSAID, {})[value.name] = value.shape
+            value.shape = ir.Shape(known or ())
+            graph.meta.setdefault(UNSAID, {})[value.name] = value.shape
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""
@@ -217,6 +220,20 @@ class Session:
         used = (known(value) for place in self.places for value in place.node.inputs.values())
         counts = collections.Counter(source for one in used if one is not None for source in one.sources)
         return frozenset(identity for identity, count in counts.items() if count > 1)
+
+
+def _answers_of_bodies(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
+    """The outputs of bodies of nodes on which values depend: what they declare is believed of the nodes' results."""
+    waiting, seen = list(values), set()
+    while waiting:
+        producer = waiting.pop().producer()
+        if producer is None or producer in seen:
+            continue
+        seen.add(producer)
+        waiting += [value for value in producer.inputs if value is not None]
+        for _, body in subgraphs(producer):
+            yield from body.outputs
+            waiting += list(body.outputs)
 
 
 def read_nodes(model: ir.Model, outline: onnx.ModelProto | None = None) -> list[RecurrentNode]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,23 +76,30 @@ class _Context:
 
     def graphs(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         listed = [tensor.name for tensor in old.initializer] if self._versions else []
-        yield from _fields(path, old, new, ["node", "initializer", "sparse_initializer", "value_info", "input"])
+        skipped = ["node", "initializer", "sparse_initializer", "value_info", "input", "output"]
+        yield from _fields(path, old, new, skipped)
         yield from self.weights(path, old, new)
         yield from self.nodes(path, old, new)
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
         fed = {name for node in new.node if _emitted(node) for name in node.input}
-        told = {info.name: info for info in infos}
         if self._versions is None:
-            kept_infos = [
-                info if told.get(info.name, info) == info else self._unsaid(info, told[info.name], emitted | fed)
-                for info in old.value_info
-            ]
-            yield from _same(f"{path}: value_info", kept_infos, infos)
+            told = self._without_unsaid(old.value_info, infos, emitted | fed)
+            yield from _same(f"{path}: value_info", told, infos)
+        bodies = {value.name for value in old.output} if old is not self._before.graph else set()
+        yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies), new.output)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
         yield from _same(f"{path}: input", kept, new.input)
+
+    def _without_unsaid(
+        self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]
+    ) -> list[onnx.ValueInfoProto]:
+        told = {info.name: info for info in new}
+        return [
+            info if told.get(info.name, info) == info else self._unsaid(info, told[info.name], near) for info in old
+        ]
 
     def _unsaid(self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]) -> onnx.ValueInfoProto:
         """What is told of a value, without sizes that were rightly taken back.

@@ -280,6 +280,36 @@ def test_numbers_of_shapes_tell_what_cannot_be():
     assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
 
 
+def in_a_loop(claimed: list[int | str]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """An LSTM over what a Loop collects, of which the body claims a shape."""
+    model, feeds = build(Case("LSTM", 14, T=5, N=2, optional=("initial_h",)))
+    graph, node = model.graph, next(node for node in model.graph.node if node.op_type == "LSTM")
+    graph.input[0].type.tensor_type.shape.dim[1].dim_param = "rows"
+    make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    boolean, integer = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
+    body = onnx.helper.make_graph(
+        [make("Gather", ["X", "index"], ["frame"]), make("Reshape", ["frame", "form"], ["step"]),
+         make("Identity", ["more"], ["again"])],
+        "body", [info("index", integer, []), info("more", boolean, [])],
+        [info("again", boolean, []), info("step", onnx.TensorProto.FLOAT, claimed)],
+    )  # fmt: skip
+    graph.node.insert(0, make("Loop", ["steps", "go"], ["frames"], body=body))
+    graph.node.insert(0, make("Concat", ["minus", "wide"], ["form"], axis=0))
+    arrays = {"steps": np.array(5), "go": np.array(True), "minus": np.array([-1]), "wide": np.array([3])}
+    graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    node.input[0] = "frames"
+    return model, feeds
+
+
+@pytest.mark.parametrize("claimed", [[7, 3], [2, 3], ["rows", 3]])
+@pytest.mark.parametrize("form", ["scan", "loop"])
+def test_what_a_body_claims_of_its_results_is_not_believed(form, claimed):
+    model, feeds = in_a_loop(claimed)
+    lowered = rnn_lower.lower(model, form=form)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+
+
 def test_a_size_that_may_be_is_left():
     """And the comparison of models does not let it go."""
     model, _ = build(Case("LSTM", 14, T=5, N=2, H=3, optional=("initial_h",)))

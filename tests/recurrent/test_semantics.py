@@ -150,6 +150,22 @@ def test_length_edges(op, lengths, direction, form):
         agrees(Case(op, 14, direction, optional=OPTIONAL[op], lengths=lengths, dynamic=True), form)
 
 
+@pytest.mark.parametrize("opset", [7, 9, 11, 13, 14])
+@pytest.mark.parametrize("lengths", [(0, 0), (5, 5), (0, 3)])
+@pytest.mark.parametrize("op", OPS)
+def test_lengths_that_are_constant(op, lengths, opset):
+    """Whatever the opset says of operators, and inference therefore of their shapes."""
+    case = Case(op, opset, optional=OPTIONAL[op], lengths=lengths, lengths_as="initializer")
+    model, feeds = build(case)
+    inputs = [value for value in model.graph.input if value.name != "sequence_lens"]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = 8  # nobody may give others
+    feeds.pop("sequence_lens", None)
+    for form in FORMS if opset >= 9 else ("loop", "unroll"):
+        close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), expected(case))
+
+
 def test_constant_full_lengths_need_no_mask():
     model, _ = lowered(Case("GRU", 14, optional=("sequence_lens",), lengths=(5,), lengths_as="initializer"))
     assert not [node for node in every_node(model) if node.op_type in ("Where", "Less")]
