@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import gc
+import math
 import os
 import re
 import resource
@@ -343,7 +344,7 @@ def in_child(work: Callable[[Any], int], folder: Path, seconds: float) -> End:
         code = 99
         try:
             os.setpgid(0, 0)
-            _prepare(errors)
+            _prepare(errors, seconds)
             with open(notes, "w") as file:
                 code = _guarded(work, file)
             sys.stdout.flush()
@@ -371,7 +372,7 @@ def in_child(work: Callable[[Any], int], folder: Path, seconds: float) -> End:
     return End(code, *texts, kilobytes=grown, seconds=time.monotonic() - start)
 
 
-def _prepare(errors: Path) -> None:
+def _prepare(errors: Path, seconds: float) -> None:
     """Make the fork what a new process would be."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -380,6 +381,7 @@ def _prepare(errors: Path) -> None:
     faulthandler.disable()  # which pytest has turned on
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + HEADROOM,) * 2)
     warnings.resetwarnings()
