@@ -110,7 +110,7 @@ def lower_file(
 def stream(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
     axis: str | None = None, step: int | None = None, keep_fused: bool = False,
-    set_inputs: Mapping[str, Any] | None = None, reset: bool = False,
+    set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
     **options: Unpack[Keywords],
 ) -> onnx.ModelProto:  # fmt: skip
     """A model that takes a sequence chunk by chunk: states become inputs NAME/h_in and outputs NAME/h_out, and so on.
@@ -120,12 +120,13 @@ def stream(
     step: the only length of chunks; the recurrent nodes are unrolled.  keep_fused: do not lower them.
     set_inputs: values by name for inputs that become constants, whose branches are folded away.
     reset: add an input `reset`, bool [batch], that sets rows back to their first states.
+    delay: take padding behind the stream too: outputs come late, and their last frames when the stream goes on.
     Other options as for `lower`.
     That every value is computed frame by frame is proved by a table of rules, docs/streaming.md has them; the first
     node of which it is not raises UnsupportedError. Raises otherwise as `lower`.
     """
     document, path = files.open_model(model)
-    wish = making.Wish(axis, step, keep_fused, set_inputs, reset)
+    wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
 
     def result() -> onnx.ModelProto:
         made = making.make(document, wish, Options(**options))
@@ -138,7 +139,7 @@ def stream(
 def stream_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
     axis: str | None = None, step: int | None = None, keep_fused: bool = False,
-    set_inputs: Mapping[str, Any] | None = None, reset: bool = False,
+    set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
     accept: Callable[[str, making.Made], bool] | None = None, progress: files.Progress | None = None,
     force: bool = False, **options: Unpack[Keywords],
 ) -> making.Made:  # fmt: skip
@@ -147,7 +148,7 @@ def stream_file(
     accept: called with the path of the finished file, and with what was made, before it is put in place.
     """
     document = files.load(source)
-    wish = making.Wish(axis, step, keep_fused, set_inputs, reset)
+    wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
 
     def work() -> making.Made:
         made = making.make(document, wish, Options(**options))

@@ -110,6 +110,7 @@ def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) ->
     parser.add_argument("--keep-fused", action="store_true", help="leave the recurrent nodes, only give them states")
     parser.add_argument("--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="make an input a constant")
     parser.add_argument("--reset", action="store_true", help="add an input `reset` that sets rows back")
+    parser.add_argument("--delay", action="store_true", help="let outputs come late where nodes look ahead")
     _sizes_and_limits(parser)
     parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
     _runs_and_tolerance(parser)

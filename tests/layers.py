@@ -12,13 +12,18 @@ FEATURES = 6
 
 
 class Stack:
-    """Builds a model layer by layer. every: frames of the input that make one here; causal: none looks ahead."""
+    """Builds a model layer by layer.
+
+    every: frames of the input that make one here.  causal: none looks ahead.  ahead: so many frames come late.
+    cut: some of them because of padding behind the stream, or frames that are cut off.
+    """
 
     def __init__(self, rng: np.random.Generator, opset: int = 17) -> None:
         self.rng, self.opset = rng, opset
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.value, self.every, self.causal, self.told = "x", 1, True, []
+        self.ahead, self.cut = 0, False
 
     def const(self, array: np.ndarray) -> str:
         name = f"w{len(self.weights)}"
@@ -74,9 +79,10 @@ def conv(s: Stack) -> None:
     """Causal, padded by itself or by a Pad, dilated, strided."""
     k, d, stride = (int(s.rng.integers(1, n)) for n in (5, 4, 3))
     reach = (k - 1) * d + 1
+    stride = min(stride, reach) if s.ahead else stride
     left = int(s.rng.integers(max(reach - stride, 0), reach))
     _as_channels(s)
-    own = left if s.rng.integers(2) else 0
+    own = left if s.rng.integers(2) or s.ahead else 0
     if not own and left:
         s.add("Pad", s.value, s.ints(0, 0, left, 0, 0, 0), s.const(np.array(float(s.rng.integers(2)), np.float32)))
         if s.rng.integers(2):
@@ -164,12 +170,59 @@ def dual_path(s: Stack) -> None:
 
 def stacked_frames(s: Stack) -> None:
     """Two frames become one."""
+    if s.ahead:
+        return
     count = s.add("Gather", s.add("Shape", "x"), s.ints(0), axis=0)
     before = s.nodes[-3].output[0] if len(s.nodes) > 2 else "x"
     s.add("Reshape", before, s.add("Concat", count, s.ints(-1, 2 * FEATURES), axis=0))
     s.add("MatMul", s.value, s.weight(2 * FEATURES, FEATURES))
     s.every *= 2
 
+
+def late_conv(s: Stack) -> None:
+    """With too little padding in front, or none, and perhaps some behind."""
+    k, d = (int(s.rng.integers(1, n)) for n in (5, 4))
+    reach = (k - 1) * d + 1
+    stride = int(s.rng.integers(1, min(reach, 3) + 1))
+    left, right = int(s.rng.integers(reach)), int(s.rng.integers(reach)) if s.rng.integers(2) else 0
+    _as_channels(s)
+    if s.rng.integers(2):
+        s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), s.weight(FEATURES), kernel_shape=[k], dilations=[d],
+              strides=[stride], pads=[left, right])  # fmt: skip
+    else:
+        left, right, reach = min(left, k - 1), min(right, k - 1), k
+        stride = min(stride, k)
+        s.add("MaxPool", s.value, kernel_shape=[k], strides=[stride], pads=[left, right])
+    _as_channels(s)
+    s.ahead += s.every * (reach - 1 - left)
+    s.every *= stride
+    s.cut |= right > 0
+
+
+def centred(s: Stack) -> None:
+    """A convolution of the same length, added to what went in."""
+    before, k = s.value, 2 * int(s.rng.integers(1, 3)) + 1
+    more: dict[str, object] = {"auto_pad": "SAME_UPPER"} if s.rng.integers(2) else {"pads": [k // 2, k // 2]}
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), kernel_shape=[k], **more)
+    _as_channels(s)
+    s.add(*(("Add", s.value, before) if s.rng.integers(2) else ("Add", before, s.value)))
+    s.ahead, s.cut = s.ahead + s.every * (k // 2), True
+
+
+def cut_off(s: Stack) -> None:
+    """An unpadded convolution, added to the frames in the middle of what went in."""
+    before, first = s.value, int(s.rng.integers(3))
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, 1, 3), kernel_shape=[3], group=FEATURES)
+    _as_channels(s)
+    after = s.value
+    s.add("Slice", before, s.ints(first), s.ints(first - 2 or 2**62), s.ints(1))
+    s.add("Add", s.value, after)
+    s.ahead, s.cut = s.ahead + 2 * s.every, True
+
+
+LATE = (late_conv, centred, cut_off)
 
 CAUSAL: tuple[Callable[[Stack], None], ...] = (
     dense, gated, softmax, norm, conv, conv2d, pool, residual, causal_conv, lstm, over_features, embed, dual_path,
@@ -178,18 +231,14 @@ CAUSAL: tuple[Callable[[Stack], None], ...] = (
 
 
 def looks_ahead(s: Stack) -> None:
-    kind = int(s.rng.integers(6))
+    kind = int(s.rng.integers(5))
     if kind == 0:
         s.add("Softmax", s.value, axis=1)
     elif kind == 1:
         s.add("Sub", s.value, s.add("ReduceMean", s.value, axes=[1]))
     elif kind == 2:
-        _as_channels(s)
-        s.add("Conv", s.value, s.weight(FEATURES, FEATURES, 3), kernel_shape=[3], pads=[1, 1])
-        _as_channels(s)
-    elif kind == 3:
         s.add("Slice", s.value, s.ints(-1), s.ints(-(2**62)), s.ints(1), s.ints(-1))
-    elif kind == 4:
+    elif kind == 3:
         s.add("MatMul", s.add("MatMul", s.value, s.add("Transpose", s.value, perm=[0, 2, 1])), s.nodes[-1].input[0])
     else:
         s.add("Transpose", s.value, perm=[1, 0, 2])
@@ -199,14 +248,16 @@ def looks_ahead(s: Stack) -> None:
     s.causal = False
 
 
-def random_stack(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, np.ndarray], bool, int, str]:
-    """A model, its inputs, whether it is causal, what chunks must be a multiple of, and what is in it."""
+def random_stack(rng: np.random.Generator) -> tuple[Stack, dict[str, np.ndarray], str]:
+    """A model as it was built, its inputs, and what is in it."""
     s = Stack(rng)
     chosen = [CAUSAL[int(rng.integers(len(CAUSAL)))] for _ in range(int(rng.integers(1, 6)))]
     if rng.integers(5) == 0:
         chosen.insert(int(rng.integers(len(chosen) + 1)), looks_ahead)
+    for _ in range(int(rng.integers(3)) if rng.integers(3) == 0 else 0):
+        chosen.insert(int(rng.integers(len(chosen) + 1)), LATE[int(rng.integers(len(LATE)))])
     for layer in chosen:
         layer(s)
-    frames = s.every * int(rng.integers(1, 9))
+    frames = s.every * (int(rng.integers(1, 9)) + -(-s.ahead // s.every))
     feeds = {"x": rng.uniform(-1, 1, (int(rng.integers(1, 4)), frames, FEATURES)).astype(np.float32)}
-    return s.model(), feeds, s.causal, s.every, " ".join(layer.__name__ for layer in chosen)
+    return s, feeds, " ".join(layer.__name__ for layer in chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from onnx import helper, numpy_helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.recurrent.node import display_name
 from rnn_lower.streaming.first import FromInput
+from rnn_lower.streaming.late import Held, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
 from rnn_lower.streaming.recurrence import Length, Recurrence
-from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
 from rnn_lower.streaming.windows import Cache
 
@@ -133,7 +135,7 @@ def carry_cache(work: Surgery, one: Cache) -> None:
     message = work.document.message(one.node)
     told, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
     source = work.names.unique(f"{name}/cache_in")
-    first = np.full([n.number or 1 for n in one.shape], _fill(one), one.dtype.numpy())
+    first = np.full([n.number or 1 for n in one.shape], lowest(one.fill, one.dtype), one.dtype.numpy())
     work.check_sizes(told, one.shape)
     work.add_input(source, one.dtype, one.shape)
     current = work.resettable(message, source, first, one.shape, one.rows)
@@ -149,13 +151,119 @@ def carry_cache(work: Surgery, one: Cache) -> None:
     kept = work.names.unique(f"{name}/cache")
     for node in _tail(work, joined, kept, one.axis, one.length):
         add(message, node)
-    for key, value in one.attributes.items():
-        next(a for a in message.attribute if a.name == key).CopyFrom(helper.make_attribute(key, value))
+    _change(message, one.attributes)
     if one.pads is not None:
         message.input[1] = work.constant(message, np.array(one.pads, np.int64), f"{name}/pads")
     result = work.names.unique(f"{name}/cache_out")
     work.surface(message, kept, result, source, one.dtype, one.shape)
     work.states.append(State(source, result, one.shape, one.dtype.name, told, one.rows, first))
+
+
+def carry_held(work: Surgery, one: Held) -> None:
+    """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
+    message = work.document.message(one.node)
+    told, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
+    if work.step is not None:
+        raise UnsupportedError(f"{told}: its frames come late, so that chunks differ in length inside; drop --step")
+    if work.reset is not None:
+        raise UnsupportedError(f"{told}: its frames come late, so that no row begins anew on its own; drop --reset")
+    shape = tuple(size(GROWS) if axis == one.axis else each for axis, each in enumerate(one.shape))
+    work.check_sizes(told, [each for each in shape if GROWS not in each.of])
+    source, result = (work.names.unique(f"{name}/held_{way}") for way in ("in", "out"))
+    first = np.full(
+        [one.before if axis == one.axis else each.number or 1 for axis, each in enumerate(shape)],
+        lowest(one.fill, one.dtype), one.dtype.numpy(),
+    )  # fmt: skip
+    work.add_input(source, one.dtype, shape)
+
+    def number(what: str, *values: int) -> str:
+        return work.constant(message, np.array(values, np.int64), f"{name}/{what}")
+
+    def step(op: str, *inputs: str, what: str, **attributes: Any) -> str:
+        made = work.names.unique(f"{name}/{what}")
+        work.ahead(message, helper.make_node(op, inputs, [made], **attributes))
+        return made
+
+    def above_zero(value: str, what: str) -> str:
+        return step("Where", step("Less", value, zero, what=f"{what}_below"), zero, value, what=what)
+
+    axis, zero, stride = number("axis", one.axis), number("zero", 0), number("stride", one.stride)
+    joined = step("Concat", source, message.input[one.place], what="with_held", axis=one.axis)
+    frames = step("Gather", step("Shape", joined, what="shape"), axis, what="frames", axis=0)
+    spare = step("Sub", frames, number("needed", one.reach - one.stride), what="spare")
+    ready = step("Div", above_zero(spare, "enough"), stride, what="ready")
+    kept = step("Slice", joined, step("Mul", ready, stride, what="used"), number("end", END), axis, what="held")
+    if one.crop is not None:
+        begin = number("first", one.crop)
+        part = step("Slice", joined, begin, step("Add", ready, begin, what="last"), axis, what="ready_frames")
+        message.input[one.place] = part
+        if one.gone:
+            message.op_type = "Identity"
+            del message.input[1:]
+            del message.attribute[:]
+    else:
+        lacking = above_zero(step("Sub", number("reach", one.reach), frames, what="missing"), "lacking")
+        rank = len(shape)
+        others = number("ahead", *[0] * (rank + one.axis)), number("behind", *[0] * (rank - one.axis - 1))
+        pads = step("Concat", others[0], lacking, others[1], what="pads", axis=0)
+        message.input[one.place] = step("Pad", joined, pads, what="whole")
+        raw, output = work.names.unique(f"{message.output[0]}/made"), message.output[0]
+        message.output[0] = raw
+        work.after(message, helper.make_node("Slice", [raw, zero, ready, axis], [output]))
+    _change(message, one.attributes)
+    work.surface(message, kept, result, source, one.dtype, shape)
+    work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+
+
+def tell_sizes(work: Surgery, one: Sizes) -> None:
+    """Sizes of the batch are read off the inputs. A sum: onnxruntime puts -1 into shapes that are concatenated."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    work.check_sizes(f"{one.node.op_type} '{name}'", one.sizes)
+
+    def step(op: str, *inputs: str, **attributes: Any) -> str:
+        made = work.names.unique(f"{name}/size")
+        work.ahead(message, helper.make_node(op, inputs, [made], **attributes))
+        return made
+
+    def known(*numbers: int) -> str:
+        return work.constant(message, np.array(numbers, np.int64), f"{name}/number")
+
+    found = known(*(each.number or 0 for each in one.sizes))
+    for place, each in enumerate(one.sizes):
+        if each.number is not None:
+            continue
+        part = known(each.times.numerator)
+        for symbol in each.of:
+            source, axis = work.symbols[symbol]
+            part = step("Mul", part, step("Gather", step("Shape", source), known(axis), axis=0))
+        if each.times.denominator > 1:
+            part = step("Div", part, known(each.times.denominator))
+        here = known(*(int(place == other) for other in range(len(one.sizes))))
+        found = step("Add", found, step("Mul", here, part))
+    message.input[1] = found
+
+
+def keep_reduced(work: Surgery, one: Reduced) -> None:
+    """The first of each reduced axis is all that there is of it, or nothing."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    _change(message, {"keepdims": 1})
+    output = message.output[0]
+    message.output[0] = work.names.unique(f"{output}/reduced")
+    axes, count = work.constant(message, np.array(one.axes, np.int64), f"{name}/reduced_axes"), len(one.axes)
+    ends = [work.constant(message, np.full(count, n, np.int64), f"{name}/ends") for n in (0, 1)]
+    sliced = output if one.keepdims else work.names.unique(f"{output}/kept")
+    work.after(message, helper.make_node("Slice", [message.output[0], *ends, axes], [sliced]))
+    if not one.keepdims:
+        squeezed = helper.make_node("Squeeze", [sliced, axes], [output])
+        if work.opset < 13:
+            squeezed = helper.make_node("Squeeze", [sliced], [output], axes=list(one.axes))
+        work.after(message, squeezed)
+
+
+def _change(message: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+    for key, value in attributes.items():
+        there = next((one for one in message.attribute if one.name == key), None) or message.attribute.add()
+        there.CopyFrom(helper.make_attribute(key, value))
 
 
 def _tail(work: Surgery, value: str, name: str, axis: int, length: int) -> list[onnx.NodeProto]:
@@ -171,8 +279,8 @@ def _tail(work: Surgery, value: str, name: str, axis: int, length: int) -> list[
     return [*made, helper.make_node("Slice", [value, *parts], [name])]
 
 
-def _fill(one: Cache) -> Any:
+def lowest(fill: Any, dtype: ir.DataType) -> Any:
     """Pooling takes the largest value, so nothing may be larger than what was not there."""
-    if one.fill == -np.inf and one.dtype.is_integer():
-        return np.iinfo(one.dtype.numpy()).min
-    return one.fill
+    if fill == -np.inf and dtype.is_integer():
+        return np.iinfo(dtype.numpy()).min
+    return fill

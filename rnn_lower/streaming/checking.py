@@ -40,15 +40,24 @@ def check_streaming(
     comparison, names = Comparison(rtol, atol), list(plan.outputs)
     step = _step(document, plan)
     for index in range(runs):
-        feeds, whole = _sampled(judge, plan, LENGTHS[index % len(LENGTHS)] * step, seed, index, document)
+        late = -(-max(plan.late.values(), default=0) // step)  # so many steps give nothing yet
+        frames = (late + LENGTHS[index % len(LENGTHS)]) * step
+        feeds, whole = _sampled(judge, plan, frames, seed, index, document)
         rng = np.random.default_rng([seed, index])
         for lengths in _chunkings(rng, _frames(plan, feeds), step, _step(document, plan, fixed=True) is not None):
             session = StreamingSession(document, run=runner.original_results)
             results = stream_through(session, feeds, lengths)
-            comparison.add(names, [whole[judge.output_names.index(name)] for name in names], results)
+            wanted = [whole[judge.output_names.index(name)] for name in names]
+            comparison.add(names, [_begun(plan, *pair) for pair in zip(names, wanted, results, strict=True)], results)
     located = proving.located(fused, document) if proving.is_cheap(fused) else ()
     nothing = comparison.nothing_compared(set(names), True)
     return CheckReport(comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located)
+
+
+def _begun(plan: Plan, name: str, whole: Any, result: Any) -> Any:
+    """What a run over the whole gives, without the frames that come when the stream goes on."""
+    axis = plan.outputs[name]
+    return np.take(whole, range(result.shape[axis]), axis) if name in plan.cut and isinstance(axis, int) else whole
 
 
 def stream_through(session: StreamingSession, feeds: Feeds, lengths: Sequence[int]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from rnn_lower.model.scopes import DEFAULT_DOMAINS, Scope, roots, subgraphs
 from rnn_lower.recurrent.node import Dim, RecurrentNode, display_name, read_node
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
+from rnn_lower.streaming.late import wait_for_each_other
 from rnn_lower.streaming.rules import RANDOM, RULES
 from rnn_lower.streaming.sizes import TIME, Size, size
 from rnn_lower.streaming.track import Look, Track
@@ -21,12 +23,12 @@ from rnn_lower.streaming.track import Look, Track
 class Walk:
     """One pass over a model without functions, which stays as it is.
 
-    streams: the axis of the stream in each input that has it.
+    streams: the axis of the stream in each input that has it.  delay: as `Look` has it.
     tracks: what is known of each value, once `run` has gone over them.  carried: what nodes have to remember.
     """
 
-    def __init__(self, model: ir.Model, facts: Facts, streams: dict[str, int]) -> None:
-        self._model, self._facts, self._streams = model, facts, streams
+    def __init__(self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False) -> None:
+        self._model, self._facts, self._streams, self._delay = model, facts, streams, delay
         self.tracks: dict[ir.Value, Track] = {}
         self.carried: list[Any] = []
         self._constants = Constants()
@@ -43,6 +45,10 @@ class Walk:
                 raise UnsupportedError(f"output '{value.name}' is the length of the stream")
             if track.lead:
                 raise UnsupportedError(f"output '{value.name}' has {track.lead} more frames than the stream")
+            if track.last and track.cut:
+                raise UnsupportedError(
+                    f"output '{value.name}' is the last of the stream, of which nodes before it look ahead"
+                )
             if track.axis is not None and track.outer != size(1):
                 raise UnsupportedError(
                     f"output '{value.name}' has the frames of the stream merged into its batch, where those of a chunk"
@@ -99,12 +105,12 @@ class Walk:
             return track
         pairs = enumerate(zip(track.shape, found, strict=True))
         shape = [size(n) if isinstance(n, int) and k != track.axis and one.of else one for k, (one, n) in pairs]
-        return Track(tuple(shape), track.axis, track.every, track.outer, track.lead, track.last)
+        return dataclasses.replace(track, shape=tuple(shape))
 
     def _node(self, node: ir.Node, scope: Scope) -> list[Track]:
         look = Look(
             node, scope.opset, scope.path, [None if value is None else self._track(value) for value in node.inputs],
-            self._facts.shape, self._facts.dtype, self._constants.get, self.carried.append,
+            self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self.carried.append,
             lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
         )  # fmt: skip
         seen = [*(track for track in look.inputs if track), *map(self._track, self._captured(node))]
@@ -118,7 +124,8 @@ class Walk:
         if node.op_type in RANDOM:
             raise look.refuse("what it gives is another thing at each run")
         if not timed:
-            return [self._fixed(value, last) for value in node.outputs]
+            cut = any(track.cut for track in seen)
+            return [dataclasses.replace(self._fixed(value, last), cut=cut) for value in node.outputs]
         if last:
             raise look.refuse("it uses a state of the stream so far for each of its frames")
         rule = RULES.get(node.op_type)
@@ -128,6 +135,7 @@ class Walk:
             raise look.refuse("its input has padded frames in front of the stream")
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
             raise look.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
+        wait_for_each_other(look)
         return rule.follow(look)
 
     @staticmethod

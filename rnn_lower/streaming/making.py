@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.model import files, leftovers
 from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, prepared
@@ -22,6 +23,8 @@ from rnn_lower.options import Options
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
 from rnn_lower.targets import find_target
+
+logger = logging.getLogger("rnn_lower")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Wish:
     keep_fused: bool = False
     set_inputs: Mapping[str, Any] | None = None
     reset: bool = False
+    delay: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +62,14 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     target = find_target(options.target)
     if wish.keep_fused and options.target is not None:
         raise RnnLowerError("keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
-    found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step)
+    found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step, wish.delay)
+    if wish.keep_fused and found.late:
+        raise UnsupportedError(
+            f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not take;"
+            " drop --keep-fused"
+        )
+    for name, frames in found.plan.late.items():
+        logger.info("output '%s' comes %d frames late", name, frames)
     dims: dict[str, int] = {}
     if wish.step is not None and found.time is not None:
         dims[found.time] = wish.step

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.streaming.sizes import Size
+from rnn_lower.streaming.sizes import GROWS, Size
 
 KEY = "rnn_lower.stream"
 SCHEMA = 1
@@ -46,6 +46,8 @@ class Plan:
 
     every: chunks must be a multiple of so many frames.  symbols: input and axis that tell a size.
     reset: the input that sets rows back, if there is one.  left: inputs that carry states in ways of the model's own.
+    late: how many frames of the input outputs come late, by name, where they do.  cut: outputs that have less frames
+    than in a run over the whole, whose last ones come when the stream goes on.
     """
 
     inputs: Mapping[str, int]
@@ -55,14 +57,18 @@ class Plan:
     symbols: Mapping[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     reset: str | None = None
     left: tuple[str, ...] = ()
+    late: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    cut: tuple[str, ...] = ()
 
     def first(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The values before the first chunk, by input; sizes: of the symbols."""
-        return {
-            state.input: np.broadcast_to(state.first, [one.at(sizes) for one in state.shape]).copy()
-            for state in self.states
-            if state.first is not None
-        }
+        found = {}
+        for state in self.states:
+            if state.first is not None:
+                pairs = zip(state.shape, state.first.shape, strict=True)
+                shape = [have if GROWS in one.of else one.at(sizes) for one, have in pairs]
+                found[state.input] = np.broadcast_to(state.first, shape).copy()
+        return found
 
     def write(self, model: onnx.ModelProto) -> None:
         data = dataclasses.asdict(self) | {"schema": SCHEMA, "states": [_packed(state) for state in self.states]}
@@ -79,7 +85,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
         data = json.loads(text)
         if data.pop("schema") != SCHEMA:
             raise RnnLowerError("the streaming model was made by another version; make it again (rnn-lower stream)")
-        data["left"] = tuple(data.get("left", ()))
+        data["left"], data["cut"] = tuple(data.get("left", ())), tuple(data.get("cut", ()))
         data["states"] = tuple(map(_unpacked, data["states"]))
         data["symbols"] = {name: (place[0], place[1]) for name, place in data["symbols"].items()}
         return Plan(**data)

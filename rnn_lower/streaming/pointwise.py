@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rnn_lower.streaming.late import Reduced
 from rnn_lower.streaming.shapes import same_frames
 from rnn_lower.streaming.sizes import ONE, Size, broadcast, size
 from rnn_lower.streaming.track import Look, Track, along
@@ -156,6 +157,8 @@ def _reduced(look: Look, x: Track, axes: set[int]) -> list[Track]:
     time = along(look, x)
     if time in axes:
         raise look.refuse("it reduces over time")
+    if x.late:
+        look.carry(Reduced(look.node, tuple(sorted(axes)), bool(look.attribute("keepdims", 1))))
     if look.attribute("keepdims", 1):
         return [x.moved(time, [ONE if axis in axes else one for axis, one in enumerate(x.sizes)])]
     kept = [axis for axis in range(x.rank) if axis not in axes]

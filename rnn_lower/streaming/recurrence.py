@@ -57,7 +57,7 @@ def _over_time(look: Look, read: RecurrentNode, x: Track, batch: int) -> list[Tr
     rows, units = x.sizes[batch], size(read.hidden_size)
     look.carry(Recurrence(read, rows, x.every))
     y = (rows, x.frames, ONE, units) if read.layout else (x.frames, ONE, rows, units)
-    state = Track((rows, ONE, units) if read.layout else (ONE, rows, units), last=True)
+    state = Track((rows, ONE, units) if read.layout else (ONE, rows, units), last=True, cut=x.cut)
     return [x.moved(1 if read.layout else 0, y), state, state]
 
 

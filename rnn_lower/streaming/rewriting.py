@@ -20,8 +20,16 @@ from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
 from rnn_lower.model.folding import fold
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.model.session import read_nodes
-from rnn_lower.streaming.carrying import carry_cache, carry_recurrence, tell_length
+from rnn_lower.streaming.carrying import (
+    carry_cache,
+    carry_held,
+    carry_recurrence,
+    keep_reduced,
+    tell_length,
+    tell_sizes,
+)  # fmt: skip
 from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.late import Held, Reduced, Sizes
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
 from rnn_lower.streaming.reach import gives_back, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Length, Recurrence
@@ -29,7 +37,8 @@ from rnn_lower.streaming.surgery import Surgery
 from rnn_lower.streaming.windows import Cache
 
 CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
-    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache,
+    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
+    Reduced: keep_reduced,
 }  # fmt: skip
 """How what nodes have to remember is carried."""
 
@@ -42,17 +51,19 @@ class Streamed:
 
     document: of it.  original: the model that was followed, inputs being set and functions inlined.
     time: what to call the size of the stream when it is fixed; None where the model had its states outside already.
+    late: recurrent nodes that get no frames at first.
     """
 
     document: Document
     original: Document
     plan: Plan
     time: str | None
+    late: tuple[str, ...] = ()
 
 
 def streamed(
     document: Document, time: str | None, set_inputs: Mapping[str, Any] | None, reset: bool,
-    dims: Mapping[str, int] | None, step: int | None = None,
+    dims: Mapping[str, int] | None, step: int | None = None, delay: bool = False,
 ) -> Streamed:  # fmt: skip
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
     if read_plan(document.proto) is not None:
@@ -69,7 +80,8 @@ def streamed(
         plan = Plan({}, {str(value.name): FIXED for value in original.model.graph.outputs}, ())
         return Streamed(original.copied(), original, plan, None)
     work = original.copied()
-    walk = Walk(work.model, Facts(work.model, work.outline), streams)
+    recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.outline)]
+    walk = Walk(work.model, Facts(work.model, work.outline), streams, delay)
     walk.run()
     if time is None and _nothing_runs(walk, work):
         raise RnnLowerError(
@@ -87,13 +99,20 @@ def streamed(
     outputs = {str(value.name): _kind(walk, value) for value in work.model.graph.outputs}
     surgery.finish()
     states = tuple(_in_order(surgery.states))
-    plan = Plan(streams, outputs, states, every, surgery.symbols, surgery.reset, tuple(sorted(surgery.left)))
+    last = [(str(value.name), walk.tracks[value]) for value in work.model.graph.outputs]
+    plan = Plan(
+        streams, outputs, states, every, surgery.symbols, surgery.reset, tuple(sorted(surgery.left)),
+        {name: track.late * track.every for name, track in last if track.late},
+        tuple(name for name, track in last if track.cut),
+    )  # fmt: skip
     plan.write(work.proto)
     for note in surgery.notes:
         logger.info("%s", note)
     if not states and not plan.left:
         logger.info("no node carries anything over the stream; the model takes chunks as it is")
-    return Streamed(Document(work.proto, work.folder), original, plan, _called(original.model, streams))
+    called = _called(original.model, streams)
+    late = tuple(told for told, x in recurrent if walk.tracks[x].late)
+    return Streamed(Document(work.proto, work.folder), original, plan, called, late)
 
 
 def _ready(document: Document, values: Mapping[str, Any], dims: Mapping[str, int] | None) -> Document:
@@ -153,7 +172,7 @@ def _opened(document: Document, time: str | None) -> tuple[Document, str | None]
 
 
 def _nothing_runs(walk: Walk, document: Document) -> bool:
-    carried = any(isinstance(one, (Recurrence, Cache)) for one in walk.carried)
+    carried = any(isinstance(one, (Recurrence, Cache, Held)) for one in walk.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
@@ -166,7 +185,7 @@ def _carries(document: Document, way: str) -> bool:
         return False
     theirs = _external(document)
     return any(
-        isinstance(one, Cache) or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
+        isinstance(one, (Cache, Held)) or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in walk.carried
     )
 

@@ -17,6 +17,7 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.proof.runners import open_onnxruntime
 from rnn_lower.streaming.plan import LAST, Plan, State, read_plan
+from rnn_lower.streaming.sizes import GROWS
 
 Feeds = dict[str, np.ndarray]
 
@@ -74,6 +75,8 @@ class StreamingSession:
         for state in self.plan.states:
             if state.input not in self._state:
                 continue
+            if any(GROWS in one.of for one in state.shape):
+                raise RnnLowerError(f"state '{state.input}' holds frames back, as many for all rows; reset all of it")
             if state.rows is None:
                 raise RnnLowerError(f"which axis of state '{state.input}' is the batch is not known; reset all of it")
             if state.shape and (size := state.shape[state.rows]).of and (size.times != 1 or len(size.of) > 1):

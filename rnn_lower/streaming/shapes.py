@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rnn_lower.streaming.late import Sizes, cropped
 from rnn_lower.streaming.sizes import ONE, Size, broadcast, product, size, total
 from rnn_lower.streaming.track import Look, Track, along
 
@@ -33,7 +34,15 @@ def reshape(look: Look) -> list[Track]:
     guess = product(x.sizes).over(rest)
     if size(-1) in copied and guess is None:
         raise look.refuse("what -1 stands for in its shape is not known")
-    return [_regrouped(look, x, [guess if one == size(-1) and guess else one for one in copied])]
+    made = _regrouped(look, x, [guess if one == size(-1) and guess else one for one in copied])
+    if x.late and size(-1) in copied and copied.index(size(-1)) != made.axis:
+        guessed = (guess if one == size(-1) and guess else one for one in target)
+        same = [k < x.rank and one == x.sizes[k] for k, one in enumerate(copied)]
+        sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
+        if any(one.is_timed for one in sizes):
+            raise look.refuse("its frames come late, and its shape has -1 for another size")
+        look.carry(Sizes(look.node, sizes))
+    return [made]
 
 
 def flatten(look: Look) -> list[Track]:
@@ -55,6 +64,8 @@ def _regrouped(look: Look, x: Track, shape: list[Size]) -> Track:
         if inner is not None and not inner.is_timed:
             return x.moved(axis, shape, outer=outer)
         grouped = (outer * x.frames).over(one)
+        if grouped is not None and grouped.number and x.late:
+            raise look.refuse("it makes one frame of several, which come late")
         if grouped is not None and grouped.number:  # several frames become one
             return x.moved(axis, shape, outer=outer, every=x.every * grouped.number)
     raise look.refuse("it mixes frames of the stream with each other")
@@ -139,7 +150,15 @@ def slice_(look: Look) -> list[Track]:
     start, end, step = cut.get(time, (0, WHOLE, 1))
     if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
         sizes[time] = ONE
-        return [Track(tuple(sizes), last=True)]
+        return [Track(tuple(sizes), last=True, cut=x.cut)]
+    behind = -end if end < 0 else 0 if end >= WHOLE else None
+    if step == 1 and start >= 0 and behind is not None and (start or behind):
+        if not look.delay:
+            ahead = start + behind
+            raise look.refuse(f"it takes frames {start} to {end} of the stream; let them come {ahead} late (--delay)")
+        if len(cut) > 1:
+            raise look.refuse("it cuts frames off the stream, and another axis; use two of them")
+        return [cropped(look, x, start, behind)]
     if start != 0 or end < WHOLE or step != 1:
         raise look.refuse(f"it takes frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
@@ -165,6 +184,8 @@ def gather(look: Look) -> list[Track]:
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
             told = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
             raise look.refuse(f"it takes fixed frames of the stream: {told}")
+        if data.late:
+            raise look.refuse("it takes the last frame of what comes late; use Slice ([-1:])")
         middle = (ONE,) * chosen.ndim
         return [Track((*data.sizes[:axis], *middle, *data.sizes[axis + 1 :]), last=True)]
     if indices.shape is None:

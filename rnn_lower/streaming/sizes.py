@@ -10,6 +10,9 @@ from fractions import Fraction
 TIME = "\0time"
 """The symbol of the stream's length in frames of the input; symbols that begin so depend on it in another way."""
 
+GROWS = "#grows"
+"""The symbol of a size that is another after each chunk: how many frames are held back."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Size:

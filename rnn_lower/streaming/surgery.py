@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,11 +63,13 @@ class Surgery:
 
     def _forget_lengths(self) -> None:
         """Take back numbers that are declared as the length of the stream: those of the example of an export."""
-        axes = {str(value.name): track.axis for value, track in self.tracks.items() if track.axis is not None}
+        timed = {str(value.name): track for value, track in self.tracks.items() if track.axis is not None}
         for info in (*self.graph.value_info, *self.graph.output):
-            dims = info.type.tensor_type.shape.dim
-            if info.name in axes and axes[info.name] < len(dims):
-                dims[axes[info.name]].ClearField("dim_value")
+            dims, track = info.type.tensor_type.shape.dim, timed.get(info.name)
+            if track is not None and track.axis is not None and track.axis < len(dims):
+                dims[track.axis].ClearField("dim_value")
+                if track.late:  # of another size than others of this name, which runtimes would reuse the memory of
+                    dims[track.axis].ClearField("dim_param")
 
     @property
     def opset(self) -> int:
@@ -88,7 +90,7 @@ class Surgery:
             raise UnsupportedError(f"{told}: {error}") from None
         return found.astype(dtype.numpy()), known
 
-    def check_sizes(self, told: str, shape: tuple[Size, ...]) -> None:
+    def check_sizes(self, told: str, shape: Sequence[Size]) -> None:
         if any(symbol not in self.symbols for one in shape for symbol in one.of):
             raise UnsupportedError(
                 f"{told}: the size of its state does not follow from those of the inputs; give them (--dim NAME=SIZE)"

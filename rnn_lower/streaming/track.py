@@ -25,6 +25,8 @@ class Track:
     every: how many frames of the input make one of this value.
     outer: what was merged into the axis in front of the frames; an axis of size outer * frames * inner.
     lead: how many frames the value has in front that came before the chunk.
+    late: how many frames it has less than the chunks so far would make, since each needs some that come later.
+    cut: whether it has less frames than in a run over the whole, which makes up what comes behind the end.
     last: the value tells of the frames up to the end of the chunk, such as a final state.
     content: the sizes that a tensor of integers of rank 0 or 1 holds, where they are known.
     """
@@ -34,6 +36,8 @@ class Track:
     every: int = 1
     outer: Size = ONE
     lead: int = 0
+    late: int = 0
+    cut: bool = False
     last: bool = False
     content: Content | None = None
 
@@ -57,7 +61,8 @@ class Track:
     @property
     def frames(self) -> Size:
         """How many frames it has."""
-        return size(TIME).over(size(self.every)) or ONE
+        found = size(TIME).over(size(self.every)) or ONE
+        return size(f"{TIME}-{self.late} of {found.times}") if self.late else found
 
     @property
     def is_plain(self) -> bool:
@@ -83,6 +88,7 @@ class Look:
 
     node; opset and path of its graph; inputs: what is known of each, None for absent ones.  inferred, typed: shape and
     type of a value, as far as inference tells them.  constant: what it holds, where it is one.
+    delay: whether outputs may lack frames at the end of a run over the whole.
     carry: called with what the node has to remember between chunks.  reader: reads a recurrent node.
     branch: follows the stream through a body, answers its outputs.
     """
@@ -94,6 +100,7 @@ class Look:
     inferred: Callable[[ir.Value], tuple[Any, ...] | None]
     typed: Callable[[ir.Value], ir.DataType | None]
     constant: Callable[[ir.Value | None], np.ndarray | None]
+    delay: bool
     carry: Callable[[Any], None]
     reader: Callable[[ir.Node], Any]
     branch: Callable[[ir.Graph], list[Track]]

@@ -2,7 +2,7 @@
 
 A window of `reach` frames that is moved by `stride` frames needs between reach - stride and reach - 1 frames before the
 first one: then a chunk of a multiple of `stride` frames gives all that depends on it and nothing that depends on later
-ones.
+ones. With fewer in front, frames come late (see `late`); what is padded behind the stream is never there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.streaming.late import Held, held
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.track import Look, Track, along, with_lead
 
@@ -121,6 +122,10 @@ def _window(look: Look, x: Track) -> _Window:
     pads = look.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
     reach = (kernel[place] - 1) * look.attribute("dilations", [1] * count)[place] + 1
     stride = look.attribute("strides", [1] * count)[place]
+    if auto in ("SAME_UPPER", "SAME_LOWER") and stride == 1 and count == 1:
+        less = (reach - 1) // 2
+        more = reach - 1 - less
+        return _Window(reach, 1, *((less, more) if auto == "SAME_UPPER" else (more, less)))
     if auto not in ("NOTSET", "VALID") and (reach, stride) != (1, 1):
         raise look.refuse(f"how it pads over time depends on the length of the stream (auto_pad {auto})")
     return _Window(reach, stride, pads[place], pads[place + count])
@@ -128,33 +133,51 @@ def _window(look: Look, x: Track) -> _Window:
 
 def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
     window, axis = _window(look, x), along(look, x)
-    if window.behind:
-        raise look.refuse(
-            f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
-            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind"
-        )
     if x.lead and window.before:
         raise look.refuse("it pads the stream once more")
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
         raise look.refuse("its windows go over other axes that are merged with the stream")
-    before = x.lead + window.before
-    if before < window.reach - window.stride:
-        raise look.refuse(
-            f"its first frame looks ahead: its window is of {window.reach} frames, with {before} padded before the"
-            f" stream; pad {window.reach - 1}"
-        )
-    lead = 0
+    before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
         lead = before - (window.reach - 1)
         if window.stride > 1 or window.before:
             raise look.refuse("it pads more frames before the stream than its window has")
-    if window.before:
+    late = (x.late + max(0, window.reach - 1 - before)) // window.stride
+    made_up = window.behind if x.late else (before + window.behind - window.reach) // window.stride + 1 + late
+    if made_up > 0 and not look.delay:
+        raise look.refuse(
+            f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
+            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or let outputs"
+            " come late (--delay)"
+        )
+    made = dataclasses.replace(x, every=x.every * window.stride, lead=lead, late=late, cut=x.cut or made_up > 0)
+    if late or x.late:
+        look.carry(_held_back(look, x, window, fill))
+    elif window.before:
         look.carry(_own_padding(look, x, axis, window.before, fill))
-    every = x.every * window.stride
     shape = _sizes(look, x)
-    made = dataclasses.replace(x, every=every, lead=lead)
     shape[axis] = with_lead(made.frames, lead)
     return [made.moved(axis, shape)]
+
+
+def _held_back(look: Look, x: Track, window: _Window, fill: Any) -> Held:
+    if window.stride > window.reach:
+        raise look.refuse("its frames come late, and it leaves some of them out")
+    if x.lead:
+        told = f"its window is of {window.reach} frames, with {x.lead} padded before the stream"
+        raise look.refuse(f"its first frame looks ahead: {told}; pad {window.reach - 1}")
+    attributes = _without_padding(look, x, along(look, x))
+    return held(
+        look, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes
+    )  # fmt: skip
+
+
+def _without_padding(look: Look, x: Track, axis: int) -> dict[str, Any]:
+    """The attributes of a node that pads no frames."""
+    count, auto = x.rank - 2, look.attribute("auto_pad", "NOTSET")
+    pads = list(look.attribute("pads", None) or [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
+    pads[axis - 2] = pads[axis - 2 + count] = 0
+    return {"pads": pads} | ({} if auto == "NOTSET" else {"auto_pad": "NOTSET"})
 
 
 def _sizes(look: Look, x: Track) -> list[Size]:
@@ -180,11 +203,8 @@ def _sizes(look: Look, x: Track) -> list[Size]:
 
 def _own_padding(look: Look, x: Track, axis: int, length: int, fill: Any) -> Cache:
     """The node's padding over time goes; the cache comes before its input."""
-    dtype = look.dtype(0)
-    pads = list(look.attribute("pads"))
-    pads[axis - 2] = 0
     shape = (*x.sizes[:axis], size(length), *x.sizes[axis + 1 :])
-    return Cache(look.node, shape, axis, length, dtype, fill, attributes={"pads": pads})
+    return Cache(look.node, shape, axis, length, look.dtype(0), fill, attributes=_without_padding(look, x, axis))
 
 
 def pad(look: Look) -> list[Track]:

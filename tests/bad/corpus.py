@@ -1204,6 +1204,77 @@ def strided() -> Model:
     return stack.model()
 
 
+Then = Callable[[Stack], object]
+
+
+def late(then: Then = lambda _: None, pads: tuple[int, int] = (0, 0), opset: int = 17) -> Model:
+    """A convolution of three frames, without padding in front of it or with too little, and what comes after it."""
+    stack = Stack(np.random.default_rng(0), opset)
+    stack.add("Transpose", "x", perm=[0, 2, 1])
+    stack.add("Conv", stack.value, stack.weight(6, 6, 3), kernel_shape=[3], pads=list(pads))
+    stack.add("Transpose", stack.value, perm=[0, 2, 1])
+    then(stack)
+    return stack.model()
+
+
+def over_time(stack: Stack) -> object:
+    stack.add("Transpose", stack.value, perm=[1, 0, 2])
+    stack.add("GRU", stack.value, stack.weight(1, 18, 6), stack.weight(1, 18, 6), hidden_size=6)
+    return stack.add("Squeeze", stack.value, stack.ints(1))
+
+
+def skipping(stack: Stack) -> object:
+    stack.add("Transpose", stack.value, perm=[0, 2, 1])
+    return stack.add("Conv", stack.value, stack.weight(6, 6, 1), kernel_shape=[1], strides=[2])
+
+
+def added_in_the_batch(stack: Stack) -> object:
+    """Frames merged with the rows, of which one side comes later than the other."""
+    rows = stack.add("Reshape", stack.value, stack.ints(-1, 6))
+    return stack.add("Add", rows, stack.add("Reshape", "x", stack.ints(-1, 6)))
+
+
+def moved_sizes(stack: Stack) -> object:
+    """[N, T, F] as [1, T, N, F], and its shape in another place of a shape with -1."""
+    frames = stack.add("Gather", stack.add("Shape", stack.value), stack.ints(1), axis=0)
+    stack.add("Transpose", stack.nodes[-3].output[0], perm=[1, 0, 2])
+    wide = stack.add("Unsqueeze", stack.value, stack.ints(0))
+    return stack.add("Reshape", wide, stack.add("Concat", frames, stack.ints(-1), axis=0))
+
+
+LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
+    "old": (lambda: late(opset=10), (), "its frames come late, which needs opset 11; the model is at opset 10"),
+    "step": (late, ("--step", "2"), "its frames come late, so that chunks differ in length inside; drop --step"),
+    "reset": (late, ("--reset",), "its frames come late, so that no row begins anew on its own; drop --reset"),
+    "fused": (lambda: late(over_time), ("--keep-fused",), "its frames come late, so that it gets none at first"),
+    "pairs": (
+        lambda: late(lambda s: s.add("Reshape", s.value, s.add("Concat", s.ints(0), s.ints(-1, 12), axis=0))), (),
+        "cannot run chunk by chunk: it makes one frame of several, which come late",
+    ),
+    "gathered": (
+        lambda: late(lambda s: s.add("Gather", s.value, s.const(np.array(-1)), axis=1)), (),
+        "cannot run chunk by chunk: it takes the last frame of what comes late; use Slice ([-1:])",
+    ),
+    "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its frames come late, and it leaves some of them out"),
+    "merged": (
+        lambda: late(added_in_the_batch, (1, 1)), ("--delay",),
+        "cannot run chunk by chunk: its frames come late, and are merged with other axes or padded",
+    ),
+    "sizes": (
+        lambda: late(moved_sizes), (),
+        "cannot run chunk by chunk: its frames come late, and its shape has -1 for another size",
+    ),
+    "last": (
+        lambda: late(lambda s: s.add("Slice", s.value, s.ints(-1), s.ints(2**62), s.ints(1)), (1, 1)), ("--delay",),
+        "is the last of the stream, of which nodes before it look ahead",
+    ),
+    "cut twice": (
+        lambda: late(lambda s: s.add("Slice", "x", s.ints(1, 2), s.ints(2**62, 4), s.ints(1, 2))), ("--delay",),
+        "cannot run chunk by chunk: it cuts frames off the stream, and another axis; use two of them",
+    ),
+}  # fmt: skip
+
+
 def with_a_rate() -> Model:
     model = model_of(dynamic=True)
     model.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, [2]))
@@ -1277,6 +1348,8 @@ def pointwise() -> Model:
 def bad_streams() -> Iterator[Bad]:
     for name, words in NOT_CAUSAL.items():
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
+    for name, (make, given, words) in LATE.items():
+        yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
     yield Bad("stream of several sizes", streaming(free), "the inputs have several sizes, T, N: say which axis is the stream (--time T)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size: say which axis is the stream")
@@ -1311,10 +1384,11 @@ NOT_CAUSAL = {
     "attention": "it multiplies frames of the stream with each other",
     "mean over time": "it reduces over time",
     "sum over all": "it reduces over all axes, time among them",
-    "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind",
-    "conv without padding": "its first frame looks ahead: its window is of 3 frames, with 0 padded before the stream; pad 2",
+    "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind, or let outputs come late (--delay)",
+    "conv after too little of a pad": "its first frame looks ahead: its window is of 3 frames, with 1 padded before the stream; pad 2",
+    "frames from the second on": "it takes frames 1 to 4611686018427387904 of the stream; let them come 1 late (--delay)",
     "conv with too much padding": "it pads more frames before the stream than its window has",
-    "conv padded automatically": "how it pads over time depends on the length of the stream (auto_pad SAME_UPPER)",
+    "strides padded automatically": "how it pads over time depends on the length of the stream (auto_pad SAME_UPPER)",
     "conv over frames as channels": "it adds frames of the stream up: they are its channels",
     "transposed conv": "each frame of the stream makes several of its output, which overlap",
     "average that leaves padding out": "its first frames are averages of fewer values (count_include_pad is 0)",
@@ -1459,6 +1533,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have as many frames as each other, not {'x': 3, 'z': 1}")
     yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
     yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "which axis of state 'Pad1/cache_in' is the batch is not known; reset all of it")
+    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' holds frames back, as many for all rows; reset all of it")
     yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "what state 'initial_h' began with is not known here; reset all of it")
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that --check does not know what to feed back")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")

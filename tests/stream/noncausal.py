@@ -236,6 +236,15 @@ def in_a_loop(s: Stack) -> str:
     return culprit
 
 
+def padded_too_little(s: Stack) -> str:
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    s.add("Pad", s.value, s.ints(0, 0, 1, 0, 0, 0))
+    s.add("Conv", s.value, s.weight(F, F, 3), kernel_shape=[3])
+    culprit = s.nodes[-1].name
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    return culprit
+
+
 def reflected(s: Stack) -> str:
     s.add("Transpose", s.value, perm=[0, 2, 1])
     s.add("Pad", s.value, s.ints(0, 0, 2, 0, 0, 0), mode="reflect")
@@ -334,11 +343,14 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "instance norm over time": group_of_time,
     "symmetric conv": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[1, 1]),
     "conv that looks ahead": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[0, 2]),
-    "conv without padding": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3]),
-    "conv with too little padding": single("Conv", weight(F, F, 4), channels=True, kernel_shape=[4], pads=[2, 0]),
+    "conv with too little padding": single("Conv", weight(F, F, 4), channels=True, kernel_shape=[4], pads=[2, 1]),
+    "conv after too little of a pad": padded_too_little,
     "conv with too much padding": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[5, 0]),
     "conv padded automatically": single(
         "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], auto_pad="SAME_UPPER"
+    ),
+    "strides padded automatically": single(
+        "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], strides=[2], auto_pad="SAME_UPPER"
     ),
     "conv over frames as channels": single("Conv", weight(3, 9, 1), kernel_shape=[1]),
     "transposed conv": single("ConvTranspose", weight(F, F, 2), channels=True, kernel_shape=[2], strides=[2]),

@@ -1,0 +1,98 @@
+"""Values whose frames come late: they need later ones, so what is not ready is held back for the next chunks.
+
+Of a value that is `late` by L frames, chunks that come to m frames have made m / every - L. Windows of `reach` frames
+that are moved by `stride` frames and have `before` frames padded in front turn n frames into
+
+    max(0, (n + before - reach) // stride + 1),
+
+and the frames from `stride` times that number on are held back. That is right for any number of frames a chunk, so what
+comes late may meet strides, other windows and recurrent nodes; only the number of frames is another each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
+from rnn_lower.streaming.track import Look, Track, along
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Frames that are held back in front of a node until all of its window is there.
+
+    place: which input of the node.  shape: of what is held back, which grows along `axis`.
+    before, fill: how many frames it has before the first chunk, and what they are.
+    crop: frames of the input are what is wanted, each being so many behind the first of its window; None where the node
+    goes over the windows itself.  gone: whether the node did nothing but crop.  attributes: of the node that change.
+    """
+
+    node: ir.Node
+    place: int
+    shape: tuple[Size, ...]
+    axis: int
+    dtype: ir.DataType
+    reach: int
+    stride: int = 1
+    before: int = 0
+    fill: Any = 0.0
+    crop: int | None = None
+    gone: bool = False
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The shape that a Reshape is to make, without -1, which stands for nothing where there are no frames."""
+
+    node: ir.Node
+    sizes: tuple[Size, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """A node that reduces axes; onnxruntime (1.31) leaves them as they are where there is nothing in its input."""
+
+    node: ir.Node
+    axes: tuple[int, ...]
+    keepdims: bool
+
+
+def held(look: Look, x: Track, reach: int, place: int = 0, **changes: Any) -> Held:
+    """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
+    axis = along(look, x)
+    if look.opset < 11:
+        raise look.refuse(f"its frames come late, which needs opset 11; the model is at opset {look.opset}")
+    if (x.outer, x.sizes[axis]) != (ONE, x.frames) or x.lead:
+        raise look.refuse("its frames come late, and are merged with other axes or padded")
+    shape = (*x.sizes[:axis], size(GROWS), *x.sizes[axis + 1 :])
+    return Held(look.node, place, shape, axis, look.dtype(place), reach, **changes)
+
+
+def later(x: Track, late: int, **changes: Any) -> Track:
+    """The same value, its frames coming later."""
+    assert x.axis is not None
+    found = dataclasses.replace(x, late=late, content=None, **changes)
+    return found.moved(x.axis, [*x.sizes[: x.axis], found.frames, *x.sizes[x.axis + 1 :]])
+
+
+def wait_for_each_other(look: Look) -> None:
+    """Where inputs of a node come late by different numbers of frames, the earlier ones are held back."""
+    timed = {place: track for place, track in enumerate(look.inputs) if track is not None and track.axis is not None}
+    late, cut = max((one.late for one in timed.values()), default=0), any(one.cut for one in timed.values())
+    for place, track in timed.items():
+        if track.late < late:
+            if any(one.every != track.every for one in timed.values()):
+                raise look.refuse("its inputs have different rates over time")
+            look.carry(held(look, track, late - track.late + 1, place, crop=0))
+        look.inputs[place] = later(track, late, cut=cut) if (track.late, track.cut) != (late, cut) else track
+
+
+def cropped(look: Look, x: Track, first: int, behind: int) -> Track:
+    """The frames of a value but for the first and the last ones."""
+    look.carry(held(look, x, first + behind + 1, crop=first, gone=True))
+    return later(x, x.late + first + behind)

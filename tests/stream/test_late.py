@@ -1,0 +1,133 @@
+"""Frames that come late: windows without padding in front, and with padding behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from judge import run_onnxruntime
+from layers import FEATURES, LATE, Stack, centred, dense, dual_path, gated, lstm, over_features
+from streams import chunk_lengths, in_chunks
+
+import rnn_lower
+
+Layer = Callable[[Stack], object]
+
+
+def conv(kernel: int, stride: int = 1, pads: tuple[int, int] = (0, 0), dilation: int = 1) -> Layer:
+    def layer(s: Stack) -> None:
+        s.add("Transpose", s.value, perm=[0, 2, 1])
+        s.add("Conv", s.value, s.weight(FEATURES, FEATURES, kernel), s.weight(FEATURES), kernel_shape=[kernel],
+              strides=[stride], pads=list(pads), dilations=[dilation])  # fmt: skip
+        s.add("Transpose", s.value, perm=[0, 2, 1])
+        s.every *= stride
+
+    return layer
+
+
+def average(s: Stack) -> None:
+    """A norm over the features as older exports have it."""
+    s.add("Sub", s.value, s.add("ReduceMean", s.value, axes=[-1], keepdims=1))
+
+
+def maximum(s: Stack) -> None:
+    before = s.value
+    s.add("ReduceMax", before, axes=[-1], keepdims=0)
+    s.add("Div", before, s.add("Unsqueeze", s.value, s.ints(-1)))
+
+
+def stack(*layers: Layer, opset: int = 17) -> onnx.ModelProto:
+    made = Stack(np.random.default_rng(0), opset)
+    for layer in layers:
+        layer(made)
+    return made.model()
+
+
+def compared(model: onnx.ModelProto, frames: int = 24, **options: object) -> tuple[int, int, int]:
+    """Random chunks and single frames against the whole; frames of the whole, frames in chunks, frames late."""
+    x = np.random.default_rng(1).uniform(-1, 1, (2, frames, FEATURES)).astype(np.float32)
+    streaming = rnn_lower.stream(model, axis="T", **options)
+    onnx.checker.check_model(streaming, full_check=True)
+    plan = rnn_lower.StreamingSession(streaming).plan
+    whole, count = run_onnxruntime(model, {"x": x})[0], 0
+    rng = np.random.default_rng(2)
+    for lengths in ([plan.every] * (frames // plan.every), *(chunk_lengths(rng, frames, plan.every) for _ in range(3))):
+        got = in_chunks(streaming, {"x": x}, lengths)["y"]
+        count = got.shape[1]
+        assert count, "nothing was compared"
+        np.testing.assert_allclose(got, whole[:, :count], rtol=1e-4, atol=1e-5)
+    return whole.shape[1], count, plan.late.get("y", 0)
+
+
+@pytest.mark.parametrize("form", ["scan", "loop"])
+@pytest.mark.parametrize(
+    "behind", [lstm, over_features, dual_path, average, maximum, gated], ids=lambda one: one.__name__
+)
+def test_what_comes_after_it_gets_the_same_frames(behind, form):
+    """Also chunks of no frames at all, which some operators of onnxruntime answer in ways of their own."""
+    assert compared(stack(dense, conv(3), behind, dense), form=form) == (22, 22, 2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "frames"),
+    [
+        ([conv(3)], (22, 22, 2)),
+        ([conv(4, 2), conv(3, 2), lstm], (5, 5, 4)),  # as front ends of speech models have it
+        ([conv(3, dilation=3), conv(2)], (17, 17, 7)),
+        ([conv(5, pads=(2, 0)), conv(3, pads=(2, 0))], (22, 22, 2)),
+        ([conv(3, 3), conv(2, 2)], (4, 4, 0)),  # windows that do not overlap: nothing is late
+        ([conv(3, 2, pads=(1, 1)), conv(3, 2, pads=(1, 1))], (6, 6, 0)),  # padding behind that no chunk reaches
+    ],
+)
+def test_windows_without_padding(layers, frames):
+    assert compared(stack(*layers)) == frames
+
+
+@pytest.mark.parametrize(
+    ("layers", "frames"),
+    [
+        ([conv(3, pads=(1, 1))], (24, 23, 1)),
+        ([centred, lstm, centred], None),
+        ([conv(5, pads=(1, 2)), conv(4, 2, pads=(1, 1)), lstm, conv(3, pads=(1, 1))], None),
+    ],
+)
+def test_padding_behind_has_to_be_asked_for(layers, frames):
+    model = stack(*layers)
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"looks ahead by . frames: .* or let outputs come late"):
+        rnn_lower.stream(model, axis="T")
+    found = compared(stack(*layers), delay=True)
+    assert found == frames or (frames is None and found[0] > found[1] > found[0] - found[2] - 1)
+
+
+@pytest.mark.parametrize("layer", LATE)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_windows(layer, seed):
+    made = Stack(np.random.default_rng(seed))
+    for one in (dense, layer, lstm, layer):
+        one(made)
+    frames = made.every * (8 + made.ahead)
+    compared(made.model(), frames, delay=True)
+
+
+def test_check_compares_what_has_come(tmp_path):
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(stack(conv(3, pads=(1, 1)), lstm), path)
+    made = rnn_lower.api.stream_file(path, out, axis="T", delay=True)
+    report = rnn_lower.api.check_streaming(made, out)
+    assert report.ok
+    assert (made.plan.late, made.plan.cut) == ({"y": 1}, ("y",))
+
+
+def test_all_rows_begin_anew():
+    session = rnn_lower.StreamingSession(rnn_lower.stream(stack(conv(3), lstm), axis="T"))
+    x = np.random.default_rng(3).uniform(-1, 1, (2, 9, FEATURES)).astype(np.float32)
+    first = session.run(x)["y"]
+    saved = session.state
+    more = session.run(x)["y"]
+    assert (first.shape[1], more.shape[1]) == (7, 9)
+    session.state = saved
+    np.testing.assert_array_equal(session.run(x)["y"], more)
+    session.reset()
+    np.testing.assert_array_equal(session.run(x)["y"], first)
