@@ -9,7 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rnn_lower.api import check, draw, inspect, lint, lower, lower_file, prove, report, stream, stream_file
+    from rnn_lower.api import (
+        check,
+        draw,
+        function_body,
+        inspect,
+        lint,
+        lower,
+        lower_file,
+        prove,
+        report,
+        stream,
+        stream_file,
+    )
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
     from rnn_lower.model.linting import Finding, LintReport
     from rnn_lower.model.passes import LowerRecurrentPass, Record
@@ -22,7 +34,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "api": ("check", "draw", "inspect", "lint", "lower", "lower_file", "prove", "report", "stream", "stream_file"),
+    "api": (
+        "check",
+        "draw",
+        "function_body",
+        "inspect",
+        "lint",
+        "lower",
+        "lower_file",
+        "prove",
+        "report",
+        "stream",
+        "stream_file",
+    ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "model.linting": ("Finding", "LintReport"),
     "model.passes": ("LowerRecurrentPass", "Record"),
@@ -49,6 +73,7 @@ __all__ = [
     "UnsupportedError",
     "check",
     "draw",
+    "function_body",
     "inspect",
     "lint",
     "lower",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
@@ -18,6 +18,7 @@ from rnn_lower.model.linting import LintReport
 from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
+from rnn_lower.recurrent import functions
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.streaming import making
 from rnn_lower.targets import find_target
@@ -49,6 +50,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
     keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature.
+    as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
+        same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked
@@ -128,9 +131,10 @@ def stream(
     """
     document, path = files.open_model(model)
     wish = making.Wish(axis, step, keep_fused, set_inputs, reset)
+    chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        made = making.make(document, wish, Options(**options))
+        made = making.make(document, wish, chosen)
         return _whole(made.document, made.dims)
 
     return _told_with(path, result)
@@ -150,9 +154,10 @@ def stream_file(
     """
     document = files.load(source)
     wish = making.Wish(axis, step, keep_fused, set_inputs, reset)
+    chosen = _of_stream(options)
 
     def work() -> making.Made:
-        made = making.make(document, wish, Options(**options))
+        made = making.make(document, wish, chosen)
         with (
             files.staged(made.document, destination, progress, made.dims, force) as staged,
             making.staged_states(destination, made.plan) as place,
@@ -162,6 +167,13 @@ def stream_file(
         return made
 
     return _told_with(source, work)
+
+
+def _of_stream(options: Keywords) -> Options:
+    chosen = Options(**options)
+    if chosen.as_function:
+        raise RnnLowerError("a stream is a model of its own, with states in and out; as_function is for lower")
+    return chosen
 
 
 def check_streaming(
@@ -177,6 +189,31 @@ def check_streaming(
     if streamed.time is None:
         return check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
     return checking.check_streaming(streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
+
+
+def function_body(
+    op_type: str, version: int, *, hidden_size: int, opset: int | None = None, form: str = "auto",
+    inputs: Sequence[str] = ("X", "W", "R"), outputs: Sequence[str] | None = None, dtype: str = "float",
+    seq_length: int | None = None, domain: str = "", **attributes: Any,
+) -> onnx.FunctionProto:  # fmt: skip
+    """The operator as a function of primitive operators, as the ONNX standard could ship it.
+
+
+    That is a context-dependent body; what depends on the context is what a node says: hidden_size and the other
+    attributes (direction, activations, activation_alpha, activation_beta, clip, layout, linear_before_reset,
+    input_forget), which inputs and outputs it has, and their element type ("float", "double", "float16", "bfloat16").
+    Sizes of time, batch and features are found out when it runs. Formal inputs are all those of the operator, in its
+    order; those not in `inputs` are not read. Outputs are those of the operator up to the last one in `outputs`, so
+    that both are matched by place.
+    version: of the operator.  opset: of the body, 9 or newer, one in which the operator is of that version; the first
+    such without.  form: "scan", "loop", or "unroll" with a known `seq_length`.  domain: for a function of a model.
+    Raises UnsupportedError for an opset before 9 or of another version, InvalidNodeError for attributes that
+    contradict the ONNX text, RnnLowerError for unknown names.
+    """
+    Options(form=form, op_types=op_type)  # which checks them
+    given = {"hidden_size": hidden_size, **attributes}
+    said = functions.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
+    return ir.serde.serialize_function(functions.body(said, form, domain, find_target(None).habits))
 
 
 def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:

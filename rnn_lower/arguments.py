@@ -38,22 +38,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         added.add_argument("-v", "--verbose", action="store_true", help="tell as well what becomes of each node")
         return added
 
-    lower = add("lower", "write a model without recurrent nodes")
-    lower.add_argument("models", metavar="IN.onnx", nargs="+", help="one, or several with --out-dir; - reads stdin")
-    where = lower.add_mutually_exclusive_group(required=True)
-    where.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
-    where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
-    lower.add_argument("--jobs", type=int, default=1, metavar="N", help="work on so many models at once")
-    _form(lower, commands["targets"])
-    _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
-    lower.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
-    lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
-    _sizes_and_limits(lower)
-    _option(lower, "--keep-native", "keep_native", action="store_true")
-    lower.add_argument("--check", action="store_true", help="compare with the original before writing")
-    lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
-    _check_arguments(lower)
-
+    _lower_arguments(add("lower", "write a model without recurrent nodes"), commands["targets"])
     _stream_arguments(
         add("stream", "write a model that runs chunk by chunk, its state in and out"), commands["targets"]
     )
@@ -84,6 +69,24 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
     _report_arguments(add("report", "write a page about a model's recurrent nodes"), commands["targets"])
     return parser
+
+
+def _lower_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> None:
+    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="one, or several with --out-dir; - reads stdin")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
+    where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="work on so many models at once")
+    _form(parser, list_targets)
+    _option(parser, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
+    parser.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
+    _sizes_and_limits(parser)
+    _option(parser, "--keep-native", "keep_native", action="store_true")
+    _option(parser, "--as-function", "as_function", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare with the original before writing")
+    parser.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
+    _check_arguments(parser)
 
 
 def _form(parser: argparse.ArgumentParser, list_targets: Command) -> None:

@@ -163,7 +163,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         )
     remove_unused(session.places)
     _warn_of_others(model)
-    return [Record(new.place.node, new.form, new.count, tuple(new.nodes)) for new in session.replacements]
+    return [Record(new.place.node, new.form, new.count, tuple(new.emitted)) for new in session.replacements]
 
 
 def _warn_of_others(model: ir.Model) -> None:

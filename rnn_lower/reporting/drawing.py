@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.scopes import count_nodes, subgraphs
-from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.recurrent.node import OUTPUTS, RecurrentNode
 
 MISSING = "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'"
 if sys.version_info < (3, 11):
@@ -185,7 +185,8 @@ class _Side:
             more = self._canvas.box([f"\N{HORIZONTAL ELLIPSIS} and {left:,} more nodes"], "other", "too many to draw")
             for key in dict.fromkeys(ends.values()):
                 self._canvas.edge(key, more)
-        names = {value.name: name for name, value in self._node_read.outputs.items()}
+        names = {name: name for name in OUTPUTS}  # as they are called in a function
+        names |= {value.name or "": name for name, value in self._node_read.outputs.items()}
         for value, key in ends.items():
             if not left and value.name in names:
                 self._canvas.edge(key, self._value(value, names[value.name]))

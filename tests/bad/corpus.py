@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -1446,6 +1447,20 @@ def _calls() -> Iterator[BadCall]:
     whole: Any = "; it must be a whole number"
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv was not seen to run calls of functions; leave --as-function out, or take one that was: onnxruntime")
+    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "a stream is a model of its own, with states in and out; as_function is for lower")
+    for name, (given, words) in {
+        "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known are 1, 3, 7, 14, 22"),
+        "body of an older opset": ({"version": 7, "opset": 8}, "a body needs opset 9 or newer, not 8: Scan and Loop as they are now"),
+        "body of another version": ({"opset": 9}, "GRU is of version 7 at opset 9, not 14"),
+        "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx knows up to {NEWEST}"),
+        "body with peepholes": ({"inputs": ("X", "W", "R", "P")}, "GRU has no input 'P'; it has X, W, R, B, sequence_lens, initial_h"),
+        "body with a cell": ({"outputs": ("Y_c",)}, "GRU has no output 'Y_c'; it has Y, Y_h"),
+        "body with no output": ({"outputs": ()}, "outputs lists none; GRU has Y, Y_h"),
+        "body of integers": ({"dtype": "int8"}, "unknown dtype 'int8'; known are float, double, float16, bfloat16"),
+        "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; give seq_length, or take scan or loop"),
+    }.items():
+        yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
     yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")
     yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
@@ -1465,7 +1480,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; give the path of the model")
-    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace nodes; opset, dims and as_function are for rnn_lower.lower")
     stream, free = anything_of(rnn_lower), model_of("GRU", dynamic=True)
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
@@ -1487,7 +1502,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that --check does not know what to feed back")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
-    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset, dims and as_function are for rnn_lower.lower")
 # fmt: on
 
 
