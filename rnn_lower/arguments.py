@@ -18,6 +18,25 @@ DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 """Exit codes."""
 
 
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "lower": (
+        "in.onnx -o out.onnx",
+        "in.onnx -o out.onnx --target tract --check",
+        "in.onnx -o out.onnx --form unroll --dim time=20 --prove",
+        "in.onnx other.onnx --out-dir lowered --jobs 2",
+        "- -o - < in.onnx > out.onnx",
+    ),
+    "stream": ("in.onnx -o chunks.onnx --time time --check", "in.onnx -o step.onnx --time time --step 1 --dim batch=1"),
+    "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
+    "prove": ("in.onnx out.onnx",),
+    "inspect": ("in.onnx", "in.onnx --target opencv", "in.onnx --json"),
+    "lint": ("out.onnx --target onnxruntime",),
+    "targets": ("", "openvino"),
+    "report": ("in.onnx -o report.html", "in.onnx --target openvino", "in.onnx --svg -o node.svg"),
+}
+"""Commands to start from, shown by --help; a test runs each of them in a folder with models of these names."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         self.exit(BAD, f"{self.prog}: error: {message}\n")
@@ -32,7 +51,11 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = kinds.add_parser(name, help=text)
+        added: argparse.ArgumentParser = kinds.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.",
+            epilog="examples:\n" + "".join(f"  rnn-lower {name} {example}\n" for example in EXAMPLES[name]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         added.set_defaults(command=commands[name])
         added.add_argument("-q", "--quiet", action="store_true", help="print errors only, and what --json asks for")
         added.add_argument("-v", "--verbose", action="store_true", help="tell as well what becomes of each node")
@@ -67,6 +90,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 
     targets = add("targets", "list the runtimes that --target knows, or explain one")
     targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
+    targets.add_argument("--json", action="store_true", help="print JSON")
     _report_arguments(add("report", "write a page about a model's recurrent nodes"), commands["targets"])
     return parser
 

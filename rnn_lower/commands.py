@@ -18,6 +18,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
 
 if TYPE_CHECKING:
+    from rnn_lower.model.counting import Count
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
     from rnn_lower.streaming.making import Made
@@ -61,6 +62,7 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
+    from rnn_lower.model.counting import count_file
 
     given = _asked(arguments)
     if arguments.inputs is not None and not arguments.check:
@@ -70,6 +72,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     selection = _Selection(arguments.only, arguments.skip)
     given["select"] = selection
     reports: list[CheckReport | Proof] = []
+    counts: list[Count] = []
 
     def changed(lowered: str) -> Sequence[str]:
         from rnn_lower.proof import untouched
@@ -81,6 +84,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 
     def accept(lowered: str) -> bool:
         selection.check()
+        counts.extend(count_file(path) for path in (arguments.model, lowered))
         with _unnamed(lowered):
             if arguments.prove:
                 reports.append(api.prove(arguments.model, lowered))
@@ -95,7 +99,9 @@ def _lower_one(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):
-        tables.print_lowered(arguments.json, written, records, reports)
+        tables.print_lowered(arguments.json, written, records, counts, reports)
+        if not arguments.json and (arguments.target or "onnxruntime").startswith("onnxruntime"):
+            tables.print_slowdown(records)
     return DONE if written else DIFFERENT
 
 
@@ -220,12 +226,8 @@ def _targets(arguments: argparse.Namespace) -> int:
     from rnn_lower.targets import TARGETS, find_target
 
     name = getattr(arguments, "target", None)
-    if name in (None, "list"):  # --target list, as it was spelled before there was a command for it
-        for target in TARGETS.values():
-            print(f"{target.name}: {target.summary}")
-    else:
-        for told, what in find_target(name).explained():
-            print(f"{told}: {what}")
+    one = None if name in (None, "list") else find_target(name)  # --target list, as it was spelled before the command
+    tables.print_targets(arguments.json, list(TARGETS.values()) if one is None else [one], explained=one is not None)
     return DONE
 
 

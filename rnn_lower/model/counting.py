@@ -24,6 +24,13 @@ class Count:
     def nodes(self) -> int:
         return sum(self.operators.values())
 
+    @property
+    def shown_size(self) -> str:
+        """For people."""
+        units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+        found = (f"{self.size / factor:.3g} {unit}" for unit, factor in units if self.size >= factor)
+        return next(found, f"{self.size} bytes")
+
 
 def count(model: onnx.ModelProto) -> Count:
     found: Counter[str] = Counter()

@@ -43,7 +43,7 @@ class Place:
 class Replacement:
     """What takes the place of a recurrent node: nodes, and a new value for each output that is used.
 
-    called: where that is a call, the nodes of its function.
+    called: where that is a call, the nodes of its function.  why: of the form.
     """
 
     place: Place
@@ -52,6 +52,7 @@ class Replacement:
     old_values: list[ir.Value]
     new_values: list[ir.Value]
     called: Sequence[ir.Node] = ()
+    why: str = ""
 
     @property
     def emitted(self) -> Sequence[ir.Node]:
@@ -206,7 +207,11 @@ class Session:
         for old, new in zip(old_values, new_values, strict=True):
             new.doc_string = old.doc_string
             new.metadata_props.update(old.metadata_props)
-        return Replacement(place, form, nodes, old_values, new_values)
+        return Replacement(place, form, nodes, old_values, new_values, why=self._why(place, form))
+
+    def _why(self, place: Place, form: str) -> str:
+        """Why it has this form, for people."""
+        return self._target.why(place.node, form) if self._options.form == "auto" else "asked for"
 
     def _untaken(self, place: Place, form: str, error: UntakenError) -> UnsupportedError:
         """What the target does not take; perhaps another form does without it."""

@@ -40,7 +40,7 @@ def render(report: Report) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {
-        "bars": _bars, "least_width": _least_width, "size": _size, "time": _time, "shares": _shares,
+        "bars": _bars, "least_width": _least_width, "time": _time, "shares": _shares,
         "sizes": _sizes, "number": _number, "failed": lambda found: isinstance(found, str),
     }  # fmt: skip
     page: str = environment.from_string(template).render(report=report, style=drawing.STYLE, badges=BADGES)
@@ -81,13 +81,6 @@ def _sizes(node: Any) -> str:
 
 def _least_width(svg: str) -> int:
     return round(SMALLEST * drawing.width(svg))
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"
 
 
 def _time(seconds: float) -> str:
