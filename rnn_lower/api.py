@@ -37,8 +37,9 @@ R = TypeVar("R")
 def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M | onnx.ModelProto:
     """Replace the RNN, GRU and LSTM nodes of a model by primitive operators that compute the same values.
 
-    model: an onnx.ModelProto, which is left as it is and answered by a new one, an onnx_ir.Model, which is lowered
-        in place and returned, or the path of a file, answered by an onnx.ModelProto. Any opset from 1 on; nodes in
+    model: an onnx.ModelProto, which is left as it is and answered by a new one, an onnx_ir.Model or a
+        torch.onnx.ONNXProgram, which is lowered in place and returned, or the path of a file, answered by an
+        onnx.ModelProto. Any opset from 1 on; nodes in
         subgraphs and functions are lowered too.
     form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" takes a straight line for one
         step, else Scan, or Loop below opset 9.
@@ -59,9 +60,10 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     was.
     """
     chosen = Options(**options)
-    if isinstance(model, ir.Model):
-        lower_in_place(model, chosen)
-        return model
+    held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # as an ONNXProgram holds one
+    if isinstance(held, ir.Model):
+        lower_in_place(held, chosen)
+        return model  # type: ignore[return-value]
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
