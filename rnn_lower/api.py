@@ -261,7 +261,7 @@ def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
-    exact: bool = True,
+    exact: bool = True, on: str | None = None,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
@@ -279,13 +279,17 @@ def check(
     exact: look, too, for what no sampled input shows: small models that were lowered, and not worked on further, are
     proved at one point, as by `prove`, and a node that is not the same function is no agreement.
 
-    Both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets below 7,
-    empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report says so.
+    on: run the lowered model on this runtime, which must be installed: "openvino", "tract", "opencv", "onnx2torch",
+    "tinygrad", "tvm", "iree" or "onnx-reference"; every size is fixed to that of the inputs first.
+
+    Otherwise both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
+    below 7, empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report
+    says so.
     Raises RnnLowerError when a model cannot be read, or when no inputs were found with which the original runs.
     """
     from rnn_lower.proof import judging  # onnxruntime is for those who compare
 
-    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact)
+    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on)
 
 
 def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Proof:

@@ -179,6 +179,9 @@ class _Target(argparse.Action):
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
+    parser.add_argument(
+        "--on", metavar="RUNTIME", help="compare what this installed runtime makes of the lowered model"
+    )
     _runs_and_tolerance(parser)
     parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
     parser.add_argument(

