@@ -9,25 +9,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rnn_lower.api import check, inspect, lint, lower, lower_file, prove, stream, stream_file
+    from rnn_lower.api import (
+        check,
+        draw,
+        function_body,
+        inspect,
+        lint,
+        lower,
+        lower_file,
+        prove,
+        report,
+        stream,
+        stream_file,
+    )
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
     from rnn_lower.model.linting import Finding, LintReport
     from rnn_lower.model.passes import LowerRecurrentPass, Record
     from rnn_lower.model.rules import rewrite_rules
     from rnn_lower.proof.report import CheckReport, NodeProof, Proof
     from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.session import StreamingSession
 
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "api": ("check", "inspect", "lint", "lower", "lower_file", "prove", "stream", "stream_file"),
+    "api": (
+        "check",
+        "draw",
+        "function_body",
+        "inspect",
+        "lint",
+        "lower",
+        "lower_file",
+        "prove",
+        "report",
+        "stream",
+        "stream_file",
+    ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "model.linting": ("Finding", "LintReport"),
     "model.passes": ("LowerRecurrentPass", "Record"),
     "model.rules": ("rewrite_rules",),
     "proof.report": ("CheckReport", "NodeProof", "Proof"),
     "recurrent.node": ("RecurrentNode",),
+    "reporting.gathering": ("Report",),
     "streaming.session": ("StreamingSession",),
 }
 
@@ -41,15 +67,19 @@ __all__ = [
     "Proof",
     "Record",
     "RecurrentNode",
+    "Report",
     "RnnLowerError",
     "StreamingSession",
     "UnsupportedError",
     "check",
+    "draw",
+    "function_body",
     "inspect",
     "lint",
     "lower",
     "lower_file",
     "prove",
+    "report",
     "rewrite_rules",
     "stream",
     "stream_file",

@@ -2,4 +2,5 @@
 
 from rnn_lower.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # a process of --jobs imports this file
+    raise SystemExit(main())

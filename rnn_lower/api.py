@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
@@ -18,6 +18,7 @@ from rnn_lower.model.linting import LintReport
 from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
+from rnn_lower.recurrent import functions
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.streaming import making
 from rnn_lower.targets import find_target
@@ -26,16 +27,19 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rnn_lower.proof.report import CheckReport, Proof
+    from rnn_lower.reporting.gathering import Report
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
+R = TypeVar("R")
 
 
 @takes_options
 def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M | onnx.ModelProto:
     """Replace the RNN, GRU and LSTM nodes of a model by primitive operators that compute the same values.
 
-    model: an onnx.ModelProto, which is left as it is and answered by a new one, an onnx_ir.Model, which is lowered
-        in place and returned, or the path of a file, answered by an onnx.ModelProto. Any opset from 1 on; nodes in
+    model: an onnx.ModelProto, which is left as it is and answered by a new one, an onnx_ir.Model or a
+        torch.onnx.ONNXProgram, which is lowered in place and returned, or the path of a file, answered by an
+        onnx.ModelProto. Any opset from 1 on; nodes in
         subgraphs and functions are lowered too.
     form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" takes a straight line for one
         step, else Scan, or Loop below opset 9.
@@ -47,6 +51,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
     keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature.
+    as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
+        same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked
@@ -54,9 +60,10 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     was.
     """
     chosen = Options(**options)
-    if isinstance(model, ir.Model):
-        lower_in_place(model, chosen)
-        return model
+    held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # as an ONNXProgram holds one
+    if isinstance(held, ir.Model):
+        lower_in_place(held, chosen)
+        return model  # type: ignore[return-value]
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
@@ -127,9 +134,10 @@ def stream(
     """
     document, path = files.open_model(model)
     wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
+    chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        made = making.make(document, wish, Options(**options))
+        made = making.make(document, wish, chosen)
         return _whole(made.document, made.dims)
 
     return _told_with(path, result)
@@ -149,9 +157,10 @@ def stream_file(
     """
     document = files.load(source)
     wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
+    chosen = _of_stream(options)
 
     def work() -> making.Made:
-        made = making.make(document, wish, Options(**options))
+        made = making.make(document, wish, chosen)
         with (
             files.staged(made.document, destination, progress, made.dims, force) as staged,
             making.staged_states(destination, made.plan) as place,
@@ -161,6 +170,13 @@ def stream_file(
         return made
 
     return _told_with(source, work)
+
+
+def _of_stream(options: Keywords) -> Options:
+    chosen = Options(**options)
+    if chosen.as_function:
+        raise RnnLowerError("a stream is a model of its own, with states in and out; as_function is for lower")
+    return chosen
 
 
 def check_streaming(
@@ -176,6 +192,31 @@ def check_streaming(
     if streamed.time is None:
         return check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
     return checking.check_streaming(streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
+
+
+def function_body(
+    op_type: str, version: int, *, hidden_size: int, opset: int | None = None, form: str = "auto",
+    inputs: Sequence[str] = ("X", "W", "R"), outputs: Sequence[str] | None = None, dtype: str = "float",
+    seq_length: int | None = None, domain: str = "", **attributes: Any,
+) -> onnx.FunctionProto:  # fmt: skip
+    """The operator as a function of primitive operators, as the ONNX standard could ship it.
+
+
+    That is a context-dependent body; what depends on the context is what a node says: hidden_size and the other
+    attributes (direction, activations, activation_alpha, activation_beta, clip, layout, linear_before_reset,
+    input_forget), which inputs and outputs it has, and their element type ("float", "double", "float16", "bfloat16").
+    Sizes of time, batch and features are found out when it runs. Formal inputs are all those of the operator, in its
+    order; those not in `inputs` are not read. Outputs are those of the operator up to the last one in `outputs`, so
+    that both are matched by place.
+    version: of the operator.  opset: of the body, 9 or newer, one in which the operator is of that version; the first
+    such without.  form: "scan", "loop", or "unroll" with a known `seq_length`.  domain: for a function of a model.
+    Raises UnsupportedError for an opset before 9 or of another version, InvalidNodeError for attributes that
+    contradict the ONNX text, RnnLowerError for unknown names.
+    """
+    Options(form=form, op_types=op_type)  # which checks them
+    given = {"hidden_size": hidden_size, **attributes}
+    said = functions.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
+    return ir.serde.serialize_function(functions.body(said, form, domain, find_target(None).habits))
 
 
 def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:
@@ -221,7 +262,7 @@ def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
-    exact: bool = True,
+    exact: bool = True, on: str | None = None,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
@@ -239,13 +280,17 @@ def check(
     exact: look, too, for what no sampled input shows: small models that were lowered, and not worked on further, are
     proved at one point, as by `prove`, and a node that is not the same function is no agreement.
 
-    Both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets below 7,
-    empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report says so.
+    on: run the lowered model on this runtime, which must be installed: "openvino", "tract", "opencv", "onnx2torch",
+    "tinygrad", "tvm", "iree" or "onnx-reference"; every size is fixed to that of the inputs first.
+
+    Otherwise both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
+    below 7, empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report
+    says so.
     Raises RnnLowerError when a model cannot be read, or when no inputs were found with which the original runs.
     """
     from rnn_lower.proof import judging  # onnxruntime is for those who compare
 
-    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact)
+    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on)
 
 
 def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Proof:
@@ -262,15 +307,50 @@ def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Pro
     return proving.prove_models(original, lowered, points, seed)
 
 
+@takes_options
+def report(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
+    inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
+    **options: Unpack[Keywords],
+) -> Report:  # fmt: skip
+    """What becomes of the recurrent nodes of a model, whether it is right, and what it costs; `.html` is a page of it.
+
+    The model is lowered with the options (as for `lower`), compared (`inputs` to `allow_unreached` are as for `check`),
+    proved, run on onnxruntime with its profiler, and lowered for each target; it stays as it is. The page holds
+    drawings as SVG and refers to nothing outside. Drawing needs the packages of the extra `report`.
+    Raises as `lower`, and RnnLowerError when these packages are missing.
+    """
+    from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
+
+    ask = gathering.Ask(inputs, runs, seed, rtol, atol, allow_unreached)
+    return _of_file(model, lambda: gathering.gather(model, Options(**options), ask))
+
+
+@takes_options
+def draw(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], node: str | None = None, **options: Unpack[Keywords]
+) -> str:
+    """A recurrent node and the nodes that take its place, as the text of an SVG file.
+
+    node: its name; not needed where there is only one.  Options as for `lower`, but `select`.
+    Raises as `lower`, and RnnLowerError when no node is called so or the packages of the extra `report` are missing.
+    """
+    from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
+
+    return _of_file(model, lambda: gathering.draw(model, node, Options(**options)))
+
+
+def _of_file(model: Any, work: Callable[[], R]) -> R:
+    return _told_with(model if isinstance(model, (str, os.PathLike)) else None, work)
+
+
 def _whole(document: Document, dims: Mapping[str, int] | None) -> onnx.ModelProto:
     """The model as it has become, with the weights in it."""
     proto = document.write_back(dims)
     if document.folder is not None:
         tensors.embed(proto, document.folder)
     return proto
-
-
-R = TypeVar("R")
 
 
 def _told_with(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:

@@ -18,6 +18,25 @@ DONE, DIFFERENT, BAD, UNFORESEEN = 0, 1, 2, 3
 """Exit codes."""
 
 
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "lower": (
+        "in.onnx -o out.onnx",
+        "in.onnx -o out.onnx --target tract --check",
+        "in.onnx -o out.onnx --form unroll --dim time=20 --prove",
+        "in.onnx other.onnx --out-dir lowered --jobs 2",
+        "- -o - < in.onnx > out.onnx",
+    ),
+    "stream": ("in.onnx -o chunks.onnx --time time --check", "in.onnx -o step.onnx --time time --step 1 --dim batch=1"),
+    "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
+    "prove": ("in.onnx out.onnx",),
+    "inspect": ("in.onnx", "in.onnx --target opencv", "in.onnx --json"),
+    "lint": ("out.onnx --target onnxruntime",),
+    "targets": ("", "openvino"),
+    "report": ("in.onnx -o report.html", "in.onnx --target openvino", "in.onnx --svg -o node.svg"),
+}
+"""Commands to start from, shown by --help; a test runs each of them in a folder with models of these names."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         self.exit(BAD, f"{self.prog}: error: {message}\n")
@@ -32,28 +51,17 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = kinds.add_parser(name, help=text)
+        added: argparse.ArgumentParser = kinds.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.",
+            epilog="examples:\n" + "".join(f"  rnn-lower {name} {example}\n" for example in EXAMPLES[name]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         added.set_defaults(command=commands[name])
         added.add_argument("-q", "--quiet", action="store_true", help="print errors only, and what --json asks for")
         added.add_argument("-v", "--verbose", action="store_true", help="tell as well what becomes of each node")
         return added
 
-    lower = add("lower", "write a model without recurrent nodes")
-    lower.add_argument("models", metavar="IN.onnx", nargs="+", help="one, or several with --out-dir; - reads stdin")
-    where = lower.add_mutually_exclusive_group(required=True)
-    where.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
-    where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
-    lower.add_argument("--jobs", type=int, default=1, metavar="N", help="work on so many models at once")
-    _form(lower, commands["targets"])
-    _option(lower, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
-    lower.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
-    lower.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
-    _sizes_and_limits(lower)
-    _option(lower, "--keep-native", "keep_native", action="store_true")
-    lower.add_argument("--check", action="store_true", help="compare with the original before writing")
-    lower.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
-    _check_arguments(lower)
-
+    _lower_arguments(add("lower", "write a model without recurrent nodes"), commands["targets"])
     _stream_arguments(
         add("stream", "write a model that runs chunk by chunk, its state in and out"), commands["targets"]
     )
@@ -82,11 +90,31 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 
     targets = add("targets", "list the runtimes that --target knows, or explain one")
     targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
+    targets.add_argument("--json", action="store_true", help="print JSON")
+    _report_arguments(add("report", "write a page about a model's recurrent nodes"), commands["targets"])
     return parser
 
 
+def _lower_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> None:
+    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="one, or several with --out-dir; - reads stdin")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
+    where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="work on so many models at once")
+    _form(parser, list_targets)
+    _option(parser, "--op", "op_types", metavar="LSTM", action="append", type=str.upper)
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="lower only nodes of such names")
+    parser.add_argument("--skip", action="append", default=[], metavar="GLOB", help="leave nodes of such names")
+    _sizes_and_limits(parser)
+    _option(parser, "--keep-native", "keep_native", action="store_true")
+    _option(parser, "--as-function", "as_function", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare with the original before writing")
+    parser.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
+    _check_arguments(parser)
+
+
 def _form(parser: argparse.ArgumentParser, list_targets: Command) -> None:
-    parser.add_argument("--force", action="store_true", help="replace OUT.onnx even if it is read-only")
+    parser.add_argument("--force", action="store_true", help="replace the output even if it is read-only")
     _option(parser, "--form", "form", choices=FORMS)
     _option(parser, "--target", "target", metavar="RUNTIME", action=_Target, const=list_targets)
 
@@ -116,6 +144,18 @@ def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) ->
     _runs_and_tolerance(parser)
 
 
+def _report_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> None:
+    parser.add_argument("model", metavar="IN.onnx", help="- reads stdin")
+    parser.add_argument("-o", "--output", metavar="FILE", help="report.html or node.svg without; - writes to stdout")
+    parser.add_argument("--node", metavar="NAME", help="tell of this node only")
+    parser.add_argument("--svg", action="store_true", help="only draw it, before and after, as an SVG file")
+    _form(parser, list_targets)
+    _sizes_and_limits(parser)
+    parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
+    parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
+    _runs_and_tolerance(parser)
+
+
 def _runs_and_tolerance(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many sets of inputs are sampled")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampled inputs")
@@ -140,6 +180,9 @@ class _Target(argparse.Action):
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
+    parser.add_argument(
+        "--on", metavar="RUNTIME", help="compare what this installed runtime makes of the lowered model"
+    )
     _runs_and_tolerance(parser)
     parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
     parser.add_argument(

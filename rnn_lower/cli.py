@@ -26,8 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Answers 0: done, 1: the check found a difference, or a node is not proved or, for `lint`, not taken, 2: bad input
     or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
+    parser = make_parser(COMMANDS)
+    _complete(parser)
     try:
-        arguments = make_parser(COMMANDS).parse_args(argv)
+        arguments = parser.parse_args(argv)
     except SystemExit as end:  # argparse has printed why
         return int(end.code or 0)
     level = logging.ERROR if arguments.quiet else logging.DEBUG if arguments.verbose else logging.INFO
@@ -60,6 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         told = f"{type(error).__name__}: {error}"[:500]
         return _fail(UNFORESEEN, f"internal error: {told}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks what could come next, by argcomplete where it is installed, and end."""
+    if "_ARGCOMPLETE" in os.environ:
+        with contextlib.suppress(ImportError):
+            import argcomplete  # only a shell needs it
+
+            from rnn_lower.targets import TARGETS
+
+            commands = next(action.choices for action in parser._actions if action.choices)
+            for command in dict(commands).values():
+                for action in command._actions:
+                    if action.metavar == "RUNTIME":
+                        action.completer = argcomplete.ChoicesCompleter(TARGETS)
+            argcomplete.autocomplete(parser)
 
 
 class _OneLine(logging.Formatter):

@@ -18,6 +18,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
 
 if TYPE_CHECKING:
+    from rnn_lower.model.counting import Count
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
     from rnn_lower.streaming.making import Made
@@ -61,6 +62,7 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
+    from rnn_lower.model.counting import count_file
 
     given = _asked(arguments)
     if arguments.inputs is not None and not arguments.check:
@@ -70,6 +72,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     selection = _Selection(arguments.only, arguments.skip)
     given["select"] = selection
     reports: list[CheckReport | Proof] = []
+    counts: list[Count] = []
 
     def changed(lowered: str) -> Sequence[str]:
         from rnn_lower.proof import untouched
@@ -81,6 +84,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
 
     def accept(lowered: str) -> bool:
         selection.check()
+        counts.extend(count_file(path) for path in (arguments.model, lowered))
         with _unnamed(lowered):
             if arguments.prove:
                 reports.append(api.prove(arguments.model, lowered))
@@ -95,7 +99,9 @@ def _lower_one(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):
-        tables.print_lowered(arguments.json, written, records, reports)
+        tables.print_lowered(arguments.json, written, records, counts, reports)
+        if not arguments.json and (arguments.target or "onnxruntime").startswith("onnxruntime"):
+            tables.print_slowdown(records)
     return DONE if written else DIFFERENT
 
 
@@ -171,7 +177,7 @@ def _run_check(arguments: argparse.Namespace, original: str, lowered: str, chang
     report = api.check(
         original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
         rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
-        exact=arguments.exact,
+        exact=arguments.exact, on=arguments.on,
     )  # fmt: skip
     return dataclasses.replace(report, changed=tuple(changed))
 
@@ -186,6 +192,28 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _report(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+    from rnn_lower.reporting.writing import write_text
+
+    output = arguments.output or ("node.svg" if arguments.svg else "report.html")
+    if output.endswith(".onnx"):
+        raise RnnLowerError(f"-o {output}: a report is no model; name it .html, or .svg with --svg")
+    given = _asked(arguments)
+    if arguments.node is not None and not arguments.svg:
+        raise RnnLowerError("--node needs --svg: a page tells of all nodes")
+    if arguments.svg:
+        text, told, ok = api.draw(arguments.model, arguments.node, **given), None, True
+    else:
+        ask = ("inputs", "runs", "seed", "rtol", "atol", "allow_unreached")
+        told = api.report(arguments.model, **{name: getattr(arguments, name) for name in ask}, **given)
+        text, ok = told.html, told.ok
+    write_text(text, output, arguments.force)
+    with _beside(output, arguments):
+        tables.print_reported(arguments.json, output, told)
+    return DONE if ok else DIFFERENT
+
+
 def _lint(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
@@ -198,16 +226,12 @@ def _targets(arguments: argparse.Namespace) -> int:
     from rnn_lower.targets import TARGETS, find_target
 
     name = getattr(arguments, "target", None)
-    if name in (None, "list"):  # --target list, as it was spelled before there was a command for it
-        for target in TARGETS.values():
-            print(f"{target.name}: {target.summary}")
-    else:
-        for told, what in find_target(name).explained():
-            print(f"{told}: {what}")
+    one = None if name in (None, "list") else find_target(name)  # --target list, as it was spelled before the command
+    tables.print_targets(arguments.json, list(TARGETS.values()) if one is None else [one], explained=one is not None)
     return DONE
 
 
 COMMANDS: dict[str, Command] = {
     "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "inspect": _inspect, "lint": _lint,
-    "targets": _targets,
+    "targets": _targets, "report": _report,
 }  # fmt: skip

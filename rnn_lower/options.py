@@ -41,6 +41,7 @@ class Options:
     )
     fold: bool = _option(False, "fold the constants of the whole model first")
     keep_native: bool = _option(False, "leave the nodes that the target was measured to run right as they are")
+    as_function: bool = _option(False, "keep each lowered node as a call of a function, nodes alike of the same one")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:
@@ -72,6 +73,7 @@ class Keywords(TypedDict, total=False):
     dims: Mapping[str, int] | None
     fold: bool
     keep_native: bool
+    as_function: bool
     max_nodes: int
 
 

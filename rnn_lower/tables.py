@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from rnn_lower.model.counting import Count
     from rnn_lower.model.linting import LintReport
     from rnn_lower.model.passes import Record
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
+    from rnn_lower.targets import Target
     from rnn_lower.targets.fused import Verdict
+
+SLOW = 1.5
+"""How many times as long lowered nodes have to take for it to be told."""
 
 SCHEMA = 1
 """Of what --json prints; a field that is removed, or means something else, makes another number."""
@@ -68,20 +74,40 @@ def print_linted(as_json: bool, model: str, report: LintReport) -> None:
 
 
 def print_lowered(
-    as_json: bool, written: str | None, records: Sequence[Record], reports: Sequence[CheckReport | Proof]
-) -> None:
+    as_json: bool, written: str | None, records: Sequence[Record], counts: Sequence[Count],
+    reports: Sequence[CheckReport | Proof],
+) -> None:  # fmt: skip
+    """What `rnn-lower lower` has made. counts: of the model before and after."""
+    before, after = counts
     if as_json:
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "output": written,
             "nodes": [_record_row(record) for record in records],
+            "before": dataclasses.asdict(before),
+            "after": dataclasses.asdict(after),
         }
         result.update({report.kind: report_data(report) for report in reports})
         print_json(result)
     else:
         _print_records(records, written)
+        told = [f"{count.nodes:,} nodes, {count.shown_size}" for count in counts]
+        print(" -> ".join(told))
         for report in reports:
             print_report(report)
+
+
+def print_slowdown(records: Sequence[Record]) -> None:
+    """One line where small layers will be slower by much, or nothing."""
+    from rnn_lower.targets.slowdown import expected
+
+    factors = [expected(record.node) for record in records]
+    if factors and max(factors) >= SLOW:
+        least, most = (f"{factor:.2g}" for factor in (min(factors), max(factors)))
+        range_ = most if least == most else f"{least} to {most}"
+        print(
+            f"expect about {range_} times the fused nodes' time on onnxruntime: small layers cost most (docs/speed.md)"
+        )
 
 
 def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequence[CheckReport]) -> None:
@@ -101,6 +127,39 @@ def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequ
     _print_records(made.records, written)
     for report in reports:
         print_report(report)
+
+
+def print_reported(as_json: bool, written: str, report: Report | None) -> None:
+    """What `rnn-lower report` has written; of a drawing there is nothing more to tell."""
+    if as_json:
+        reports = [] if report is None else [one for one in (report.check, report.proof) if not isinstance(one, str)]
+        found = {} if report is None else {**report.data, **{one.kind: report_data(one) for one in reports}}
+        print_json({"schema": SCHEMA, "output": written, **found})
+        return
+    for one in () if report is None else (report.check, report.proof):
+        print(one if isinstance(one, str) else one.verdict)
+    print(f"wrote {written}")
+
+
+def print_targets(as_json: bool, targets: Sequence[Target], explained: bool) -> None:
+    """What the runtimes take, in a line each, or one of them in full."""
+    lines = {target.name: list(target.explained()) if explained else [] for target in targets}
+    if as_json:
+        rows = [
+            {
+                "name": one.name,
+                "summary": one.summary,
+                "status": one.status,
+                "source": one.source,
+                "told": lines[one.name],
+            }
+            for one in targets
+        ]
+        print_json({"schema": SCHEMA, "targets": rows})
+        return
+    for target in targets:
+        for told, what in lines[target.name] or [(target.name, target.summary)]:
+            print(f"{told}: {what}")
 
 
 def print_json(data: Any) -> None:
@@ -160,7 +219,7 @@ def _costs(node: RecurrentNode) -> dict[str, int | None]:
 
 
 def _record_row(record: Record) -> dict[str, Any]:
-    return {**_node_row(record.node), "form": record.form, "nodes": record.emitted}
+    return {**_node_row(record.node), "form": record.form, "nodes": record.emitted, "why": record.why}
 
 
 def _print_records(records: Sequence[Record], output: str | None) -> None:
@@ -168,7 +227,7 @@ def _print_records(records: Sequence[Record], output: str | None) -> None:
         print("no RNN, GRU or LSTM node to lower")
     else:
         rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
-        _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "nodes"])
+        _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "why", "nodes"])
     print(f"wrote {output}" if output else "nothing written: the models were not seen to be the same")
 
 

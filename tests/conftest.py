@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "runtimes"), str(HERE / "stream")]
+sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("runtimes", "stream", "reporting"))]
 
 
 @pytest.fixture(scope="session")

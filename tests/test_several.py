@@ -85,3 +85,13 @@ def test_more_or_less_is_told(models, tmp_path, capfd):
     assert "no such file" in capfd.readouterr().err
     assert cli.main(["--version"]) == cli.DONE
     assert capfd.readouterr().out == f"rnn-lower {rnn_lower.__version__}\n"
+
+
+@pytest.mark.parametrize("way", [["cli.py"], ["-m", "rnn_lower"]], ids=" ".join)
+def test_jobs_however_it_was_started(way, tmp_path):
+    """A process of its own imports the file that the first one runs."""
+    models = [str(ROOT / "models" / f"{name}.onnx") for name in ("torch_denoiser", "torch_gru_streaming")]
+    command = [sys.executable, *way, "lower", *models, "--out-dir", str(tmp_path), "--jobs", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("*.onnx"))) == 2

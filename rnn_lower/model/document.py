@@ -187,12 +187,17 @@ class Document:
         holders = [(self.model.opset_imports, self.proto)]
         holders += [
             (ours.opset_imports, function)
-            for ours, function in zip(self.model.functions.values(), self.proto.functions, strict=True)
+            for ours, function in zip(self.model.functions.values(), self.proto.functions, strict=False)
         ]
         for imports, proto in holders:
             for entry in proto.opset_import:
                 if entry.domain in DEFAULT_DOMAINS:
                     entry.version = default_opset(imports)
+            there = {entry.domain for entry in proto.opset_import}
+            for domain in imports.keys() - there - set(DEFAULT_DOMAINS):  # of functions that lowering has added
+                proto.opset_import.add(domain=domain, version=imports[domain])
+        for function in list(self.model.functions.values())[len(self.proto.functions) :]:
+            self.proto.functions.append(ir.serde.serialize_function(function))
 
 
 def _too_deep(advice: str) -> UnsupportedError:

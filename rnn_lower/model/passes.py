@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -32,11 +33,20 @@ OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What became of one recurrent node: the form and the number of nodes emitted, bodies included."""
+    """What became of one recurrent node: the form and the number of nodes emitted, bodies included.
+
+    why: why it has this form, for people.  nodes: those emitted, as long as the record has not been pickled.
+    """
 
     node: RecurrentNode
     form: str
     emitted: int
+    why: str = ""
+    nodes: Sequence[ir.Node] = dataclasses.field(default=(), repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the nodes, which are of the model."""
+        return {**self.__dict__, "nodes": ()}
 
 
 class LowerRecurrentPass(ir.passes.InPlacePass):
@@ -97,22 +107,13 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
 def lower_document(document: Document, options: Options) -> list[Record]:
     """`lower_model` for the view of a document."""
 
-    def work(document: Document, options: Options) -> list[Record]:
-        chosen = at_opset_of_target(document.model, options)
-        if options.dims:
-            dims.fix_dims(document.model, options.dims)
-            dims.fix_proto_dims(document.outline, options.dims)
-        records = lower_model(document.model, dataclasses.replace(chosen, dims=None), document.outline)
-        _tell_conversion(options, chosen)
-        return records
-
     def attempt(other: Options) -> None:
         again = document.again()
-        work(again, other)
+        lower_unadvised(again, other)
         again.check_nesting()
 
     with _uncollected():
-        return advised(lambda: work(document, options), options, lambda: document.again().model, attempt)
+        return advised(lambda: lower_unadvised(document, options), options, lambda: document.again().model, attempt)
 
 
 @contextlib.contextmanager
@@ -126,6 +127,17 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def lower_unadvised(document: Document, options: Options) -> list[Record]:
+    """As `lower_document`, but an error does not say what would work instead, which takes time to find out."""
+    chosen = at_opset_of_target(document.model, options)
+    if options.dims:
+        dims.fix_dims(document.model, options.dims)
+        dims.fix_proto_dims(document.outline, options.dims)
+    records = lower_model(document.model, dataclasses.replace(chosen, dims=None), document.outline)
+    _tell_conversion(options, chosen)
+    return records
 
 
 def at_opset_of_target(model: ir.Model, options: Options) -> Options:
@@ -168,7 +180,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         )
     remove_unused(session.places)
     _warn_of_others(model)
-    return [Record(new.place.node, new.form, new.count) for new in session.replacements]
+    return [Record(new.place.node, new.form, new.count, new.why, tuple(new.emitted)) for new in session.replacements]
 
 
 def _warn_of_others(model: ir.Model) -> None:

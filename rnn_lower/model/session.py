@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -16,7 +16,9 @@ from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
+from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
+from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, subgraphs, taken_names
 from rnn_lower.options import Options
@@ -39,18 +41,28 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """What takes the place of a recurrent node: nodes, and a new value for each output that is used."""
+    """What takes the place of a recurrent node: nodes, and a new value for each output that is used.
+
+    called: where that is a call, the nodes of its function.  why: of the form.
+    """
 
     place: Place
     form: str
     nodes: list[ir.Node]
     old_values: list[ir.Value]
     new_values: list[ir.Value]
+    called: Sequence[ir.Node] = ()
+    why: str = ""
+
+    @property
+    def emitted(self) -> Sequence[ir.Node]:
+        """The nodes that compute it: in a function that is called, or in its place."""
+        return self.called or self.nodes
 
     @property
     def count(self) -> int:
         """Emitted nodes, bodies included."""
-        return count_nodes(self.nodes)
+        return count_nodes(self.emitted)
 
 
 class Session:
@@ -68,6 +80,9 @@ class Session:
         self._left = options.max_nodes
         self._facts = Facts(model, outline)
         self._names = Names([*taken_names(model), *self._facts.symbols])
+        self._calls = Calls(model)
+        if options.as_function and options.target is not None:
+            check_target(self._target.name)
 
     @functools.cached_property
     def places(self) -> list[Place]:
@@ -90,6 +105,7 @@ class Session:
         for pool in self._pools.values():
             for value in pool.initializers:
                 self._model.graph.register_initializer(value)
+        self._calls.register()
         self._unsay()
         for new in found:
             told, opset = new.place.node.describe(), new.place.scope.opset
@@ -166,6 +182,8 @@ class Session:
         if place.scope.graph is not self._model.graph:  # what runs many times is of many sizes
             habits = dataclasses.replace(habits, name_batch=False)
         try:
+            if self._options.as_function and node.outputs:
+                return self._call(place, form, habits)
             lowered = lower_node(node, form, place.scope.opset, self._names, pool, habits, max(0, self._left))
         except UnmetError as error:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
@@ -174,19 +192,37 @@ class Session:
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
         self._hold(place, lowered.nodes)
-        self._left -= count_nodes(lowered.nodes)
+        self._spend(node, count_nodes(lowered.nodes))
+        return self._replacement(place, form, lowered.nodes, lowered.outputs)
+
+    def _call(self, place: Place, form: str, habits: Habits) -> Replacement:
+        call, inside, new = self._calls.call(place.node, place.scope, form, habits, max(0, self._left))
+        if new:
+            self._hold(place, inside)
+            self._spend(place.node, count_nodes(inside))
+        outputs = dict(zip(place.node.outputs, call.outputs, strict=True))
+        return dataclasses.replace(self._replacement(place, form, [call], outputs), called=inside)
+
+    def _spend(self, node: RecurrentNode, count: int) -> None:
+        """Raises UnmetError when more nodes are emitted than may be."""
+        self._left -= count
         if self._left < 0:
-            what = (
-                f"it takes {count_nodes(lowered.nodes)} nodes, {-self._left} more than are left of"
-                f" the limit of {self._options.max_nodes}"
-            )
+            what = f"it takes {count} nodes, {-self._left} more than are left of the limit of {self._options.max_nodes}"
             raise UnmetError(f"{node.describe()}: {what}", [Lack(what, nodes=True)])
-        old_values = [node.outputs[name] for name in lowered.outputs]
-        new_values = list(lowered.outputs.values())
+
+    def _replacement(
+        self, place: Place, form: str, nodes: list[ir.Node], outputs: Mapping[str, ir.Value]
+    ) -> Replacement:
+        old_values = [place.node.outputs[name] for name in outputs]
+        new_values = list(outputs.values())
         for old, new in zip(old_values, new_values, strict=True):
             new.doc_string = old.doc_string
             new.metadata_props.update(old.metadata_props)
-        return Replacement(place, form, lowered.nodes, old_values, new_values)
+        return Replacement(place, form, nodes, old_values, new_values, why=self._why(place, form))
+
+    def _why(self, place: Place, form: str) -> str:
+        """Why it has this form, for people."""
+        return self._target.why(place.node, form) if self._options.form == "auto" else "asked for"
 
     def _untaken(self, place: Place, form: str, error: UntakenError) -> UnsupportedError:
         """What the target does not take; perhaps another form does without it."""
@@ -194,7 +230,7 @@ class Session:
         others = tuple(other for other in self._target.forms_for(place.node, place.scope.opset) if other != form)
         return UnmetError(told, [Lack(told, forms=others)]) if others else UnsupportedError(told)
 
-    def _hold(self, place: Place, emitted: list[ir.Node]) -> None:
+    def _hold(self, place: Place, emitted: Sequence[ir.Node]) -> None:
         """Hold every emitted node against the target's rules. What breaks one is a mistake of ours, and no output."""
         rules = self._target.rules
         if rules.silent:

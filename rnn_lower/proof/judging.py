@@ -19,7 +19,7 @@ from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.folding import dead_nodes
 from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
-from rnn_lower.proof import guard, proving, reached, samples
+from rnn_lower.proof import guard, proving, reached, runtimes, samples
 from rnn_lower.proof.comparing import Comparison
 from rnn_lower.proof.coverage import Coverage
 from rnn_lower.proof.report import CheckReport
@@ -41,6 +41,7 @@ def compare_models(
     atol: float,
     allow_unreached: bool,
     exact: bool,
+    on: str | None = None,
 ) -> CheckReport:
     """See `rnn_lower.check`."""
     for name, number, least in (("seed", seed, 0), ("runs", runs, 1), ("rtol", rtol, 0), ("atol", atol, 0)):
@@ -48,7 +49,7 @@ def compare_models(
             raise RnnLowerError(f"{name} is {number!r}; it must be a number")
         if not number >= least:
             raise RnnLowerError(f"{name} is {number:g}; it must be {least} or more")
-    models = Pair(original, lowered)
+    models = Pair(original, lowered, on)
     fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     comparison, coverage = Comparison(rtol, atol), Coverage(models.original)
@@ -99,9 +100,9 @@ def _reach_more(models: Pair, sampled: samples.Samples, comparison: Comparison, 
 
 
 class Pair:
-    """The original and the lowered model; `judge` and `runner` name what runs them."""
+    """The original and the lowered model; `judge` and `runner` name what runs them. on: the runtime of the lowered."""
 
-    def __init__(self, original: Any, lowered: Any) -> None:
+    def __init__(self, original: Any, lowered: Any, on: str | None = None) -> None:
         self.original, self._original_path = files.open_model(original)
         self.lowered, self._lowered_path = files.open_model(lowered)
         for document in (self.original, self.lowered):
@@ -119,6 +120,10 @@ class Pair:
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
+        self._on = on
+        if on is not None:
+            self._run_lowered = runtimes.open_runtime(on, self.lowered)
+            self.runner = f"{on} {runtimes.version(on)}"
         self._unknown = ""
         self._flags: dict[int, str] = {}
         self._flagged: set[int] = set()
@@ -221,7 +226,8 @@ class Pair:
         try:
             return self._run_lowered(feeds)
         except Exception as error:
-            told = f"the lowered model does not run: {one_line(error)}"
+            where = "" if self._on is None else f" on {self.runner}"
+            told = f"the lowered model does not run{where}: {one_line(error)}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
 
 

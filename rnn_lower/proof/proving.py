@@ -17,6 +17,7 @@ from rnn_lower.model.facts import Facts
 from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import samples, untouched
+from rnn_lower.proof.inlining import inlined
 from rnn_lower.proof.interpreter import MARK
 from rnn_lower.proof.nodes import Question, answer
 from rnn_lower.proof.report import DIFFERENT, NodeProof, Proof
@@ -38,6 +39,8 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases
             raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
     try:
         read_nodes(before.model, before.outline)  # only to refuse what is no valid node
+        plain = inlined(after.proto, before.proto)
+        after = after if plain is after.proto else Document(plain, after.folder)
         before = _with_sizes_of(after, before)
         opsets = [_opset(document) for document in (before, after)]
         if opsets[0] != opsets[1] and opsets[1] is not None:

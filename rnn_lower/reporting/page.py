@@ -1,0 +1,92 @@
+"""The page of a report: one HTML file that needs nothing else, light or dark, for a desk or a phone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.reporting import drawing
+from rnn_lower.reporting.steps import Steps
+from rnn_lower.targets.fused import NOT_TAKEN, RIGHT, UNKNOWN, WRONG
+
+if TYPE_CHECKING:
+    from rnn_lower.reporting.gathering import Report
+
+HEIGHT = 40
+"""Of a plot; its width is the number of steps, and the page stretches it."""
+
+MOST_SHOWN = 7
+"""Operators of which the share of time is told; the others count as one."""
+
+SMALLEST = 0.8
+"""Pixels for a point of a drawing, below which it is scrolled instead: its smallest letters have nine points."""
+
+BADGES = {RIGHT: "good", WRONG: "bad", NOT_TAKEN: "plain", UNKNOWN: "open"}
+LETTERS = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size": "H"}
+
+
+def render(report: Report) -> str:
+    """Raises RnnLowerError when the packages of the extra `report` are not installed."""
+    try:
+        import jinja2  # only those who write pages need it
+    except ImportError:
+        raise RnnLowerError(drawing.MISSING) from None
+    template = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        "bars": _bars, "least_width": _least_width, "time": _time, "shares": _shares,
+        "sizes": _sizes, "number": _number, "failed": lambda found: isinstance(found, str),
+    }  # fmt: skip
+    page: str = environment.from_string(template).render(report=report, style=drawing.STYLE, badges=BADGES)
+    return page
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One step of a plot, in its coordinates."""
+
+    x: float
+    y: float
+    height: float
+    bad: bool
+
+
+def _bars(steps: Steps) -> list[Bar]:
+    finite = [error for error in steps.errors if math.isfinite(error)]
+    top = max(finite, default=0.0) or 1.0
+    heights = [HEIGHT * (error / top if math.isfinite(error) else 1.0) for error in steps.errors]
+    return [
+        Bar(index + 0.1, HEIGHT - height, height, not math.isfinite(error))
+        for index, (height, error) in enumerate(zip(heights, steps.errors, strict=True)) if error
+    ]  # fmt: skip
+
+
+def _shares(shares: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The largest, in per cent, and the rest as one."""
+    rows = [(name, 100 * share) for name, share in shares.items()]
+    rest = sum(share for _, share in rows[MOST_SHOWN:])
+    return [*rows[:MOST_SHOWN], *([("others", rest)] if rest >= 0.5 else [])]
+
+
+def _sizes(node: Any) -> str:
+    told = ((letter, getattr(node, name)) for name, letter in LETTERS.items())
+    return ", ".join(f"{letter} = {'?' if size is None else size}" for letter, size in told)
+
+
+def _least_width(svg: str) -> int:
+    return round(SMALLEST * drawing.width(svg))
+
+
+def _time(seconds: float) -> str:
+    unit, factor = ("ms", 1e3) if seconds >= 1e-3 else ("\N{MICRO SIGN}s", 1e6)
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def _number(value: float) -> str:
+    return "0" if value == 0 else f"{value:.2g}" if math.isfinite(value) else "not finite"

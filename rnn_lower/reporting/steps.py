@@ -1,0 +1,115 @@
+"""Where over time the two models differ: the largest difference at each time step, of nodes and of outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.model import files
+from rnn_lower.model.document import Document
+from rnn_lower.proof import judging, samples
+from rnn_lower.proof.samples import Feeds
+from rnn_lower.recurrent.node import RecurrentNode
+
+LONG_RUN = 1
+"""The run whose symbolic lengths are long enough to see an error grow (`samples.LENGTHS`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Of one value: the largest absolute difference at each time step; inf where only one side is finite.
+
+    largest: the largest absolute value of what was expected, over all steps.
+    """
+
+    value: str
+    errors: tuple[float, ...]
+    largest: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors, default=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OverTime:
+    """nodes: recurrent nodes in the main graph, by name and path.  outputs: those with the time among their axes.
+
+    inputs: with which both models ran.
+    """
+
+    nodes: Mapping[tuple[str, str], Steps]
+    outputs: tuple[Steps, ...]
+    inputs: Feeds
+
+
+def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 0) -> OverTime:
+    """Run both models once. inputs: as for `rnn_lower.check`. Raises RnnLowerError when the models do not run."""
+    before, after = files.load(original), files.load(lowered)
+    nodes = [node for node in judging.Pair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
+    pair = judging.Pair(_with_outputs(before, nodes), _with_outputs(after, nodes))
+    taken: list[Feeds] = []
+    expected, actual = pair.run(_candidates(pair, after, inputs, seed), taken.append)
+    found = {
+        name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
+        if isinstance(wanted, np.ndarray)
+    }  # fmt: skip
+    of_nodes = {
+        (node.name, node.path): _steps(f"{node.name}: Y", *found[name], axis=1 if node.layout else 0)
+        for node in nodes if (name := node.outputs["Y"].name or "") in found
+    }  # fmt: skip
+    outputs = (_steps(name, *found[name], axis) for name, axis in _time_axes(before, nodes).items() if name in found)
+    return OverTime(of_nodes, tuple(outputs), taken[-1])
+
+
+def _candidates(pair: judging.Pair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:
+    model = pair.original.model
+    if inputs is not None:
+        return iter([samples.load_inputs(inputs, model)])
+    sampled = samples.Samples(model, seed, samples.fixed_sizes(model, lowered.proto), pair.nodes)
+    return itertools.chain(sampled.candidates(LONG_RUN), sampled.candidates(0))
+
+
+def _with_outputs(document: Document, nodes: Sequence[RecurrentNode]) -> Document:
+    """The model with what each node gives at every step among its outputs."""
+
+    def change(proto: onnx.ModelProto) -> None:
+        there = {value.name for value in proto.graph.output}
+        for node in nodes:
+            name = node.outputs["Y"].name or ""
+            if name not in there:
+                proto.graph.output.append(onnx.helper.make_tensor_value_info(name, node.dtype.value, None))
+
+    return document.copied(change)
+
+
+def _time_axes(document: Document, nodes: Sequence[RecurrentNode]) -> Mapping[str, int]:
+    """Outputs that declare an axis of a name that is the sequence length of a recurrent node -> that axis."""
+    names = {node.seq_length for node in nodes if isinstance(node.seq_length, str)}
+    found = {}
+    for value in document.proto.graph.output:
+        dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        axes = [axis for axis, name in enumerate(dims) if name in names]
+        if len(axes) == 1:
+            found[value.name] = axes[0]
+    return found
+
+
+def _steps(name: str, expected: np.ndarray, actual: np.ndarray, axis: int) -> Steps:
+    if expected.shape != actual.shape:
+        raise RnnLowerError(f"'{name}' is of shape {expected.shape} and {actual.shape}")
+    wide = np.float64 if expected.dtype.kind not in "c" else np.complex128
+    a, b = (np.moveaxis(array, axis, 0).astype(wide).reshape(array.shape[axis], -1) for array in (expected, actual))
+    with np.errstate(all="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        difference = np.where(same, 0.0, np.abs(a - b))
+    difference = np.where(np.isnan(difference), np.inf, difference)
+    finite = np.abs(a[np.isfinite(a)])
+    return Steps(name, tuple(map(float, difference.max(axis=1, initial=0.0))), float(finite.max(initial=0.0)))

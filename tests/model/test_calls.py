@@ -1,0 +1,204 @@
+"""Lowered nodes that stay calls: the graph reads as before, and inlined it is the plain result."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import pytest
+from judge import close, every_node, expected, run_onnxruntime, run_reference
+from onenode import OPTIONAL, Case, build
+from onnx import helper
+from paths import ROOT
+from strategies import FORMS
+
+import rnn_lower
+from rnn_lower import cli
+from rnn_lower.model.calls import RUN_BY
+from rnn_lower.targets import TARGETS
+
+TAGGER = ROOT / "models" / "torch_lstm_tagger.onnx"
+
+
+def called(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    names = {
+        (function.domain, function.name) for function in model.functions if function.domain.startswith("rnn_lower")
+    }
+    return [node for node in every_node(model) if (node.domain, node.op_type) in names]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("place", ["main", "if", "loop", "function"])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_calls_compute_the_same(op, place, form):
+    case = Case(op, optional=OPTIONAL[op], direction="bidirectional", place=place)
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model, form=form, as_function=True)
+    onnx.checker.check_model(lowered, full_check=True)
+    wanted = expected(case)
+    close(run_onnxruntime(lowered, feeds), wanted)
+    inlined = onnx.inliner.inline_local_functions(lowered)
+    assert not {node.op_type for node in every_node(inlined)} & {"RNN", "GRU", "LSTM"}
+    close(run_onnxruntime(inlined, feeds), wanted)
+    close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), wanted)
+    proof = rnn_lower.prove(model, lowered)
+    assert proof.ok, (proof.changed, proof.nodes)
+    assert len(proof.nodes) == (2 if place == "if" else 1)
+    assert form != "scan" or rnn_lower.check(model, lowered, runs=1).ok
+
+
+@pytest.mark.parametrize("opset", [6, 7, 9, 11, 13, 14, 18, 22])
+def test_every_opset(opset):
+    case = Case("LSTM", opset, optional=("B",), weights="initializer")
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model, form="loop" if opset < 9 else "scan", as_function=True)
+    assert lowered.ir_version == max(8, model.ir_version)
+    run = run_reference if opset < 7 else run_onnxruntime
+    close(run(lowered, feeds), expected(case))
+    assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("dtype", ["double", "float16", "bfloat16"])
+def test_element_types(dtype):
+    case = Case("GRU", 22, dtype=dtype, optional=OPTIONAL["GRU"], lbr=1)
+    model, feeds = build(case)
+    close(run_onnxruntime(rnn_lower.lower(model, as_function=True), feeds), expected(case), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("weights", ["initializer", "input", "constant", "computed", "moved"])
+def test_weights_are_inputs_of_the_call(weights):
+    case = Case("LSTM", optional=("B", "P"), weights=weights)
+    model, feeds = build(case)
+    before = copy.deepcopy(model.graph)
+    lowered = rnn_lower.lower(model, as_function=True)
+    (call,) = called(lowered)
+    node = next(node for node in before.node if node.op_type == "LSTM")
+    assert list(call.input) == [name for name in node.input if name]
+    assert list(call.output) == list(node.output)
+    assert (call.name, len(call.attribute)) == (node.name, 0)
+    assert [node for node in lowered.graph.node if node.name != call.name] == [n for n in before.node if n != node]
+    assert list(lowered.graph.initializer) == list(before.initializer)
+    close(run_onnxruntime(lowered, feeds), expected(case))
+
+
+def stacked(*sizes: int) -> onnx.ModelProto:
+    """LSTMs in a row, of these hidden sizes, each with weights of its own."""
+    rng, nodes, weights, x, features = np.random.default_rng(3), [], [], "X", 3
+    for index, hidden in enumerate(sizes):
+        for name, shape in (("W", (1, 4 * hidden, features)), ("R", (1, 4 * hidden, hidden))):
+            array = rng.uniform(-0.5, 0.5, shape).astype(np.float32)
+            weights.append(onnx.numpy_helper.from_array(array, f"{name}{index}"))
+        nodes.append(
+            helper.make_node("LSTM", [x, f"W{index}", f"R{index}"], [f"Y{index}"], f"lstm{index}", hidden_size=hidden)
+        )
+        nodes.append(helper.make_node("Squeeze", [f"Y{index}", "axis"], [f"x{index}"]))
+        x, features = f"x{index}", hidden
+    weights.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
+    graph = helper.make_graph(
+        nodes, "stacked", [helper.make_tensor_value_info("X", 1, ["T", "N", 3])],
+        [helper.make_tensor_value_info(x, 1, None)], weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_nodes_alike_call_the_same_function():
+    model = stacked(3, 3, 5, 3)
+    lowered = rnn_lower.lower(model, as_function=True)
+    assert [node.op_type for node in called(lowered)] == ["LSTM_scan", "LSTM_scan", "LSTM_scan_1", "LSTM_scan_2"]
+    assert len(lowered.functions) == 3
+    x = {"X": np.random.default_rng(0).uniform(-1, 1, (6, 2, 3)).astype(np.float32)}
+    close(run_onnxruntime(lowered, x), run_onnxruntime(model, x))
+    assert rnn_lower.prove(model, lowered).ok
+
+
+def test_domain_is_nobody_else_s():
+    model, feeds = build(Case("GRU"))
+    model.functions.append(
+        helper.make_function(
+            "rnn_lower", "Mine", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], model.opset_import
+        )
+    )
+    model.graph.node.append(helper.make_node("Mine", ["Y"], ["Z"], domain="rnn_lower"))
+    model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    model.opset_import.append(helper.make_opsetid("rnn_lower", 1))
+    lowered = rnn_lower.lower(model, as_function=True)
+    assert {function.domain for function in lowered.functions} == {"rnn_lower", "rnn_lower_1"}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert rnn_lower.prove(model, lowered).ok
+
+
+def test_on_an_ir_model_in_place_and_as_a_pass():
+    proto, feeds = build(Case("GRU", optional=("B",)))
+    model = ir.from_proto(proto)
+    rnn_lower.lower(model, as_function=True)
+    other = ir.from_proto(proto)
+    result = rnn_lower.LowerRecurrentPass(as_function=True, opset=18)(other)
+    assert result.modified
+    for one in (model, other):
+        assert [function.domain for function in one.functions.values()] == ["rnn_lower"]
+        close(run_onnxruntime(ir.to_proto(one), feeds), run_onnxruntime(proto, feeds))
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    proto = stacked(3, 4)
+    model = ir.from_proto(proto)
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    with pytest.raises(rnn_lower.UnsupportedError):
+        rnn_lower.lower(model, as_function=True, form="unroll")
+    with pytest.raises(rnn_lower.UnsupportedError, match="of the limit of 30"):
+        rnn_lower.lower(model, as_function=True, max_nodes=30)
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+def test_a_function_counts_once_for_the_limit():
+    once = rnn_lower.lower(stacked(3, 3), as_function=True)
+    rnn_lower.lower(
+        stacked(3, 3, 3, 3, 3, 3), as_function=True, max_nodes=2 * sum(len(f.node) for f in once.functions) + 60
+    )
+
+
+def test_file_to_file(tmp_path, capsys):
+    path = tmp_path / "out.onnx"
+    command = ["lower", str(TAGGER), "-o", str(path), "--as-function", "--check", "--prove", "--runs", "1"]
+    assert cli.main(command) == cli.DONE, capsys.readouterr()
+    lowered = onnx.load(path)
+    assert [node.name for node in called(lowered)] == ["/rnn/LSTM", "/rnn/LSTM_1"]
+    assert lowered.graph.initializer == onnx.load(TAGGER).graph.initializer
+
+
+def test_converted_on_the_way(tmp_path, capsys):
+    path = tmp_path / "out.onnx"
+    source = ROOT / "models" / "torch_rnn_bidirectional.onnx"
+    assert cli.main(["lower", str(source), "-o", str(path), "--as-function", "--opset", "17", "--check"]) == cli.DONE
+    lowered = onnx.load(path)
+    assert {entry.version for entry in lowered.functions[0].opset_import} == {17}
+
+
+def test_report_draws_what_is_called():
+    model, _ = build(Case("GRU"))
+    report = rnn_lower.report(model, as_function=True, form="scan", runs=1)
+    assert report.ok
+    assert "Scan, once per step" in report.html
+    assert report.kinds[0].record.emitted > 10
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets(target):
+    """Those that were seen to run calls take them; the others say that they were not."""
+    case = Case("GRU", 17, N=1)
+    model, feeds = build(case)
+    if target in RUN_BY:
+        close(run_onnxruntime(rnn_lower.lower(model, target=target, as_function=True), feeds), expected(case))
+    else:
+        with pytest.raises(rnn_lower.RnnLowerError, match="was not seen to run calls of functions"):
+            rnn_lower.lower(model, target=target, as_function=True)
+
+
+def test_what_it_is_not_for():
+    with pytest.raises(rnn_lower.RnnLowerError, match="as_function is for lower"):
+        rnn_lower.stream(ROOT / "models" / "torch_denoiser.onnx", as_function=True)
+    with pytest.raises(rnn_lower.RnnLowerError, match="as_function are for rnn_lower"):
+        rnn_lower.rewrite_rules(as_function=True)

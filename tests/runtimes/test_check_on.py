@@ -1,0 +1,88 @@
+"""check --on: the lowered model on another runtime, against the fused one on onnxruntime."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onenode import Case, build
+from paths import ROOT
+from runners import RUNNERS, missing
+
+import rnn_lower
+from rnn_lower import cli
+from rnn_lower.proof import runtimes
+
+QUICK = ("onnxruntime", "onnx-reference", "openvino", "tract", "opencv", "onnx2torch")
+
+
+def here(name: str) -> str:
+    why = missing(name)
+    if why is not None:
+        pytest.skip(why)
+    return name
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_lowered_for_a_runtime_it_agrees_there(name):
+    model, _ = build(Case("LSTM", 17, optional=("B",), direction="reverse"))
+    lowered = rnn_lower.lower(model, target=here(name))
+    report = rnn_lower.check(model, lowered, on=name, runs=1)
+    assert report.ok, report
+    assert report.runner.startswith(f"{name} ")
+    assert report.judge.startswith("onnxruntime")
+
+
+@pytest.mark.parametrize("name", ["onnx-reference", "openvino"])
+def test_free_sizes_are_those_of_the_inputs(name):
+    model, _ = build(Case("GRU", 17, optional=("B",), dynamic=True))
+    assert rnn_lower.check(model, rnn_lower.lower(model, target=here(name)), on=name, runs=2).ok
+
+
+def test_what_is_silently_wrong_there_is_seen():
+    """OpenCV ignores the direction of a reverse GRU."""
+    model, _ = build(Case("GRU", 17, optional=("B",), direction="reverse"))
+    report = rnn_lower.check(model, model, on=here("opencv"), runs=1)
+    assert not report.ok
+    assert report.max_abs_error > 0.01
+
+
+def test_external_weights_go_along(tmp_path):
+    model, _ = build(Case("LSTM", 17, H=64))
+    onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=1024)
+    rnn_lower.lower_file(tmp_path / "a.onnx", tmp_path / "b.onnx", target="onnx-reference")
+    assert rnn_lower.check(tmp_path / "a.onnx", tmp_path / "b.onnx", on="onnx-reference", runs=1).ok
+
+
+def test_the_model_that_is_run_is_the_one_that_was_lowered(monkeypatch):
+    """And with the inputs of the original: what a runner gets, and what becomes of what it answers."""
+    model, _ = build(Case("GRU", 17, dynamic=True))
+    lowered, seen = rnn_lower.lower(model), []
+
+    def runner(given, feeds):
+        seen.append((given, feeds))
+        return [np.zeros(1, np.float32)] * len(given.graph.output)
+
+    monkeypatch.setitem(runtimes.RUNNERS, "tract", ("onnx", runner))
+    monkeypatch.setattr(runtimes, "missing", lambda _: None)
+    assert not rnn_lower.check(model, lowered, on="tract", runs=1).ok
+    given, feeds = seen[0]
+    assert [node.op_type for node in given.graph.node] == [node.op_type for node in lowered.graph.node]
+    dims = given.graph.input[0].type.tensor_type.shape.dim
+    assert tuple(dim.dim_value for dim in dims) == feeds["X"].shape
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    source = ROOT / "models" / "torch_gru_streaming.onnx"
+    path = tmp_path / "out.onnx"
+    command = ["lower", str(source), "-o", str(path), "--check", "--on", "onnx-reference", "--runs", "1", "--json"]
+    assert cli.main(command) == cli.DONE
+    assert json.loads(capsys.readouterr().out)["check"]["runner"].startswith("onnx-reference ")
+    assert cli.main(["check", str(source), str(path), "--on", "onnx-reference", "--runs", "1"]) == cli.DONE
+
+
+def test_every_runner_is_of_a_target():
+    assert RUNNERS is runtimes.RUNNERS
+    assert set(RUNNERS) <= set(rnn_lower.targets.TARGETS)
