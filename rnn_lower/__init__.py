@@ -9,8 +9,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rnn_lower.api import check, inspect, lint, lower, lower_file, prove, stream, stream_file
+    from rnn_lower.api import (
+        check,
+        inspect,
+        lint,
+        lower,
+        lower_file,
+        prove,
+        report_kit,
+        stream,
+        stream_file,
+        write_kit,
+    )
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+    from rnn_lower.kit.report import KitReport
     from rnn_lower.model.linting import Finding, LintReport
     from rnn_lower.model.passes import LowerRecurrentPass, Record
     from rnn_lower.model.rules import rewrite_rules
@@ -20,9 +32,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# fmt: off
 _ROOMS = {
-    "api": ("check", "inspect", "lint", "lower", "lower_file", "prove", "stream", "stream_file"),
+    "api": (
+        "check", "inspect", "lint", "lower", "lower_file", "prove", "report_kit", "stream", "stream_file", "write_kit",
+    ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
+    "kit.report": ("KitReport",),
     "model.linting": ("Finding", "LintReport"),
     "model.passes": ("LowerRecurrentPass", "Record"),
     "model.rules": ("rewrite_rules",),
@@ -30,11 +46,13 @@ _ROOMS = {
     "recurrent.node": ("RecurrentNode",),
     "streaming.session": ("StreamingSession",),
 }
+# fmt: on
 
 __all__ = [
     "CheckReport",
     "Finding",
     "InvalidNodeError",
+    "KitReport",
     "LintReport",
     "LowerRecurrentPass",
     "NodeProof",
@@ -50,9 +68,11 @@ __all__ = [
     "lower",
     "lower_file",
     "prove",
+    "report_kit",
     "rewrite_rules",
     "stream",
     "stream_file",
+    "write_kit",
 ]
 
 

@@ -63,12 +63,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
 
-    prove = add("prove", "show without inputs and tolerance that two models are the same function")
-    prove.add_argument("original", metavar="A.onnx")
-    prove.add_argument("lowered", metavar="B.onnx")
-    prove.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
-    prove.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
-    prove.add_argument("--json", action="store_true", help="print JSON")
+    _prove_arguments(add("prove", "show without inputs and tolerance that two models are the same function"))
 
     inspect = add("inspect", "list recurrent nodes with their features")
     inspect.add_argument("model", metavar="IN.onnx", help="- reads stdin")
@@ -82,7 +77,35 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 
     targets = add("targets", "list the runtimes that --target knows, or explain one")
     targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
+
+    _kit_arguments(add("kit", "write models that show what a runtime takes, with inputs and results"))
+    _kit_report_arguments(add("kit-report", "tell what a runtime made of a kit, and propose a file for --target"))
     return parser
+
+
+def _prove_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("original", metavar="A.onnx")
+    parser.add_argument("lowered", metavar="B.onnx")
+    parser.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _kit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="one that is not there yet")
+    parser.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="only features of such names")
+
+
+def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="the kit")
+    parser.add_argument("--results", metavar="RESULTS", help="a folder with CASE/NAME.npy for each output, or CASE.npz")
+    parser.add_argument(
+        "--run", metavar="COMMAND", help="run this for each case, with {model}, {inputs} and {outputs} in its words"
+    )
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for each case of --run")
+    parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _form(parser: argparse.ArgumentParser, list_targets: Command) -> None:

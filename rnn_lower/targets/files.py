@@ -198,6 +198,11 @@ KEYS: dict[str, Key] = {
 
 def load_target(path: Path) -> Target:
     """Read a target. Raises RnnLowerError, with the file and what is wrong where, for a file that says none."""
+    return _target(path, read_keys(path))
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """What a target's file says, every key checked. Raises as `load_target`."""
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -215,10 +220,10 @@ def load_target(path: Path) -> Target:
     for name, key in KEYS.items():
         if key.required and name not in told:
             raise RnnLowerError(f"{path}: {name} is missing; it must be {key.words}")
-    return _target(path.stem, told)
+    return told
 
 
-def _target(name: str, told: dict[str, Any]) -> Target:
+def _target(path: Path, told: dict[str, Any]) -> Target:
     takes = frozenset(told["takes"]) if "takes" in told else None
     rules = Rules(
         takes, frozenset(told.get("avoid", ())), told.get("rank"), told.get("static", False),
@@ -226,13 +231,14 @@ def _target(name: str, told: dict[str, Any]) -> Target:
     )  # fmt: skip
     steps, slow = told.get("unroll_up_to", 1), told.get("slow")
     return Target(
-        name, told["summary"], told["status"], told["source"], tuple(told["forms"]),
+        path.stem, told["summary"], told["status"], told["source"], tuple(told["forms"]),
         Habits(rules, told.get("saturates", {}), **told.get("habits", {})),
         ALWAYS if steps == "always" else steps, told.get("static_batch", False), told.get("single_batch", False),
         None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
         tuple(told.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
          for op_type, of in told.get("fused", {}).items()},
+        path,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rnn_lower.emit.moved import known
@@ -31,6 +32,7 @@ class Target:
     static_batch: whether it needs a known batch size.  single_batch: whether that must be 1.
     scan_captures: whether a Scan body may read what nodes outside of it compute.
     versions: release lines that the newest file of a runtime stands for, as in opencv@5.
+    path: of its file.
     fused: by recurrent operator, which features are right as they are, and which silently wrong.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -48,6 +50,7 @@ class Target:
     scan_captures: bool = True
     versions: tuple[str, ...] = ()
     fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+    path: Path = Path()
 
     @property
     def rules(self) -> Rules:

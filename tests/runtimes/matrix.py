@@ -12,7 +12,6 @@ import argparse
 import json
 import subprocess
 import sys
-import textwrap
 import warnings
 from pathlib import Path
 
@@ -25,12 +24,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 from features import FEATURES  # noqa: E402
 from judge import expected  # noqa: E402
 from onenode import build  # noqa: E402
-from runners import RUNNERS, largest_difference, missing, version  # noqa: E402
+from runners import RUNNERS, missing, version  # noqa: E402
 
 import rnn_lower  # noqa: E402
+from rnn_lower.kit import results as judging  # noqa: E402
+from rnn_lower.kit.report import fused_tables, tell  # noqa: E402
+from rnn_lower.kit.toml import to_toml  # noqa: E402
+from rnn_lower.kit.writing import LIMIT  # noqa: E402
 from rnn_lower.targets import TARGETS  # noqa: E402
 
-LIMIT = 1e-4
 NOTES = """
 "Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. The
 expected values are those of onnxruntime's fused operator or, where it has no well-defined result, those of the project's
@@ -114,15 +116,11 @@ def measure(name: str, kind: str, feature: str) -> tuple[str, str]:
     return next((result for result in found if result[0] != "right"), ("right", ""))
 
 
-def judge(name: str, model: onnx.ModelProto, feeds: dict, wanted: list[np.ndarray]) -> tuple[str, str]:
+def judge(name: str, model: onnx.ModelProto, feeds: dict, wanted: list[np.ndarray]) -> judging.Outcome:
     try:
-        got = RUNNERS[name][1](model, feeds)
-        if [np.shape(a) for a in got] != [b.shape for b in wanted]:
-            return "wrong", "shape"
-        error = largest_difference(got, wanted)
+        return judging.outcome(RUNNERS[name][1](model, feeds), wanted, LIMIT)
     except Exception as failure:  # whatever a runtime raises
-        return "error", type(failure).__name__
-    return ("right", "") if error <= LIMIT else ("wrong", f"{error:.2g}")
+        return judging.ERROR, type(failure).__name__
 
 
 def work(name: str, kind: str, start: int) -> None:
@@ -157,11 +155,6 @@ def collect(name: str, kind: str) -> dict[str, list[str]]:
     return results
 
 
-def summary(results: dict[str, list[str]]) -> str:
-    states = [state for state, _ in results.values()]
-    return f"{states.count('right')} right, {states.count('wrong')} silently wrong, {states.count('error')} error"
-
-
 def write_page(data: dict, folder: Path) -> None:
     lines = [
         "# Runtimes", "",
@@ -171,7 +164,7 @@ def write_page(data: dict, folder: Path) -> None:
         "![Every feature on every runtime, fused and lowered](runtimes.png)", "", "| runtime | version | fused | lowered |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, row in data.items():
-        lines.append(f"| {name} | {row['version']} | {summary(row['fused'])} | {summary(row['lowered'])} |")
+        lines.append(f"| {name} | {row['version']} | {tell(row['fused'].values())} | {tell(row['lowered'].values())} |")
     lines += [
         NOTES,
         "## By feature: fused / lowered",
@@ -194,23 +187,7 @@ def write_fused(name: str, rows: dict[str, list[str]]) -> None:
     """What was measured of the fused operators, as the last tables of the target's file."""
     path = HERE.parent.parent / "rnn_lower" / "targets" / f"{name}.toml"
     text = path.read_text(encoding="utf-8").split("\n[fused.")[0].rstrip() + "\n"
-    for op in ("LSTM", "GRU", "RNN"):
-        told = {
-            kind: [row.partition(" ")[2] for row, found in rows.items() if row.startswith(op) and found[0] == kind]
-            for kind in ("right", "wrong")
-        }
-        if any(told.values()):
-            text += f"\n[fused.{op}]\n" + "".join(as_toml(kind, names) for kind, names in told.items() if names)
-    path.write_text(text, encoding="utf-8")
-
-
-def as_toml(key: str, names: list[str]) -> str:
-    """A list, in lines of the project's width."""
-    line = f"{key} = {json.dumps(names)}\n"
-    if len(line) <= 120:
-        return line
-    listed = textwrap.fill(", ".join(json.dumps(name).replace(" ", "\0") for name in names), 116).replace("\0", " ")
-    return f"{key} = [\n{textwrap.indent(listed, '    ')},\n]\n"
+    path.write_text(text + to_toml({"fused": fused_tables(rows)}), encoding="utf-8")
 
 
 def draw(data: dict, folder: Path) -> None:
@@ -251,7 +228,7 @@ def main() -> None:
     for name in arguments.runtimes or [name for name in RUNNERS if not missing(name)]:
         data[name] = {"version": version(name), **{kind: collect(name, kind) for kind in ("fused", "lowered")}}
         print(
-            f"{name} {version(name)}: fused {summary(data[name]['fused'])}; lowered {summary(data[name]['lowered'])}",
+            f"{name} {version(name)}: fused {tell(data[name]['fused'].values())}; lowered {tell(data[name]['lowered'].values())}",
             flush=True,
         )
         kept.write_text(json.dumps(data, indent=0))

@@ -153,12 +153,6 @@ RUNNERS: dict[str, tuple[str, Run]] = {
 """target -> distribution, runner"""
 
 
-def largest_difference(got: list, wanted: list[np.ndarray]) -> float:
-    """Absolute; NaN when there is one."""
-    pairs = zip(got, wanted, strict=True)
-    return float(np.max([np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) for a, b in pairs]))
-
-
 def missing(name: str) -> str | None:
     """Why a runtime cannot be run here, or None."""
     distribution = RUNNERS[name][0]

@@ -8,10 +8,11 @@ import pytest
 from features import FEATURES
 from judge import expected, remaining, run_onnxruntime
 from onenode import OPTIONAL, Case, build
-from runners import RUNNERS, largest_difference, missing
+from runners import RUNNERS, missing
 from strategies import MEASURED
 
 import rnn_lower
+from rnn_lower.kit.results import largest_difference
 from rnn_lower.targets import TARGETS
 
 SLOW = {"tinygrad", "tvm", "iree"}
