@@ -189,7 +189,8 @@ def _costs(node: RecurrentNode) -> dict[str, int | None]:
 
 
 def _record_row(record: Record) -> dict[str, Any]:
-    return {**_node_row(record.node), "form": record.form, "nodes": record.emitted}
+    row = {**_node_row(record.node), "form": record.form, "nodes": record.emitted}
+    return {**row, "warning": record.warning} if record.warning else row
 
 
 def _print_records(records: Sequence[Record], output: str | None) -> None:

@@ -29,11 +29,15 @@ OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What became of one recurrent node: the form and the number of nodes emitted, bodies included."""
+    """What became of one recurrent node: the form and the number of nodes emitted, bodies included.
+
+    warning: what to know of a straight line that is large, else empty.
+    """
 
     node: RecurrentNode
     form: str
     emitted: int
+    warning: str = ""
 
 
 class LowerRecurrentPass(ir.passes.InPlacePass):
@@ -151,7 +155,10 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         )
     remove_unused(session.places)
     _warn_of_others(model)
-    return [Record(new.place.node, new.form, new.count) for new in session.replacements]
+    told = session.warnings
+    return [
+        Record(new.place.node, new.form, new.count, told.get(new.place.node.node, "")) for new in session.replacements
+    ]
 
 
 def _warn_of_others(model: ir.Model) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +16,11 @@ from rnn_lower.recurrent.lowering import ARITHMETIC
 from rnn_lower.targets.fused import Measured, Verdict, verdict
 
 if TYPE_CHECKING:
+    from rnn_lower.recurrent.estimate import Size
     from rnn_lower.recurrent.node import RecurrentNode
 
-logger = logging.getLogger("rnn_lower")
+LARGE = 20_000
+"""Nodes of straight lines, in a whole model, from which on loading them takes long on most runtimes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,14 +139,25 @@ class Target:
             found.append(Lack(f"{told} takes a batch of 1 only, here it is {node.static_batch}"))
         return found
 
-    def warn(self, node: RecurrentNode, form: str) -> None:
-        """Say what is right but slow."""
-        length = node.static_length
-        if form == "unroll" and self.slow and length is not None and length > self.slow[0]:
-            logger.warning(
-                "%s: %d unrolled steps load slowly on %s (%g s for an LSTM of 400 steps)",
-                node.describe(), length, self.name, self.slow[1],
-            )  # fmt: skip
+    def warning(self, node: RecurrentNode, opset: int, own: Size, all_of_them: Size) -> str:
+        """What to know of a node that is unrolled: how large it will be and how slowly such loads; empty if it is not.
+
+        own: the size of the node.  all_of_them: that of all nodes of the model which are unrolled.
+        """
+        length = node.static_length or 0
+        if all_of_them.nodes <= LARGE and (self.slow is None or length <= self.slow[0]):
+            return ""
+        told = f"unrolling {length} steps makes about {own.nodes:,} nodes, {_megabytes(own)} without weights"
+        if all_of_them != own:
+            told += f" ({all_of_them.nodes:,} and {_megabytes(all_of_them)} in all)"
+        if self.slow is not None:
+            told += f"; {self.name} was measured to load an LSTM of 400 steps in {self.slow[1]:g} s"
+        forms = [f"--form {form}" for form in self.forms_for(node, opset) if form != "unroll"]
+        return f"{told}; {' or '.join(['cut the sequence', *([f'use {forms[0]}'] if forms else [])])}"
+
+
+def _megabytes(size: Size) -> str:
+    return f"{size.nbytes / 1e6:.1f} MB"
 
 
 def _captures(node: RecurrentNode) -> bool:

@@ -134,12 +134,6 @@ def test_targets_say_what_to_fix():
         rnn_lower.lower(build(Case("GRU", 17))[0], target="tract", form="loop")
 
 
-def test_long_unrolls_are_warned_about(caplog):
-    with caplog.at_level("WARNING", "rnn_lower"):
-        rnn_lower.lower(build(Case("RNN", 17, T=120))[0], target="tvm")
-    assert "120 unrolled steps load slowly on tvm (30 s" in caplog.text
-
-
 def test_portable_emits_the_smallest_set_of_operators():
     used = set()
     for case in FEATURES.values():
