@@ -49,7 +49,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         converted where the target does not take its own opset, to the nearest that it takes, which is logged.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
-    keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature.
+    keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature, and
+        not slower than lowered.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked

@@ -71,6 +71,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Slice.axes = 1", "limits.Slice.axes is 1; it must be a list of axes"),
         ("limits.MatMul.variable = true", "limits.MatMul.variable is True; it must be the number of inputs"),
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
+        ("faster_lowered = { GRU = -1 }", "faster_lowered is {'GRU': -1}; it must be a table of RNN, GRU and LSTM"),
         ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU and LSTM"),
         ("versions = 5", "versions is 5; it must be a list of release lines"),
         ("sources = 3", "sources is 3; it must be a table of texts"),

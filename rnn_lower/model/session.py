@@ -24,7 +24,6 @@ from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
 from rnn_lower.targets import find_target
-from rnn_lower.targets.fused import RIGHT
 from rnn_lower.targets.holding import Holder
 
 logger = logging.getLogger("rnn_lower")
@@ -81,7 +80,7 @@ class Session:
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, facts)
             chosen = self._options.select is None or self._options.select(read)
-            if chosen and not (self._options.keep_native and self._target.verdict(read).kind == RIGHT):
+            if chosen and not (self._options.keep_native and self._target.keeps(read)):
                 found.append(Place(read, scope))
         return found
 

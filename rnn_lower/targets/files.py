@@ -79,6 +79,11 @@ def _is_slow(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"steps", "seconds"} and all(map(_is_number, value.values()))
 
 
+def _is_batches(value: Any) -> bool:
+    """By recurrent operator, a number of sequences."""
+    return isinstance(value, dict) and all(op_type in OP_TYPES and _is_count(size) for op_type, size in value.items())
+
+
 def _is_saturation(value: Any) -> bool:
     return isinstance(value, dict) and all(name in TABLE and _is_number(limit) for name, limit in value.items())
 
@@ -188,6 +193,7 @@ KEYS: dict[str, Key] = {
     "takes": Key(_are_operators, _OPERATORS),
     "avoid": Key(_are_operators, _OPERATORS),
     "fused": Key(_is_fused, "a table of RNN, GRU and LSTM with lists of features under right and wrong"),
+    "faster_lowered": Key(_is_batches, "a table of RNN, GRU and LSTM with a batch size, such as { GRU = 1 }"),
     "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
     "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
     "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
@@ -238,7 +244,7 @@ def _target(path: Path, told: dict[str, Any]) -> Target:
         tuple(told.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
          for op_type, of in told.get("fused", {}).items()},
-        path,
+        told.get("faster_lowered", {}), path,
     )  # fmt: skip
 
 

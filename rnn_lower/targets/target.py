@@ -13,7 +13,7 @@ from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack
 from rnn_lower.recurrent.lowering import ARITHMETIC
-from rnn_lower.targets.fused import Measured, Verdict, verdict
+from rnn_lower.targets.fused import RIGHT, Measured, Verdict, verdict
 
 if TYPE_CHECKING:
     from rnn_lower.recurrent.estimate import Size
@@ -33,8 +33,9 @@ class Target:
     static_batch: whether it needs a known batch size.  single_batch: whether that must be 1.
     scan_captures: whether a Scan body may read what nodes outside of it compute.
     versions: release lines that the newest file of a runtime stands for, as in opencv@5.
-    path: of its file.
     fused: by recurrent operator, which features are right as they are, and which silently wrong.
+    faster_lowered: by recurrent operator, from which batch size on it was measured to run faster lowered.
+    path: of its file.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
 
@@ -51,6 +52,7 @@ class Target:
     scan_captures: bool = True
     versions: tuple[str, ...] = ()
     fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+    faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
     path: Path = Path()
 
     @property
@@ -70,7 +72,18 @@ class Target:
     def verdict(self, node: RecurrentNode) -> Verdict:
         """Whether it runs a recurrent node right as it is."""
         listed = self.rules.takes is not None and node.op_type in self.rules.takes
-        return verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
+        found = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
+        if found.kind == RIGHT and not self._as_fast(node):
+            return dataclasses.replace(found, why=f"{found.why}; lowered it was measured to be faster")
+        return found
+
+    def keeps(self, node: RecurrentNode) -> bool:
+        """Whether a node is best left as it is: it is right so, and not slower than lowered."""
+        return self.verdict(node).kind == RIGHT and self._as_fast(node)
+
+    def _as_fast(self, node: RecurrentNode) -> bool:
+        least = self.faster_lowered.get(node.op_type)
+        return least is None or (node.static_batch or 0) < least
 
     def explained(self) -> Iterator[tuple[str, str]]:
         """Line by line, for people: what it takes, and where that is from."""
@@ -98,6 +111,8 @@ class Target:
             yield f"{op_type} as it is", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
             if measured.wrong:
                 yield f"{op_type} as it is", f"silently wrong: {', '.join(sorted(measured.wrong))}"
+        for op_type, least in self.faster_lowered.items():
+            yield f"{op_type} lowered", f"faster{'' if least <= 1 else f' from a batch of {least} on'}"
         for what, source in self.rules.sources.items():
             yield f"source of {what}", source
         if self.slow is not None:

@@ -21,6 +21,7 @@ import onnx
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
+from fastest import section  # noqa: E402
 from features import FEATURES  # noqa: E402
 from judge import expected  # noqa: E402
 from onenode import build  # noqa: E402
@@ -167,6 +168,7 @@ def write_page(data: dict, folder: Path) -> None:
         lines.append(f"| {name} | {row['version']} | {tell(row['fused'].values())} | {tell(row['lowered'].values())} |")
     lines += [
         NOTES,
+        *section(folder),
         "## By feature: fused / lowered",
         "",
         "A number is the largest absolute difference of a silently wrong result.",
@@ -217,6 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runtimes", nargs="*")
     parser.add_argument("--docs", type=Path, default=HERE.parent.parent / "docs")
+    parser.add_argument("--pages", action="store_true", help="only write the pages again")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -225,7 +228,7 @@ def main() -> None:
         return
     kept = arguments.docs / "runtimes.json"
     data = json.loads(kept.read_text()) if kept.exists() else {}
-    for name in arguments.runtimes or [name for name in RUNNERS if not missing(name)]:
+    for name in () if arguments.pages else arguments.runtimes or [name for name in RUNNERS if not missing(name)]:
         data[name] = {"version": version(name), **{kind: collect(name, kind) for kind in ("fused", "lowered")}}
         print(
             f"{name} {version(name)}: fused {tell(data[name]['fused'].values())}; lowered {tell(data[name]['lowered'].values())}",
