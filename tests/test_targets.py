@@ -332,6 +332,16 @@ def test_a_form_whose_operator_is_not_taken_is_not_chosen(avoid, form, tmp_path)
         rnn_lower.lower(build(case)[0], target=path, form=avoid.lower())
 
 
+@pytest.mark.parametrize("feature", ["LSTM sequence_lens input", "GRU everything", "RNN ThresholdedRelu"])
+def test_a_comparison_of_floats_only(feature, tmp_path):
+    """Lengths are integers, so their masks do without it; an activation still has it."""
+    path = written(
+        tmp_path, GOOD + 'avoid = ["ThresholdedRelu", "Greater", "Where"]\nlimits.Less.types = ["FLOAT", "BOOL"]\n'
+    )
+    assert holds(FEATURES[feature], path) is None
+    assert ("Less" in emitted(rnn_lower.lower(build(FEATURES[feature])[0], target=path))) == ("Relu" in feature)
+
+
 @pytest.mark.parametrize("rule", ['avoid = ["Cast"]', 'limits.Cast.types = ["FLOAT"]'])
 def test_sizes_that_take_a_cast_before_opset_9(rule, tmp_path):
     """There a Constant holds no integers, so that a Reshape needs a Cast: refused by its rule, never an internal error."""

@@ -25,7 +25,7 @@ from fastest import section  # noqa: E402
 from features import FEATURES  # noqa: E402
 from judge import expected  # noqa: E402
 from onenode import build  # noqa: E402
-from runners import RUNNERS, missing, version  # noqa: E402
+from runners import LIMITS, RUNNERS, missing, version  # noqa: E402
 
 import rnn_lower  # noqa: E402
 from rnn_lower.kit import results as judging  # noqa: E402
@@ -49,15 +49,29 @@ reference implementation. "Silently wrong" is any other result; "error" is an ex
 Without names, the script measures every runtime that is installed. tinygrad's CPU device needs `clang`. Unrolled graphs of
 long sequences load slowly on some runtimes; `rnn-lower` then prints a warning that says how slowly.
 
-## Other runtimes
+emx-onnx-cgen (which needs `gcc`), qonnx, jaxonnxruntime (with absl-py), aidge_core with aidge_onnx and aidge_backend_cpu, and onnx2tf
+with tensorflow and ai-edge-litert each come from PyPI; not all of them go into one environment. qonnx 1.0.0 needs onnx
+1.20. For onnxruntime-web, `NODE_MODULES` names a folder of npm packages with onnxruntime-web and puppeteer-core, and `CHROMIUM`
+the browser. For rknn, `RKNN_PYTHON` names a Python that has rknn-toolkit2, which wants an older onnx.
 
-- onnxruntime-web 1.30.0 (wasm, one thread, under node; target `onnxruntime`, forms scan and loop), measured by hand with the
-  same models: fused 50 right, 1 silently wrong, 3 error (layout 1); lowered 54 right. It was not tried in a browser page.
+## What the rows are
+
+- emx-onnx-cgen: the C code that it writes, compiled by gcc and run. A Scan keeps that code short.
+- onnxruntime-web and onnxruntime-webgpu: one package, in a page of a headless Chromium: WebAssembly with one thread, and
+  WebGPU with a software adapter. On WebGPU a **Scan is silently wrong** in 17 of the 60 features; its target has none.
+- onnx2tf: the TensorFlow Lite model that it writes, run by LiteRT. Inputs keep their axes (`-kat`).
+- rknn: the simulator of rknn-toolkit2 for an RK3588, **not a chip**. It computes in float16, so that here differences up to
+  0.01 count as right.
+- qonnx runs a graph node by node through onnxruntime; a Scan or Loop fails there.
+
+Not in the table:
+
 - MNN runs Loop and unrolled graphs (target `mnn`). Its converter installs packages and contacts its vendor when it is
   imported, so this script never runs it; it was tried by hand in an isolated environment.
-- jaxonnxruntime 0.3.0 (jax 0.10.2; it also needs absl-py), measured by hand in a separate environment with target
-  `portable`: lowered 54 right.
-- ncnn and onnx2tf were not tried. The target closest to what they accept is `portable`.
+- hls4ml refuses Slice; it was not tried further.
+- ncnn was not tried. The target closest to what it accepts is `portable`.
+
+For a runtime that is not here, there is [a kit](new-target.md).
 
 ## Random models
 
@@ -119,7 +133,7 @@ def measure(name: str, kind: str, feature: str) -> tuple[str, str]:
 
 def judge(name: str, model: onnx.ModelProto, feeds: dict, wanted: list[np.ndarray]) -> judging.Outcome:
     try:
-        return judging.outcome(RUNNERS[name][1](model, feeds), wanted, LIMIT)
+        return judging.outcome(RUNNERS[name][1](model, feeds), wanted, LIMITS.get(name, LIMIT))
     except Exception as failure:  # whatever a runtime raises
         return judging.ERROR, type(failure).__name__
 
