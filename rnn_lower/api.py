@@ -221,19 +221,22 @@ def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str
     return _told_with(path, result)
 
 
-def write_kit(folder: str | os.PathLike[str], target: str, *, only: Sequence[str] = ()) -> Manifest:
+def write_kit(
+    folder: str | os.PathLike[str], target: str, *, only: Sequence[str] = (), limit: float = 1e-4
+) -> Manifest:
     """Write what shows how a runtime takes recurrent models to a new folder, for runtimes that Python cannot reach.
 
     There are small models for every feature of RNN, GRU and LSTM, as they are and lowered for a target in each of its
     forms, their inputs, what has to come out by onnxruntime's fused operators or else the reference implementation,
     and manifest.json, which names them all. Arrays are .npy files, and .npz. docs/new-target.md shows the use.
     target: a name (see rnn_lower.targets), or the path of a .toml file.  only: patterns of features, such as "LSTM *".
+    limit: the largest absolute difference that counts as right; 0.01 suits devices that compute in float16.
     Raises RnnLowerError for an unknown target, a pattern that no feature matches, and a folder that holds something or
     cannot be written.
     """
     from rnn_lower.kit import writing  # onnxruntime is for those who compare
 
-    return writing.write(Path(folder), find_target(target), only)
+    return writing.write(Path(folder), find_target(target), only, limit)
 
 
 def report_kit(

@@ -95,6 +95,9 @@ def _kit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="one that is not there yet")
     parser.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
     parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="only features of such names")
+    parser.add_argument(
+        "--limit", type=float, default=1e-4, metavar="L", help="largest difference that is right; 0.01 suits float16"
+    )
 
 
 def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:

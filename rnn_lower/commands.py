@@ -210,7 +210,7 @@ def _targets(arguments: argparse.Namespace) -> int:
 def _kit(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    made = api.write_kit(arguments.output, arguments.target, only=arguments.only)
+    made = api.write_kit(arguments.output, arguments.target, only=arguments.only, limit=arguments.limit)
     for one in made.refused:
         print(f"{one.feature} ({one.form}) is left out: {one.why}")
     print(f"wrote {arguments.output}: {len(made.cases)} models of {len(made.features)} features")

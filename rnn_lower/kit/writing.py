@@ -33,18 +33,20 @@ LIMIT = 1e-4
 """The largest absolute difference, in float32, that counts as right."""
 
 
-def write(folder: Path, target: Target, only: Sequence[str] = ()) -> Manifest:
+def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float = LIMIT) -> Manifest:
     """Write a kit to a folder that is not there yet, or empty; it appears by one rename. Raises RnnLowerError else.
 
-    only: patterns of features, all without any.
+    only: patterns of features, all without any.  limit: of each case.
     """
     chosen = _chosen(only)
+    if not limit > 0:
+        raise RnnLowerError(f"--limit is {limit:g}; it must be more than 0")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RnnLowerError(f"{folder}: is there already; name a folder that is not")
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            manifest = _write_all(place, target, chosen)
+            manifest = _write_all(place, target, chosen, limit)
             place.chmod(0o755)  # a temporary folder is for its owner only
             os.replace(place, folder)
         finally:
@@ -62,7 +64,7 @@ def _chosen(only: Sequence[str]) -> list[str]:
     return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, one) for one in only)]
 
 
-def _write_all(place: Path, target: Target, chosen: Sequence[str]) -> Manifest:
+def _write_all(place: Path, target: Target, chosen: Sequence[str], limit: float) -> Manifest:
     for name in ("models", "inputs", "expected"):
         (place / name).mkdir()
     cases: list[KitCase] = []
@@ -72,7 +74,7 @@ def _write_all(place: Path, target: Target, chosen: Sequence[str]) -> Manifest:
         if case is None:
             refused.append(Refused(feature, FUSED, f"target {target.name} takes no opset that says it"))
             continue
-        for made in _of_feature(place, feature, case, target):
+        for made in _of_feature(place, feature, case, target, limit):
             (cases if isinstance(made, KitCase) else refused).append(made)  # type: ignore[arg-type]
     manifest = Manifest(target.name, f"rnn_lower {rnn_lower.__version__}", tuple(cases), tuple(refused))
     manifest.write(place)
@@ -80,7 +82,7 @@ def _write_all(place: Path, target: Target, chosen: Sequence[str]) -> Manifest:
     return manifest
 
 
-def _of_feature(place: Path, feature: str, case: Case, target: Target) -> Iterator[KitCase | Refused]:
+def _of_feature(place: Path, feature: str, case: Case, target: Target, limit: float) -> Iterator[KitCase | Refused]:
     model, feeds = build(case)
     wanted = expected(Document(model), feeds)
     name = feature.replace(" ", "_")
@@ -95,7 +97,7 @@ def _of_feature(place: Path, feature: str, case: Case, target: Target) -> Iterat
             continue
         (place / file).write_bytes(proto.SerializeToString(deterministic=True))
         operators = tuple(sorted({node.op_type for node, _ in all_nodes(Document(proto).model)}))
-        yield KitCase(f"{name}.{form}", feature, form, file, case.opset, operators, inputs, outputs, LIMIT)
+        yield KitCase(f"{name}.{form}", feature, form, file, case.opset, operators, inputs, outputs, limit)
 
 
 def _lowered(model: onnx.ModelProto, form: str, target: Target) -> onnx.ModelProto:

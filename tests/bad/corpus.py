@@ -1176,6 +1176,7 @@ def bad_kits() -> Iterator[Bad]:
     yield Bad("kit over something", occupied, "is there already; name a folder that is not", "kit")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
     yield Bad("kit of no feature", kit("--target", "portable", "--only", "RNN plane"), "--only RNN plane: no feature is called so; there are 'RNN plain'", "--only")
+    yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
     yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
     yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "a kit of schema 2, and 1 is known here; write the kit again", manifest)

@@ -222,7 +222,8 @@ def test_a_command_for_each_case(tmp_path, capsys):
 
 def test_nothing_right_proposes_nothing(tmp_path, capsys):
     kit = tmp_path / "kit"
-    rnn_lower.write_kit(kit, "portable", only=["RNN plain"])
+    rnn_lower.write_kit(kit, "portable", only=["RNN plain"], limit=0.01)
+    assert {case.limit for case in read_manifest(kit).cases} == {0.01}
     command = ["kit-report", str(kit), "--run", "false {model} {outputs}", "-o", str(tmp_path / "t.toml")]
     assert cli.main(command) == cli.DIFFERENT
     assert "no target is proposed: nothing that was lowered came out right" in capsys.readouterr().out
