@@ -149,7 +149,7 @@ def emx(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
         command = [str(Path(sys.executable).parent / "emx-onnx-cgen"), "compile", path, source, "--model-name", "model"]
         subprocess.run(command, check=True, capture_output=True)
         subprocess.run(
-            ["gcc", "-O1", "-shared", "-fPIC", source, "-o", library, "-lm"], check=True, capture_output=True
+            ["gcc", "-O0", "-shared", "-fPIC", source, "-o", library, "-lm"], check=True, capture_output=True
         )
         (told,) = re.findall(r"^void model\((.*)\) \{", Path(source).read_text(), re.MULTILINE)
         outputs = []
