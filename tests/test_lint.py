@@ -86,6 +86,14 @@ def test_what_is_faster_lowered_is_not_kept(target, op, N, kept, tmp_path, capsy
     assert ("lowered it was measured to be faster" in row["why"]) == (not kept)
 
 
+@pytest.mark.parametrize("name", ["emx-onnx-cgen", "rknn"])
+def test_what_was_not_measured_is_not_said_to_be_missing(name):
+    (node,) = rnn_lower.inspect(build(Case("LSTM", 17, optional=("B",)))[0])
+    found = TARGETS[name].verdict(node)
+    assert found.kind == fused.UNKNOWN
+    assert "nobody here has measured" in found.why
+
+
 def test_only_what_needs_it_is_lowered(tmp_path, capsys):
     """Of two nodes the one with peepholes; `inspect` says why."""
     plain, _ = build(Case("LSTM", 17, optional=("B",), outputs=("Y_h",)))

@@ -73,6 +73,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
         ("faster_lowered = { GRU = -1 }", "faster_lowered is {'GRU': -1}; it must be a table of RNN, GRU and LSTM"),
         ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU and LSTM"),
+        ('fused = "perhaps"', "fused is 'perhaps'; it must be a table of RNN, GRU and LSTM"),
         ("versions = 5", "versions is 5; it must be a list of release lines"),
         ("sources = 3", "sources is 3; it must be a table of texts"),
         ('sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets, rank"),

@@ -28,6 +28,9 @@ else:
 ALWAYS = 10**9
 """unroll_up_to of runtimes that know nothing else."""
 
+NOT_MEASURED = "not measured"
+"""fused of runtimes that have the recurrent operators, and nobody knows which features are right."""
+
 HABITS = tuple(field.name for field in dataclasses.fields(Habits) if field.type == "bool")
 
 
@@ -66,12 +69,15 @@ def _is_range(value: Any) -> bool:
 
 def _is_fused(value: Any) -> bool:
     """By operator, lists of texts under right and wrong."""
-    return isinstance(value, dict) and all(
-        op_type in OP_TYPES
-        and isinstance(told, dict)
-        and told.keys() <= {"right", "wrong"}
-        and all(isinstance(names, list) and all(map(_is_text, names)) for names in told.values())
-        for op_type, told in value.items()
+    return value == NOT_MEASURED or (
+        isinstance(value, dict)
+        and all(
+            op_type in OP_TYPES
+            and isinstance(told, dict)
+            and told.keys() <= {"right", "wrong"}
+            and all(isinstance(names, list) and all(map(_is_text, names)) for names in told.values())
+            for op_type, told in value.items()
+        )
     )
 
 
@@ -192,7 +198,9 @@ KEYS: dict[str, Key] = {
     "single_batch": Key(_is_flag, "true or false"),
     "takes": Key(_are_operators, _OPERATORS),
     "avoid": Key(_are_operators, _OPERATORS),
-    "fused": Key(_is_fused, "a table of RNN, GRU and LSTM with lists of features under right and wrong"),
+    "fused": Key(
+        _is_fused, 'a table of RNN, GRU and LSTM with lists of features under right and wrong, or "not measured"'
+    ),
     "faster_lowered": Key(_is_batches, "a table of RNN, GRU and LSTM with a batch size, such as { GRU = 1 }"),
     "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
     "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
@@ -235,7 +243,7 @@ def _target(path: Path, told: dict[str, Any]) -> Target:
         takes, frozenset(told.get("avoid", ())), told.get("rank"), told.get("static", False),
         tuple(told.get("opsets", (1, 99))), told.get("limits", {}), told.get("sources", {}),
     )  # fmt: skip
-    steps, slow = told.get("unroll_up_to", 1), told.get("slow")
+    steps, slow, fused = told.get("unroll_up_to", 1), told.get("slow"), told.get("fused", {})
     return Target(
         path.stem, told["summary"], told["status"], told["source"], tuple(told["forms"]),
         Habits(rules, told.get("saturates", {}), **told.get("habits", {})),
@@ -243,8 +251,8 @@ def _target(path: Path, told: dict[str, Any]) -> Target:
         None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
         tuple(told.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
-         for op_type, of in told.get("fused", {}).items()},
-        told.get("faster_lowered", {}), path,
+         for op_type, of in ({} if fused == NOT_MEASURED else fused).items()},
+        fused == NOT_MEASURED, told.get("faster_lowered", {}), path,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class Target:
     scan_captures: whether a Scan body may read what nodes outside of it compute.
     versions: release lines that the newest file of a runtime stands for, as in opencv@5.
     fused: by recurrent operator, which features are right as they are, and which silently wrong.
+    unmeasured: whether it has the recurrent operators, and nobody here knows which features are right.
     faster_lowered: by recurrent operator, from which batch size on it was measured to run faster lowered.
     path: of its file.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
@@ -52,6 +53,7 @@ class Target:
     scan_captures: bool = True
     versions: tuple[str, ...] = ()
     fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+    unmeasured: bool = False
     faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
     path: Path = Path()
 
@@ -71,7 +73,7 @@ class Target:
 
     def verdict(self, node: RecurrentNode) -> Verdict:
         """Whether it runs a recurrent node right as it is."""
-        listed = self.rules.takes is not None and node.op_type in self.rules.takes
+        listed = self.unmeasured or (self.rules.takes is not None and node.op_type in self.rules.takes)
         found = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
         if found.kind == RIGHT and not self._as_fast(node):
             return dataclasses.replace(found, why=f"{found.why}; lowered it was measured to be faster")

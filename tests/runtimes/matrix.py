@@ -25,13 +25,12 @@ from fastest import section  # noqa: E402
 from features import FEATURES  # noqa: E402
 from judge import expected  # noqa: E402
 from onenode import build  # noqa: E402
-from runners import LIMITS, RUNNERS, missing, version  # noqa: E402
+from runners import RUNNERS, limit_of, missing, version  # noqa: E402
 
 import rnn_lower  # noqa: E402
 from rnn_lower.kit import results as judging  # noqa: E402
 from rnn_lower.kit.report import fused_tables, tell  # noqa: E402
 from rnn_lower.kit.toml import to_toml  # noqa: E402
-from rnn_lower.kit.writing import LIMIT  # noqa: E402
 from rnn_lower.targets import TARGETS  # noqa: E402
 
 NOTES = """
@@ -61,7 +60,7 @@ the browser. For rknn, `RKNN_PYTHON` names a Python that has rknn-toolkit2, whic
   WebGPU with a software adapter. On WebGPU a **Scan is silently wrong** in 17 of the 60 features; its target has none.
 - onnx2tf: the TensorFlow Lite model that it writes, run by LiteRT. Inputs keep their axes (`-kat`).
 - rknn: the simulator of rknn-toolkit2 for an RK3588, **not a chip**. It computes in float16, so that here differences up to
-  0.01 count as right.
+  0.01 count as right, times the largest of the expected values where these are above 1.
 - qonnx runs a graph node by node through onnxruntime; a Scan or Loop fails there.
 
 Not in the table:
@@ -91,6 +90,10 @@ Random models of opset 13 to 17, in every form that the target takes (`python te
 For OpenVINO, 207 of 2,000 models were not compared: the target refuses a Scan whose weights are computed, and one model
 reaches values beyond 1e30. The 12 models that tract refuses have a constant state (Affine or ScaledTanh with a factor of
 0); it reports "inconsistent fact".
+
+For every target, measured or documented, random models were also lowered in all of its forms and run on onnxruntime
+(`python tests/soaktargets.py --seed 7`): 17 to 141 for each, 1,207 in all. None came out wrong, and no emitted node was
+outside of what the target's file allows; 281 were refused by one of its rules.
 
 ## What the runtimes forced on the lowered graph
 
@@ -134,7 +137,7 @@ def measure(name: str, kind: str, feature: str) -> tuple[str, str]:
 
 def judge(name: str, model: onnx.ModelProto, feeds: dict, wanted: list[np.ndarray]) -> judging.Outcome:
     try:
-        return judging.outcome(RUNNERS[name][1](model, feeds), wanted, LIMITS.get(name, LIMIT))
+        return judging.outcome(RUNNERS[name][1](model, feeds), wanted, limit_of(name, wanted))
     except Exception as failure:  # whatever a runtime raises
         return judging.ERROR, type(failure).__name__
 

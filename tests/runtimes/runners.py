@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from judge import run_onnxruntime
 
+from rnn_lower.kit.writing import LIMIT
 from rnn_lower.targets import TARGETS
 
 Feeds = dict[str, np.ndarray]
@@ -279,8 +280,15 @@ RUNNERS: dict[str, tuple[str, Run]] = {
 """target -> distribution, runner"""
 
 
-LIMITS = {"rknn": 1e-2}
-"""Largest differences that count as right, where a runtime computes in float16."""
+FLOAT16 = ("rknn",)
+"""Runtimes that compute in float16."""
+
+
+def limit_of(name: str, wanted: list[np.ndarray]) -> float:
+    """The largest absolute difference that counts as right; in float16 it grows with the values."""
+    if name not in FLOAT16:
+        return LIMIT
+    return 1e-2 * max(1.0, *(float(np.max(np.abs(one), initial=0.0)) for one in wanted))
 
 
 def missing(name: str) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 from features import FEATURES
 from judge import expected, remaining, run_onnxruntime
 from onenode import OPTIONAL, Case, build
-from runners import LIMITS, RUNNERS, missing
+from runners import RUNNERS, limit_of, missing
 from strategies import MEASURED
 
 import rnn_lower
@@ -43,8 +43,8 @@ def test_feature(name, form, feature):
     needs(name)
     case = FEATURES[feature]
     model, feeds = build(case)
-    limit = LIMITS.get(name, 1e-4)
-    close(RUNNERS[name][1](rnn_lower.lower(model, target=name, form=form), feeds), expected(case), limit)
+    wanted = expected(case)
+    close(RUNNERS[name][1](rnn_lower.lower(model, target=name, form=form), feeds), wanted, limit_of(name, wanted))
 
 
 @pytest.mark.parametrize("feature", FEATURES)
