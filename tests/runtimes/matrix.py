@@ -55,7 +55,8 @@ the browser. For rknn, `RKNN_PYTHON` names a Python that has rknn-toolkit2, whic
 
 ## What the rows are
 
-- emx-onnx-cgen: the C code that it writes, compiled by gcc and run. A Scan keeps that code short.
+- emx-onnx-cgen: the C code that it writes, compiled by gcc and run. A Scan keeps that code short. Its own recurrent
+  operators, and those of rknn, are not measured.
 - onnxruntime-web and onnxruntime-webgpu: one package, in a page of a headless Chromium: WebAssembly with one thread, and
   WebGPU with a software adapter. On WebGPU a **Scan is silently wrong** in 17 of the 60 features; its target has none.
 - onnx2tf: the TensorFlow Lite model that it writes, run by LiteRT. Inputs keep their axes (`-kat`).
