@@ -16,7 +16,7 @@ class Report:
 
     def __init__(self, title: str, about: str) -> None:
         self._console = Console(width=160)
-        self._lines = [f"# {title}", "", about, "", f"Measured on {_machine()}."]
+        self._lines = [f"# {title}", "", about, "", f"Measured on {machine()}."]
 
     def table(
         self, heading: str, header: Sequence[str], rows: Sequence[Sequence[str]], about: str = "", remarks: str = ""
@@ -39,7 +39,7 @@ class Report:
         path.write_text("\n".join(self._lines) + "\n")
 
 
-def _machine() -> str:
+def machine() -> str:
     model = "an unknown CPU"
     if Path("/proc/cpuinfo").exists():
         info = Path("/proc/cpuinfo").read_text().splitlines()

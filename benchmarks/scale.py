@@ -35,7 +35,12 @@ and how much memory it needs, on models that grow in one respect at a time. Ever
 
 "lower" includes reading and writing the model; "load + save" is reading and writing it without lowering; "ratio" is the first
 over the second. Anonymous memory is what the process allocates itself; resident memory also counts mapped pages of files.
-Lowering waits until the disk holds the weights before it puts the model in place; the copy does not wait."""
+Lowering waits until the disk holds the weights before it puts the model in place; the copy does not wait.
+
+Before much is unrolled, `rnn-lower lower` says on stderr how large it will be: nodes and bytes, found by lowering two and three
+steps of each node, and how long the target was measured to load such a model ([targets](targets.md), key `slow`). That is
+one line, when the straight lines of a model make more than 20,000 nodes together or one is longer than the target likes, and
+it is in the records of `--json` (`warning`). What helps is to cut the sequence, or form scan where the runtime has it."""
 
 
 def graph_of(nodes: int, recurrent: int, T: int = 8, H: int = 8) -> onnx.ModelProto:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         stream_file,
     )
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+    from rnn_lower.kit.kits import report_kit, write_kit
+    from rnn_lower.kit.report import KitReport
     from rnn_lower.model.linting import Finding, LintReport
     from rnn_lower.model.passes import LowerRecurrentPass, Record
     from rnn_lower.model.rules import rewrite_rules
@@ -33,21 +35,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# fmt: off
 _ROOMS = {
     "api": (
-        "check",
-        "draw",
-        "function_body",
-        "inspect",
-        "lint",
-        "lower",
-        "lower_file",
-        "prove",
-        "report",
-        "stream",
+        "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "report", "stream",
         "stream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
+    "kit.kits": ("report_kit", "write_kit"),
+    "kit.report": ("KitReport",),
     "model.linting": ("Finding", "LintReport"),
     "model.passes": ("LowerRecurrentPass", "Record"),
     "model.rules": ("rewrite_rules",),
@@ -56,11 +52,13 @@ _ROOMS = {
     "reporting.gathering": ("Report",),
     "streaming.session": ("StreamingSession",),
 }
+# fmt: on
 
 __all__ = [
     "CheckReport",
     "Finding",
     "InvalidNodeError",
+    "KitReport",
     "LintReport",
     "LowerRecurrentPass",
     "NodeProof",
@@ -80,9 +78,11 @@ __all__ = [
     "lower_file",
     "prove",
     "report",
+    "report_kit",
     "rewrite_rules",
     "stream",
     "stream_file",
+    "write_kit",
 ]
 
 

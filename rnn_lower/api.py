@@ -50,7 +50,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         converted where the target does not take its own opset, to the nearest that it takes, which is logged.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
-    keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature.
+    keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature, and
+        not slower than lowered.
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
         same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
     max_nodes: limit of emitted nodes, against unrolling by mistake.

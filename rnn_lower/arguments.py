@@ -32,6 +32,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "inspect": ("in.onnx", "in.onnx --target opencv", "in.onnx --json"),
     "lint": ("out.onnx --target onnxruntime",),
     "targets": ("", "openvino"),
+    "kit": ("-o kit --target portable --only 'GRU last*'",),
+    "kit-report": ("kit --run 'python mine.py {model} {inputs} {outputs}' -o mine.toml", "kit --results results"),
     "report": ("in.onnx -o report.html", "in.onnx --target openvino", "in.onnx --svg -o node.svg"),
 }
 """Commands to start from, shown by --help; a test runs each of them in a folder with models of these names."""
@@ -71,12 +73,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
 
-    prove = add("prove", "show without inputs and tolerance that two models are the same function")
-    prove.add_argument("original", metavar="A.onnx")
-    prove.add_argument("lowered", metavar="B.onnx")
-    prove.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
-    prove.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
-    prove.add_argument("--json", action="store_true", help="print JSON")
+    _prove_arguments(add("prove", "show without inputs and tolerance that two models are the same function"))
 
     inspect = add("inspect", "list recurrent nodes with their features")
     inspect.add_argument("model", metavar="IN.onnx", help="- reads stdin")
@@ -92,6 +89,8 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
     targets.add_argument("--json", action="store_true", help="print JSON")
     _report_arguments(add("report", "write a page about a model's recurrent nodes"), commands["targets"])
+    _kit_arguments(add("kit", "write models that show what a runtime takes, with inputs and results"))
+    _kit_report_arguments(add("kit-report", "tell what a runtime made of a kit, and propose a file for --target"))
     return parser
 
 
@@ -111,6 +110,34 @@ def _lower_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> 
     parser.add_argument("--check", action="store_true", help="compare with the original before writing")
     parser.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
     _check_arguments(parser)
+
+
+def _prove_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("original", metavar="A.onnx")
+    parser.add_argument("lowered", metavar="B.onnx")
+    parser.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _kit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="one that is not there yet")
+    parser.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="only features of such names")
+    parser.add_argument(
+        "--limit", type=float, default=1e-4, metavar="L", help="largest difference that is right; 0.01 suits float16"
+    )
+
+
+def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="the kit")
+    parser.add_argument("--results", metavar="RESULTS", help="a folder with CASE/NAME.npy for each output, or CASE.npz")
+    parser.add_argument(
+        "--run", metavar="COMMAND", help="run this for each case, with {model}, {inputs} and {outputs} in its words"
+    )
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for each case of --run")
+    parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _form(parser: argparse.ArgumentParser, list_targets: Command) -> None:

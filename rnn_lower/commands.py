@@ -231,7 +231,33 @@ def _targets(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _kit(arguments: argparse.Namespace) -> int:
+    from rnn_lower.kit import kits
+
+    made = kits.write_kit(arguments.output, arguments.target, only=arguments.only, limit=arguments.limit)
+    for one in made.refused:
+        print(f"{one.feature} ({one.form}) is left out: {one.why}")
+    print(f"wrote {arguments.output}: {len(made.cases)} models of {len(made.features)} features")
+    return DONE
+
+
+def _kit_report(arguments: argparse.Namespace) -> int:
+    from rnn_lower.kit import kits, writing
+
+    if arguments.output is not None and not arguments.output.endswith(".toml"):
+        raise RnnLowerError(f"-o {arguments.output}: --target takes files called NAME.toml only; name it so")
+    with tables.progress(arguments.quiet, "cases") as advance:
+        report = kits.report_kit(
+            arguments.folder, arguments.results, run=arguments.run, timeout=arguments.timeout, progress=advance
+        )
+    written = arguments.output if report.proposal else None
+    if written is not None:
+        writing.write_target(written, report.proposal)
+    tables.print_kit(arguments.json, written, report)
+    return DONE if report.ok else DIFFERENT
+
+
 COMMANDS: dict[str, Command] = {
     "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "inspect": _inspect, "lint": _lint,
-    "targets": _targets, "report": _report,
+    "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
 }  # fmt: skip

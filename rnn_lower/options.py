@@ -40,7 +40,9 @@ class Options:
         None, "sizes of dimensions of the inputs, by name or as INPUT[AXIS], fixed before lowering"
     )
     fold: bool = _option(False, "fold the constants of the whole model first")
-    keep_native: bool = _option(False, "leave the nodes that the target was measured to run right as they are")
+    keep_native: bool = _option(
+        False, "leave the nodes that the target was measured to run right as they are, and no slower"
+    )
     as_function: bool = _option(False, "keep each lowered node as a call of a function, nodes alike of the same one")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 

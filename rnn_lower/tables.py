@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from rnn_lower.kit.report import KitReport
     from rnn_lower.model.counting import Count
     from rnn_lower.model.linting import LintReport
     from rnn_lower.model.passes import Record
@@ -71,6 +72,34 @@ def print_linted(as_json: bool, model: str, report: LintReport) -> None:
     mended = sum(finding.lowering_mends for finding in report.findings)
     told = f"{len(rows)} of {report.nodes} nodes are not taken by {report.target} ({report.status})"
     print(f"{told}, of which lowering mends {mended}" if rows else told)
+
+
+def print_kit(as_json: bool, written: str | None, report: KitReport) -> None:
+    """What `rnn-lower kit-report` has found: the table, the counts, and the target's file that follows."""
+    if as_json:
+        print_json({"schema": SCHEMA, "ok": report.ok, "output": written, **dataclasses.asdict(report)})
+        return
+    rows = [
+        {"feature": feature, **{form: found[1] if found[0] == "wrong" else found[0] for form, found in row.items()}}
+        for feature, row in report.results.items()
+    ]
+    columns = ["feature", *report.columns]
+    blank = dict.fromkeys(columns, "")
+    title = "a number is the largest absolute difference of a silently wrong result"
+    _print_table(title, [{**blank, **row} for row in rows], columns)
+    for form in report.columns:
+        print(f"{form}: {report.count(form)}")
+    for told in report.errors[:5]:
+        print(f"error: {told}")
+    if report.failing:
+        print(f"only in models that failed: {', '.join(report.failing)}")
+    for feature, form in report.unexplained:
+        print(f"no operator explains why this failed: {feature} ({form})")
+    if written:
+        print(f"wrote {written}")
+    else:
+        nothing = "no target is proposed: nothing that was lowered came out right; try a kit for another target"
+        print(f"proposed target:\n\n{report.proposal}" if report.proposal else nothing)
 
 
 def print_lowered(
@@ -219,7 +248,8 @@ def _costs(node: RecurrentNode) -> dict[str, int | None]:
 
 
 def _record_row(record: Record) -> dict[str, Any]:
-    return {**_node_row(record.node), "form": record.form, "nodes": record.emitted, "why": record.why}
+    row = {**_node_row(record.node), "form": record.form, "nodes": record.emitted, "why": record.why}
+    return {**row, "warning": record.warning} if record.warning else row
 
 
 def _print_records(records: Sequence[Record], output: str | None) -> None:

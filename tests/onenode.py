@@ -1,23 +1,24 @@
-"""Whole models around one recurrent node: the building block of the tests, the fuzzer and the runtime matrix."""
+"""One-node models: a case is a plain description, `build` makes the model and its inputs of it.
+
+What `rnn_lower.kit.onenode` has, and what a node may have around it: other element types, weights that are computed,
+free sizes, branches, loops and functions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-OUTPUTS = {"RNN": ("Y", "Y_h"), "GRU": ("Y", "Y_h"), "LSTM": ("Y", "Y_h", "Y_c")}
-OPTIONAL = {
-    "RNN": ("B", "sequence_lens", "initial_h"),
-    "GRU": ("B", "sequence_lens", "initial_h"),
-    "LSTM": ("B", "sequence_lens", "initial_h", "initial_c", "P"),
-}
-INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+from rnn_lower.kit import onenode
+from rnn_lower.recurrent.node import INPUTS, OPERATORS
+
+GATES = {op: operator.gates for op, operator in OPERATORS.items()}
+OUTPUTS = {op: operator.outputs for op, operator in OPERATORS.items()}
+OPTIONAL = {op: operator.inputs[3:] for op, operator in OPERATORS.items()}
 DTYPES = {
     "float": (TensorProto.FLOAT, np.float32),
     "double": (TensorProto.DOUBLE, np.float64),
@@ -27,117 +28,31 @@ DTYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """One node and its surroundings. lengths: explicit sequence_lens. extra: further attributes as they are."""
+class Case(onenode.Case):
+    """One node and its surroundings."""
 
-    op: str = "LSTM"
-    opset: int = 14
-    direction: str | None = None
-    T: int = 5
-    N: int = 2
-    I: int = 3
-    H: int = 4
-    optional: tuple[str, ...] = ()
-    outputs: tuple[str, ...] | None = None
-    activations: tuple[str, ...] | None = None
-    alpha: tuple[float, ...] | None = None
-    beta: tuple[float, ...] | None = None
-    clip: float | None = None
-    lbr: int | None = None
-    input_forget: int | None = None
-    layout: int = 0
     dtype: str = "float"
-    lengths: tuple[int, ...] | None = None
     hidden_size: bool = True
     weights: str = "initializer"  # initializer, input, constant, computed, moved
-    lengths_as: str = "input"  # input, initializer
     dynamic: bool = False
     place: str = "main"  # main, if, loop, function
     output_sequence: int | None = None
-    scale: float = 1.0  # of X
-    seed: int = 0
-
-    @property
-    def num_directions(self) -> int:
-        return 2 if self.direction == "bidirectional" else 1
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return OUTPUTS[self.op] if self.outputs is None else self.outputs
-
-    @property
-    def ir_version(self) -> int:
-        # onnxruntime reads up to IR 13, also at opsets for which onnx would write 14
-        if self.opset < 9:
-            return 3
-        return min(13, max(8, helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)])))
-
-    def replace(self, **changes: object) -> Case:
-        return dataclasses.replace(self, **changes)
 
 
 def arrays(case: Case) -> dict[str, np.ndarray]:
-    """Values of all present inputs. Weights are about 1/sqrt(H), where fused and primitive arithmetic agree."""
-    rng = np.random.default_rng(case.seed)
-    D, G, T, N, I, H = case.num_directions, GATES[case.op], case.T, case.N, case.I, case.H
-    k = 1 / math.sqrt(H)
-    batch_first = case.layout == 1
-    state = (N, D, H) if batch_first else (D, N, H)
-    values = {  # weights first: they do not depend on T and N
-        "W": rng.uniform(-k, k, (D, G * H, I)),
-        "R": rng.uniform(-k, k, (D, G * H, H)),
-        "B": rng.uniform(-k, k, (D, 2 * G * H)),
-        "P": rng.uniform(-k, k, (D, 3 * H)),
-        "X": case.scale * rng.uniform(-1, 1, (N, T, I) if batch_first else (T, N, I)),
-        "initial_h": rng.uniform(-1, 1, state),
-        "initial_c": rng.uniform(-1, 1, state),
-    }
-    dtype = DTYPES[case.dtype][1]
-    result = {
-        name: value.astype(dtype) for name, value in values.items() if name in ("X", "W", "R") or name in case.optional
-    }
-    if "sequence_lens" in case.optional:
-        lengths = rng.integers(0, T + 1, N) if case.lengths is None else np.resize(case.lengths, N)
-        result["sequence_lens"] = lengths.astype(np.int32)
-    return result
+    """Values of all present inputs."""
+    return onenode.arrays(case, DTYPES[case.dtype][1])
 
 
 def attributes(case: Case) -> dict[str, object]:
-    given = {
-        "direction": case.direction,
-        "activations": case.activations and list(case.activations),
-        "activation_alpha": None if case.alpha is None else list(case.alpha),
-        "activation_beta": None if case.beta is None else list(case.beta),
-        "clip": case.clip,
-        "linear_before_reset": case.lbr,
-        "input_forget": case.input_forget,
-        "layout": case.layout or None,
-        "hidden_size": case.H if case.hidden_size else None,
-        "output_sequence": case.output_sequence,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _attribute(name: str, value: object) -> onnx.AttributeProto:
-    if name in ("activation_alpha", "activation_beta"):  # an empty list has no type of its own
-        return onnx.AttributeProto(name=name, type=onnx.AttributeProto.FLOATS, floats=value)
-    if name == "clip":
-        return onnx.AttributeProto(name=name, type=onnx.AttributeProto.FLOAT, f=value)
-    return helper.make_attribute(name, value)
+    given = onenode.attributes(case)
+    if not case.hidden_size:
+        del given["hidden_size"]
+    return given if case.output_sequence is None else {**given, "output_sequence": case.output_sequence}
 
 
 def recurrent_node(case: Case, names: dict[str, str], suffix: str = "") -> onnx.NodeProto:
-    inputs = [names.get(name, "") for name in INPUTS]
-    outputs = [name + suffix if name in case.wanted else "" for name in OUTPUTS[case.op]]
-    while inputs and not inputs[-1]:
-        inputs.pop()
-    while outputs and not outputs[-1]:
-        outputs.pop()
-    if not outputs:  # a node must have one, even when nobody uses it
-        outputs = [f"unused{suffix}"]
-    node = helper.make_node(case.op, inputs, outputs, name=f"node{suffix}")
-    node.attribute.extend(_attribute(name, value) for name, value in attributes(case).items())
-    return node
+    return onenode.recurrent_node(case, names, attributes(case), suffix)
 
 
 def build(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:

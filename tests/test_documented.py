@@ -10,6 +10,7 @@ from randomtargets import holds
 from strategies import random_case
 
 from rnn_lower import cli
+from rnn_lower.kit.features import suited
 from rnn_lower.targets import TARGETS
 
 DOCUMENTED = [name for name, target in TARGETS.items() if target.status == "documented"]
@@ -17,14 +18,7 @@ DOCUMENTED = [name for name, target in TARGETS.items() if target.status == "docu
 
 def taken(case: Case, name: str) -> Case | None:
     """A case made such that nothing but its features is between it and the target; None where there is no such."""
-    target = TARGETS[name]
-    first, last = target.opsets
-    if case.layout and last < 14:
-        return None
-    changes: dict[str, object] = {"dynamic": False, "opset": min(max(case.opset, first), last)}
-    if target.single_batch:
-        changes.update(N=1, lengths=None if case.lengths is None else case.lengths[1:])
-    return case.replace(**changes)
+    return suited(case.replace(dynamic=False), TARGETS[name])
 
 
 NEEDS = {

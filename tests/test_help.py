@@ -29,7 +29,24 @@ def folder(tmp_path_factory):
         f'#!{sys.executable}\n# PYTHON_ARGCOMPLETE_OK\nfrom rnn_lower.cli import main\nif __name__ == "__main__":\n    raise SystemExit(main())\n'
     )
     command.chmod(0o755)
+    assert cli.main(["kit", "-o", str(path / "kit"), "--target", "portable", "--only", "GRU last*"]) == cli.DONE
+    (path / "mine.py").write_text(RUNTIME)
+    run = f"{sys.executable} {path / 'mine.py'} {{model}} {{inputs}} {{outputs}}"
+    assert cli.main(["kit-report", str(path / "kit"), "--run", run, "--results", str(path / "results")]) == cli.DONE
     return path
+
+
+RUNTIME = """
+import sys
+from pathlib import Path
+import numpy, onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+feeds = {one.name: numpy.load(Path(sys.argv[2], f"{one.name}.npy")) for one in session.get_inputs()}
+for one, array in zip(session.get_outputs(), session.run(None, feeds)):
+    numpy.save(Path(sys.argv[3], f"{one.name}.npy"), array)
+"""
+"""Of one's own, for kit-report."""
 
 
 def surroundings(folder) -> dict[str, str]:
@@ -50,6 +67,10 @@ def test_examples(name, example, folder, capsys):
     work.mkdir()
     for model in folder.glob("*.onnx"):
         shutil.copy(model, work)
+    if name == "kit-report":
+        shutil.copy(folder / "mine.py", work)
+        for one in ("kit", "results"):
+            shutil.copytree(folder / one, work / one)
     done = subprocess.run(
         line, shell=True, cwd=work, env=surroundings(folder), capture_output=True, text=True, check=False
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 
 import numpy as np
 import onnx
@@ -35,6 +36,16 @@ def lowered(tmp_path_factory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory) -> str:
+    """One whose results are what is expected, feature by feature."""
+    path = tmp_path_factory.mktemp("json") / "kit"
+    assert cli.main(["kit", "-o", str(path), "--target", "portable", "--only", "GRU last*"]) == cli.DONE
+    for case in json.loads((path / "manifest.json").read_text())["cases"]:
+        shutil.copytree((path / case["outputs"][0]["file"]).parent, path / "results" / case["case"])
+    return str(path)
+
+
 COMMANDS: dict[str, tuple[str, list[str], int]] = {
     "lower": ("lower", ["lower", SPOTTER, "-o", "OUT"], 0),
     "lower checked": ("lower", ["lower", DENOISER, "-o", "OUT", "--check", "--prove", "--runs", "1"], 0),
@@ -53,15 +64,16 @@ COMMANDS: dict[str, tuple[str, list[str], int]] = {
     "lint": ("lint", ["lint", SPOTTER, "--target", "dla"], 1),
     "targets": ("targets", ["targets"], 0),
     "one target": ("targets", ["targets", "dla"], 0),
+    "kit report": ("kit-report", ["kit-report", "KIT", "--results", "RESULTS"], 0),
     "report": ("report", ["report", SPOTTER, "-o", "OUT", "--runs", "1"], 0),
     "drawing": ("drawing", ["report", DENOISER, "-o", "OUT", "--svg"], 0),
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command(name, lowered, tmp_path, capsys):
+def test_every_command(name, lowered, kit, tmp_path, capsys):
     definition, command, code = COMMANDS[name]
-    places = {"OUT": str(tmp_path / "out"), "LOWERED": lowered}
+    places = {"OUT": str(tmp_path / "out"), "LOWERED": lowered, "KIT": kit, "RESULTS": f"{kit}/results"}
     assert cli.main([places.get(word, word) for word in command] + ["--json"]) == code
     told = valid(capsys.readouterr().out, definition)
     assert told["schema"] == tables.SCHEMA

@@ -92,6 +92,7 @@ def test_imports_in_functions_are_for_start_up_or_optional():
         "cli.py: rnn_lower.targets",
         "commands.py: rnn_lower",
         "commands.py: rnn_lower.api",
+        "commands.py: rnn_lower.kit",
         "commands.py: rnn_lower.targets",
         "commands.py: rnn_lower.proof",
         "commands.py: rnn_lower.model.counting",

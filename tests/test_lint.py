@@ -63,7 +63,35 @@ def test_what_is_kept_is_right_there(name, feature):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
     kept = any(node.op_type == case.op for node in every_node(mixed))
     (node,) = rnn_lower.inspect(model)
-    assert kept == (TARGETS[name].verdict(node).kind == fused.RIGHT)
+    assert kept == TARGETS[name].keeps(node)
+    assert not kept or TARGETS[name].verdict(node).kind == fused.RIGHT
+
+
+@pytest.mark.parametrize(
+    ("target", "op", "N", "kept"),
+    [
+        ("openvino", "GRU", 1, False), ("openvino", "LSTM", 8, True), ("opencv", "LSTM", 1, True),
+        ("opencv", "LSTM", 2, False), ("opencv", "GRU", 1, False), ("tract", "GRU", 1, False), ("tract", "RNN", 8, True),
+    ],
+)  # fmt: skip
+def test_what_is_faster_lowered_is_not_kept(target, op, N, kept, tmp_path, capsys):
+    """It is right as it is, and `inspect` says why it is lowered all the same."""
+    model = build(Case(op, 17, N=N, optional=("B",)))[0]
+    onnx.save(model, tmp_path / "in.onnx")
+    lowered = rnn_lower.lower(model, target=target, keep_native=True)
+    assert any(node.op_type == op for node in every_node(lowered)) == kept
+    assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--target", target, "--json"]) == cli.DONE
+    (row,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert row["as it is"] == fused.RIGHT
+    assert ("lowered it was measured to be faster" in row["why"]) == (not kept)
+
+
+@pytest.mark.parametrize("name", ["emx-onnx-cgen", "rknn"])
+def test_what_was_not_measured_is_not_said_to_be_missing(name):
+    (node,) = rnn_lower.inspect(build(Case("LSTM", 17, optional=("B",)))[0])
+    found = TARGETS[name].verdict(node)
+    assert found.kind == fused.UNKNOWN
+    assert "nobody here has measured" in found.why
 
 
 def test_only_what_needs_it_is_lowered(tmp_path, capsys):

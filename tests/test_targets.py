@@ -71,7 +71,9 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Slice.axes = 1", "limits.Slice.axes is 1; it must be a list of axes"),
         ("limits.MatMul.variable = true", "limits.MatMul.variable is True; it must be the number of inputs"),
         ("limits.Gemm.attributes = { transA = 0 }", "limits.Gemm.attributes is {'transA': 0}; it must be a table"),
+        ("faster_lowered = { GRU = -1 }", "faster_lowered is {'GRU': -1}; it must be a table of RNN, GRU and LSTM"),
         ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU and LSTM"),
+        ('fused = "perhaps"', "fused is 'perhaps'; it must be a table of RNN, GRU and LSTM"),
         ("versions = 5", "versions is 5; it must be a list of release lines"),
         ("sources = 3", "sources is 3; it must be a table of texts"),
         ('sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets, rank"),
@@ -329,6 +331,16 @@ def test_a_form_whose_operator_is_not_taken_is_not_chosen(avoid, form, tmp_path)
     assert form in emitted(rnn_lower.lower(build(case)[0], target=path))
     with pytest.raises(rnn_lower.UnsupportedError, match=rf"say it; use --form {form.lower()}$"):
         rnn_lower.lower(build(case)[0], target=path, form=avoid.lower())
+
+
+@pytest.mark.parametrize("feature", ["LSTM sequence_lens input", "GRU everything", "RNN ThresholdedRelu"])
+def test_a_comparison_of_floats_only(feature, tmp_path):
+    """Lengths are integers, so their masks do without it; an activation still has it."""
+    path = written(
+        tmp_path, GOOD + 'avoid = ["ThresholdedRelu", "Greater", "Where"]\nlimits.Less.types = ["FLOAT", "BOOL"]\n'
+    )
+    assert holds(FEATURES[feature], path) is None
+    assert ("Less" in emitted(rnn_lower.lower(build(FEATURES[feature])[0], target=path))) == ("Relu" in feature)
 
 
 @pytest.mark.parametrize("rule", ['avoid = ["Cast"]', 'limits.Cast.types = ["FLOAT"]'])

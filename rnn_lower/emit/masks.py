@@ -22,7 +22,8 @@ class Emitter(Primitives):
     @property
     def compares(self) -> bool:
         """Whether positions and lengths can be compared, as integers where the opset lets them."""
-        return self.has("Less") or self.has("Greater")
+        dtype = ir.DataType.INT32 if self.opset >= LESS_TAKES_INTEGERS else self.dtype
+        return any(self.habits.rules.takes_type(op_type, dtype) for op_type in ("Less", "Greater"))
 
     @property
     def _truth(self) -> bool:

@@ -200,6 +200,11 @@ class Rules:
         listed = self.takes is None or op_type in self.takes
         return op_type in FREE or (listed and op_type not in self.avoid)
 
+    def takes_type(self, op_type: str, dtype: ir.DataType) -> bool:
+        """Whether the operator is taken with operands of this element type, as far as types are limited."""
+        types = self.limits.get(op_type, {}).get("types")
+        return self.listed(op_type) and (types is None or dtype.name in types)
+
     def broken(self, use: Use) -> str | None:
         """The rule that a node breaks, in words with its source, or None."""
         op_type = use.op_type

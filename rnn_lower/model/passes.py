@@ -35,13 +35,15 @@ OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
 class Record:
     """What became of one recurrent node: the form and the number of nodes emitted, bodies included.
 
-    why: why it has this form, for people.  nodes: those emitted, as long as the record has not been pickled.
+    why: why it has this form, for people.  warning: what to know of a straight line that is large, else empty.
+    nodes: those emitted, as long as the record has not been pickled.
     """
 
     node: RecurrentNode
     form: str
     emitted: int
     why: str = ""
+    warning: str = ""
     nodes: Sequence[ir.Node] = dataclasses.field(default=(), repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,7 +182,11 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         )
     remove_unused(session.places)
     _warn_of_others(model)
-    return [Record(new.place.node, new.form, new.count, new.why, tuple(new.emitted)) for new in session.replacements]
+    told = session.warnings
+    return [
+        Record(new.place.node, new.form, new.count, new.why, told.get(new.place.node.node, ""), tuple(new.emitted))
+        for new in session.replacements
+    ]
 
 
 def _warn_of_others(model: ir.Model) -> None:

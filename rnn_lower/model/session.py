@@ -22,13 +22,16 @@ from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, subgraphs, taken_names
 from rnn_lower.options import Options
+from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
 from rnn_lower.targets import find_target
-from rnn_lower.targets.fused import RIGHT
 from rnn_lower.targets.holding import Holder
 
 logger = logging.getLogger("rnn_lower")
+
+SHORT = 16
+"""Steps that make no large graph, whatever the node and the target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Session:
         self._target = find_target(options.target)
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
+        self.warnings: dict[ir.Node, str] = {}
         self._facts = Facts(model, outline)
         self._names = Names([*taken_names(model), *self._facts.symbols])
         self._calls = Calls(model)
@@ -91,7 +95,7 @@ class Session:
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
             read = read_node(node, scope.opset, scope.path, facts)
             chosen = self._options.select is None or self._options.select(read)
-            if chosen and not (self._options.keep_native and self._target.verdict(read).kind == RIGHT):
+            if chosen and not (self._options.keep_native and self._target.keeps(read)):
                 found.append(Place(read, scope))
         return found
 
@@ -149,9 +153,23 @@ class Session:
             more = f" (and {others} more nodes lack something)" if others else ""
             told = "; ".join(lack.what for lack in lacks) + more
             raise UnmetError(f"{first.node.describe()}: {told}", [lack for _, lacks in missing for lack in lacks])
-        for place, form in planned:
-            self._target.warn(place.node, form)
+        self.warnings = self._warnings(planned)
         return planned
+
+    def _warnings(self, planned: Sequence[tuple[Place, str]]) -> dict[ir.Node, str]:
+        """By node, what to know before much is unrolled; the first is said at once, before any of it is done."""
+        sizes: list[tuple[Place, estimate.Size]] = []
+        for place, form in planned:
+            if form == "unroll" and (place.node.static_length or 0) > SHORT:
+                size = estimate.unrolled(place.node, place.scope.opset, self._target.habits)
+                sizes += [] if size is None else [(place, size)]
+        together = sum((size for _, size in sizes), estimate.Size(0, 0))
+        told = [(one, self._target.warning(one.node, one.scope.opset, size, together)) for one, size in sizes]
+        told = [(place, warning) for place, warning in told if warning]
+        for place, warning in told[:1]:
+            more = f" (and {len(told) - 1} more nodes)" if len(told) > 1 else ""
+            logger.warning("%s%s: %s", place.node.describe(), more, warning)
+        return {place.node.node: warning for place, warning in told}
 
     def _form(self, place: Place) -> str:
         """What was asked for, else the target's, else the fastest that serves."""

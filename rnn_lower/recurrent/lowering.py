@@ -111,7 +111,7 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     mask: Stream | None = None
     nonempty: Operand = None
     lengths = node.inputs.get("sequence_lens")
-    if lengths is not None and not _all_full(given(lengths), node.seq_length):
+    if lengths is not None and not is_full(given(lengths), node.seq_length):
         mask, nonempty = _masks(e, given(lengths), span, single)
     return _Sequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
 
@@ -124,7 +124,7 @@ def _batch(e: Emitter, node: RecurrentNode) -> int | str | None:
     return e.unique_name("batch") if batch is None and e.habits.name_batch else batch
 
 
-def _all_full(lengths: Operand, seq_length: object) -> bool:
+def is_full(lengths: Operand, seq_length: object) -> bool:
     """Whether sequence_lens is known to say what the shape of X says anyway."""
     if not isinstance(lengths, Constant) or not isinstance(seq_length, int) or seq_length == 0:
         return False

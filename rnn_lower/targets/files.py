@@ -28,6 +28,9 @@ else:
 ALWAYS = 10**9
 """unroll_up_to of runtimes that know nothing else."""
 
+NOT_MEASURED = "not measured"
+"""fused of runtimes that have the recurrent operators, and nobody knows which features are right."""
+
 HABITS = tuple(field.name for field in dataclasses.fields(Habits) if field.type == "bool")
 
 
@@ -66,17 +69,25 @@ def _is_range(value: Any) -> bool:
 
 def _is_fused(value: Any) -> bool:
     """By operator, lists of texts under right and wrong."""
-    return isinstance(value, dict) and all(
-        op_type in OP_TYPES
-        and isinstance(told, dict)
-        and told.keys() <= {"right", "wrong"}
-        and all(isinstance(names, list) and all(map(_is_text, names)) for names in told.values())
-        for op_type, told in value.items()
+    return value == NOT_MEASURED or (
+        isinstance(value, dict)
+        and all(
+            op_type in OP_TYPES
+            and isinstance(told, dict)
+            and told.keys() <= {"right", "wrong"}
+            and all(isinstance(names, list) and all(map(_is_text, names)) for names in told.values())
+            for op_type, told in value.items()
+        )
     )
 
 
 def _is_slow(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"steps", "seconds"} and all(map(_is_number, value.values()))
+
+
+def _is_batches(value: Any) -> bool:
+    """By recurrent operator, a number of sequences."""
+    return isinstance(value, dict) and all(op_type in OP_TYPES and _is_count(size) for op_type, size in value.items())
 
 
 def _is_saturation(value: Any) -> bool:
@@ -187,7 +198,10 @@ KEYS: dict[str, Key] = {
     "single_batch": Key(_is_flag, "true or false"),
     "takes": Key(_are_operators, _OPERATORS),
     "avoid": Key(_are_operators, _OPERATORS),
-    "fused": Key(_is_fused, "a table of RNN, GRU and LSTM with lists of features under right and wrong"),
+    "fused": Key(
+        _is_fused, 'a table of RNN, GRU and LSTM with lists of features under right and wrong, or "not measured"'
+    ),
+    "faster_lowered": Key(_is_batches, "a table of RNN, GRU and LSTM with a batch size, such as { GRU = 1 }"),
     "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
     "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
     "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
@@ -198,6 +212,11 @@ KEYS: dict[str, Key] = {
 
 def load_target(path: Path) -> Target:
     """Read a target. Raises RnnLowerError, with the file and what is wrong where, for a file that says none."""
+    return _target(path, read_keys(path))
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """What a target's file says, every key checked. Raises as `load_target`."""
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -215,24 +234,25 @@ def load_target(path: Path) -> Target:
     for name, key in KEYS.items():
         if key.required and name not in told:
             raise RnnLowerError(f"{path}: {name} is missing; it must be {key.words}")
-    return _target(path.stem, told)
+    return told
 
 
-def _target(name: str, told: dict[str, Any]) -> Target:
+def _target(path: Path, told: dict[str, Any]) -> Target:
     takes = frozenset(told["takes"]) if "takes" in told else None
     rules = Rules(
         takes, frozenset(told.get("avoid", ())), told.get("rank"), told.get("static", False),
         tuple(told.get("opsets", (1, 99))), told.get("limits", {}), told.get("sources", {}),
     )  # fmt: skip
-    steps, slow = told.get("unroll_up_to", 1), told.get("slow")
+    steps, slow, fused = told.get("unroll_up_to", 1), told.get("slow"), told.get("fused", {})
     return Target(
-        name, told["summary"], told["status"], told["source"], tuple(told["forms"]),
+        path.stem, told["summary"], told["status"], told["source"], tuple(told["forms"]),
         Habits(rules, told.get("saturates", {}), **told.get("habits", {})),
         ALWAYS if steps == "always" else steps, told.get("static_batch", False), told.get("single_batch", False),
         None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
         tuple(told.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
-         for op_type, of in told.get("fused", {}).items()},
+         for op_type, of in ({} if fused == NOT_MEASURED else fused).items()},
+        fused == NOT_MEASURED, told.get("faster_lowered", {}), path,
     )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rnn_lower.emit.moved import known
@@ -13,12 +13,14 @@ from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack
 from rnn_lower.recurrent.lowering import ARITHMETIC
-from rnn_lower.targets.fused import Measured, Verdict, verdict
+from rnn_lower.targets.fused import RIGHT, Measured, Verdict, verdict
 
 if TYPE_CHECKING:
+    from rnn_lower.recurrent.estimate import Size
     from rnn_lower.recurrent.node import RecurrentNode
 
-logger = logging.getLogger("rnn_lower")
+LARGE = 20_000
+"""Nodes of straight lines, in a whole model, from which on loading them takes long on most runtimes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,9 @@ class Target:
     scan_captures: whether a Scan body may read what nodes outside of it compute.
     versions: release lines that the newest file of a runtime stands for, as in opencv@5.
     fused: by recurrent operator, which features are right as they are, and which silently wrong.
+    unmeasured: whether it has the recurrent operators, and nobody here knows which features are right.
+    faster_lowered: by recurrent operator, from which batch size on it was measured to run faster lowered.
+    path: of its file.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
 
@@ -48,6 +53,9 @@ class Target:
     scan_captures: bool = True
     versions: tuple[str, ...] = ()
     fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+    unmeasured: bool = False
+    faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    path: Path = Path()
 
     @property
     def rules(self) -> Rules:
@@ -65,8 +73,19 @@ class Target:
 
     def verdict(self, node: RecurrentNode) -> Verdict:
         """Whether it runs a recurrent node right as it is."""
-        listed = self.rules.takes is not None and node.op_type in self.rules.takes
-        return verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
+        listed = self.unmeasured or (self.rules.takes is not None and node.op_type in self.rules.takes)
+        found = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
+        if found.kind == RIGHT and not self._as_fast(node):
+            return dataclasses.replace(found, why=f"{found.why}; lowered it was measured to be faster")
+        return found
+
+    def keeps(self, node: RecurrentNode) -> bool:
+        """Whether a node is best left as it is: it is right so, and not slower than lowered."""
+        return self.verdict(node).kind == RIGHT and self._as_fast(node)
+
+    def _as_fast(self, node: RecurrentNode) -> bool:
+        least = self.faster_lowered.get(node.op_type)
+        return least is None or (node.static_batch or 0) < least
 
     def explained(self) -> Iterator[tuple[str, str]]:
         """Line by line, for people: what it takes, and where that is from."""
@@ -94,6 +113,8 @@ class Target:
             yield f"{op_type} as it is", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
             if measured.wrong:
                 yield f"{op_type} as it is", f"silently wrong: {', '.join(sorted(measured.wrong))}"
+        for op_type, least in self.faster_lowered.items():
+            yield f"{op_type} lowered", f"faster{'' if least <= 1 else f' from a batch of {least} on'}"
         for what, source in self.rules.sources.items():
             yield f"source of {what}", source
         if self.slow is not None:
@@ -143,14 +164,25 @@ class Target:
             found.append(Lack(f"{told} takes a batch of 1 only, here it is {node.static_batch}"))
         return found
 
-    def warn(self, node: RecurrentNode, form: str) -> None:
-        """Say what is right but slow."""
-        length = node.static_length
-        if form == "unroll" and self.slow and length is not None and length > self.slow[0]:
-            logger.warning(
-                "%s: %d unrolled steps load slowly on %s (%g s for an LSTM of 400 steps)",
-                node.describe(), length, self.name, self.slow[1],
-            )  # fmt: skip
+    def warning(self, node: RecurrentNode, opset: int, own: Size, all_of_them: Size) -> str:
+        """What to know of a node that is unrolled: how large it will be and how slowly such loads; empty if it is not.
+
+        own: the size of the node.  all_of_them: that of all nodes of the model which are unrolled.
+        """
+        length = node.static_length or 0
+        if all_of_them.nodes <= LARGE and (self.slow is None or length <= self.slow[0]):
+            return ""
+        told = f"unrolling {length} steps makes about {own.nodes:,} nodes, {_megabytes(own)} without weights"
+        if all_of_them != own:
+            told += f" ({all_of_them.nodes:,} and {_megabytes(all_of_them)} in all)"
+        if self.slow is not None:
+            told += f"; {self.name} was measured to load an LSTM of 400 steps in {self.slow[1]:g} s"
+        forms = [f"--form {form}" for form in self.forms_for(node, opset) if form != "unroll"]
+        return f"{told}; {' or '.join(['cut the sequence', *([f'use {forms[0]}'] if forms else [])])}"
+
+
+def _megabytes(size: Size) -> str:
+    return f"{size.nbytes / 1e6:.1f} MB"
 
 
 def _captures(node: RecurrentNode) -> bool:

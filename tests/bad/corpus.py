@@ -1159,6 +1159,58 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which a link cannot carry along; write to ", "out.onnx")
 
 
+def with_kit(*options: str, change: Callable[[Path], object] = lambda _: None) -> Build:
+    """A kit of one feature, changed, that is to be reported on."""
+
+    def build(folder: Path) -> list[str]:
+        import rnn_lower
+
+        rnn_lower.write_kit(folder / "kit", "portable", only=["RNN plain"])
+        (folder / "results").mkdir()
+        change(folder)
+        return ["kit-report", str(folder / "kit"), *(one.replace("FOLDER", str(folder)) for one in options)]
+
+    return build
+
+
+def told_otherwise(old: str, new: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        manifest = folder / "kit" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace(old, new, 1))
+
+    return change
+
+
+def bad_kits() -> Iterator[Bad]:
+    def kit(*options: str) -> Build:
+        return lambda folder: ["kit", "-o", str(folder / "kit"), *options]
+
+    def occupied(folder: Path) -> list[str]:
+        (folder / "kit").mkdir()
+        (folder / "kit" / "notes.txt").touch()
+        return ["kit", "-o", str(folder / "kit"), "--target", "portable"]
+
+    manifest, results = "manifest.json", ("--results", "FOLDER/results")
+    yield Bad("kit over something", occupied, "is there already; name a folder that is not", "kit")
+    yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
+    yield Bad("kit of no feature", kit("--target", "portable", "--only", "RNN plane"), "--only RNN plane: no feature is called so; there are 'RNN plain'", "--only")
+    yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
+    yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
+    yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
+    yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "a kit of schema 2, and 1 is known here; write the kit again", manifest)
+    yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not the manifest of a kit; write the kit again", manifest)
+    yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not the manifest of a kit; write the kit again", manifest)
+    yield Bad("report on no results", with_kit(*results), "no result of any case; outputs are expected as ", "results")
+    yield Bad("report on nothing", with_kit(), "neither results nor a command to run is given: --results FOLDER or --run COMMAND", "--results")
+    yield Bad("run without a model", with_kit("--run", "true {outputs}"), "--run true {outputs}: lacks {model}; e.g. --run 'python run.py {model} {inputs} {outputs}'", "--run")
+    yield Bad("run without outputs", with_kit("--run", "true {model}"), "--run true {model}: lacks {outputs}; e.g. --run ", "--run")
+    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as a shell would", "--run")
+    yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: cannot be started: there is no such program", "--run")
+    yield Bad("run in no time", with_kit("--run", "true {model} {outputs}", "--timeout", "0"), "--timeout is 0; it must be more than 0 seconds", "--timeout")
+    yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a folder for --results that is not there", "results")
+    yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "--target takes files called NAME.toml only; name it so", "mine.txt")
+
+
 def bad_usage() -> Iterator[Bad]:
     required = "the following arguments are required: "
     yield Bad("no command", lambda _: [], f"{required}COMMAND", "rnn-lower")
@@ -1438,6 +1490,7 @@ ASKING: tuple[Bad, ...] = (
     *bad_numbers_of_models(),
     *bad_comparisons(),
     *bad_places(),
+    *bad_kits(),
     *bad_usage(),
     *bad_streams(),
 )

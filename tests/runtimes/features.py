@@ -1,61 +1,11 @@
-"""The features that are tried on every runtime: one small model each."""
+"""The features that are tried on every runtime, as cases that the tests can change further."""
 
 from __future__ import annotations
 
-from onenode import OPTIONAL, Case
+import dataclasses
 
-DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-SMALL = {"opset": 17, "T": 5, "N": 2, "I": 3, "H": 4}
+from onenode import Case
 
+from rnn_lower.kit import features
 
-def _cases() -> dict[str, Case]:
-    found: dict[str, Case] = {}
-    for op in ("LSTM", "GRU", "RNN"):
-        base = Case(op, optional=("B",), **SMALL)
-        states = tuple(name for name in OPTIONAL[op] if name.startswith("initial"))
-        found[f"{op} plain"] = base
-        found[f"{op} no bias"] = base.replace(optional=())
-        found[f"{op} initial states"] = base.replace(optional=("B", *states))
-        found[f"{op} reverse"] = base.replace(direction="reverse")
-        found[f"{op} bidirectional"] = base.replace(direction="bidirectional")
-        found[f"{op} sequence_lens"] = base.replace(
-            optional=("B", "sequence_lens"), lengths=(5, 3), lengths_as="initializer"
-        )
-        found[f"{op} sequence_lens input"] = base.replace(optional=("B", "sequence_lens"), lengths=(5, 3))
-        found[f"{op} clip"] = base.replace(clip=0.2)
-        found[f"{op} layout 1"] = base.replace(layout=1)
-        found[f"{op} last state only"] = base.replace(outputs=("Y_h",))
-        found[f"{op} sequence only"] = base.replace(outputs=("Y",))
-        found[f"{op} named activations"] = base.replace(activations=DEFAULTS[op])
-        found[f"{op} saturated"] = base.replace(scale=1000.0)
-        found[f"{op} one step"] = base.replace(T=1, optional=("B", *states))
-    lstm, gru, rnn = (Case(op, optional=("B",), **SMALL) for op in ("LSTM", "GRU", "RNN"))
-    found["LSTM peepholes"] = lstm.replace(optional=("B", "P"))
-    found["LSTM input_forget"] = lstm.replace(input_forget=1)
-    found["LSTM activations"] = lstm.replace(activations=("HardSigmoid", "Relu", "Softsign"))
-    found["LSTM everything"] = lstm.replace(
-        direction="bidirectional", optional=OPTIONAL["LSTM"], lengths=(2, 5), clip=0.3
-    )
-    found["GRU linear_before_reset"] = gru.replace(lbr=1)
-    found["GRU activations"] = gru.replace(activations=("HardSigmoid", "LeakyRelu"), alpha=(0.3, 0.1), beta=(0.4,))
-    found["GRU everything"] = gru.replace(
-        direction="bidirectional", optional=OPTIONAL["GRU"], lengths=(2, 5), lbr=1, clip=0.3
-    )
-    for name in (
-        "Relu",
-        "Sigmoid",
-        "Affine",
-        "LeakyRelu",
-        "ThresholdedRelu",
-        "ScaledTanh",
-        "HardSigmoid",
-        "Elu",
-        "Softsign",
-        "Softplus",
-    ):
-        found[f"RNN {name}"] = rnn.replace(activations=(name,), alpha=(0.4,), beta=(0.3,))
-    found["RNN Softplus saturated"] = rnn.replace(activations=("Softplus",), scale=200.0)
-    return found
-
-
-FEATURES = _cases()
+FEATURES = {name: Case(**dataclasses.asdict(case)) for name, case in features.FEATURES.items()}

@@ -8,13 +8,14 @@ import pytest
 from features import FEATURES
 from judge import expected, remaining, run_onnxruntime
 from onenode import OPTIONAL, Case, build
-from runners import RUNNERS, largest_difference, missing
+from runners import RUNNERS, limit_of, missing
 from strategies import MEASURED
 
 import rnn_lower
+from rnn_lower.kit.results import largest_difference
 from rnn_lower.targets import TARGETS
 
-SLOW = {"tinygrad", "tvm", "iree"}
+SLOW = {"tinygrad", "tvm", "iree", "emx-onnx-cgen", "rknn"}
 """Compile every graph: seconds a model, so that the default run takes a few features; the matrix takes all."""
 
 FORMS = [(name, form) for name in RUNNERS for form in TARGETS[name].forms]
@@ -42,7 +43,8 @@ def test_feature(name, form, feature):
     needs(name)
     case = FEATURES[feature]
     model, feeds = build(case)
-    close(RUNNERS[name][1](rnn_lower.lower(model, target=name, form=form), feeds), expected(case))
+    wanted = expected(case)
+    close(RUNNERS[name][1](rnn_lower.lower(model, target=name, form=form), feeds), wanted, limit_of(name, wanted))
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -96,6 +98,9 @@ def test_openvino_takes_computed_and_cast_weights_in_a_loop(op, weights):
 REFUSED = {
     ("gtcrn_stream", "onnx-reference"): "its Conv knows no such groups",
     ("gtcrn_stream", "tinygrad"): "its Gather fails on the model's own indices",
+    ("gtcrn_stream", "aidge"): "its Pad takes sizes of another type",
+    ("dtln_model_1", "jaxonnxruntime"): "its Slice takes an end of 2^63 - 1 for -1",
+    ("gtcrn_stream", "jaxonnxruntime"): "its Slice takes an end of 2^63 - 1 for -1",
     ("gtcrn_stream", "iree"): "it does not compile the model's ConvTranspose",
 }
 """Runtimes that fail on other nodes of a model, fused or lowered."""
@@ -131,12 +136,6 @@ def test_targets_say_what_to_fix():
     assert not remaining(rnn_lower.lower(build(Case("GRU", 22))[0], target="portable", opset=17))
     with pytest.raises(rnn_lower.UnsupportedError, match="does not run form loop; use --form scan or --form unroll"):
         rnn_lower.lower(build(Case("GRU", 17))[0], target="tract", form="loop")
-
-
-def test_long_unrolls_are_warned_about(caplog):
-    with caplog.at_level("WARNING", "rnn_lower"):
-        rnn_lower.lower(build(Case("RNN", 17, T=120))[0], target="tvm")
-    assert "120 unrolled steps load slowly on tvm (30 s" in caplog.text
 
 
 def test_portable_emits_the_smallest_set_of_operators():
