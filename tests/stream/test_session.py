@@ -12,6 +12,7 @@ from judge import close, run_onnxruntime
 from layers import Stack
 from onenode import Case, build
 from paths import ROOT
+from runners import RUNNERS, missing
 from streams import in_chunks
 
 import rnn_lower
@@ -38,12 +39,11 @@ def test_exported_models(name, options):
     close([got], run_onnxruntime(model, {"x": x}))
 
 
-@pytest.mark.parametrize("target", ["openvino", "tract", "opencv"])
+@pytest.mark.parametrize("target", ["openvino", "tract", "opencv", "tinygrad"])
 @pytest.mark.parametrize("name", MODELS)
 def test_one_step_on_other_runtimes(name, target):
-    pytest.importorskip({"opencv": "cv2"}.get(target, target))
-    from runners import RUNNERS
-
+    if why := missing(target):
+        pytest.skip(why)
     model, x = onnx.load(ROOT / "models" / f"{name}.onnx"), frames(name, 1, 4)
     made = rnn_lower.stream(model, axis="time", step=1, target=target, dims={"batch": 1})
     session = rnn_lower.StreamingSession(made, run=lambda feeds: RUNNERS[target][1](made, feeds))
