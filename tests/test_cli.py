@@ -338,7 +338,7 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
     ("arguments", "words"),
     [
         (["--form", "spiral"], "invalid choice"),
-        (["--target", "abacus"], "unknown target 'abacus'; known are axera, "),
+        (["--target", "abacus"], "unknown target 'abacus'; known are aidge, "),
         (["--op", "SRU"], "unknown operator 'SRU'"),
         (["--dim", "T"], "write NAME=SIZE"),
         (["--dim", "Q=3"], "no input has a symbolic size 'Q'"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 
 from rnn_lower.errors import RnnLowerError, one_line
 from rnn_lower.model import files, tensors
@@ -271,12 +272,19 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
         return node.dtype.name.lower()
     if 0 in (node.seq_length, node.batch_size, node.input_size):
         return "an empty sequence, batch or input"
+    if node.op_type == "RNN" and "sequence_lens" in node.inputs and _before_1_26():
+        return "sequence_lens of an RNN, which onnxruntime gets wrong for length 0 before version 1.26"
     attributes = node.node.attributes
     if "hidden_size" not in attributes:
         return "hidden_size missing"
     if node.op_type != "RNN" and "clip" in attributes and node.clip is None:
         return "clip 0"
     return None
+
+
+def _before_1_26() -> bool:
+    """Newer ones are not made for Python 3.10."""
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 26)
 
 
 def _touched(model: ir.Model) -> set[str]:
