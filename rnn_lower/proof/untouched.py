@@ -106,10 +106,12 @@ class _Context:
     def _unsaid(self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]) -> onnx.ValueInfoProto:
         """What is told of a value, without sizes that were rightly taken back.
 
-        Of those that emitted nodes take or give sizes may go that nothing confirms, of others what cannot be.
+        Of those that emitted nodes take or give sizes may go that nothing confirms, and of others where one cannot be.
         """
         before, after = (info.type.tensor_type.shape.dim for info in (old, new))
         known = None if old.name in near else self._inferred.get(old.name)
+        pairs = zip(before, known or (), strict=False)
+        doubted = old.name in near or any(a.HasField("dim_value") and k not in (None, a.dim_value) for a, k in pairs)
         copy = onnx.ValueInfoProto()
         copy.CopyFrom(old)
         if not new.type.tensor_type.HasField("shape"):
@@ -117,8 +119,7 @@ class _Context:
                 copy.type.tensor_type.ClearField("shape")
             return copy
         for axis, (a, b) in enumerate(zip(before, after, strict=False)):
-            wrong = known is not None and known[axis] not in (None, a.dim_value)
-            if a.HasField("dim_value") and not b.HasField("dim_value") and (old.name in near or wrong):
+            if a.HasField("dim_value") and not b.HasField("dim_value") and doubted:
                 copy.type.tensor_type.shape.dim[axis].ClearField("dim_value")
         return copy
 
