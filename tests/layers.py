@@ -170,7 +170,7 @@ def dual_path(s: Stack) -> None:
 
 def stacked_frames(s: Stack) -> None:
     """Two frames become one."""
-    if s.ahead:
+    if s.ahead or s.cut:  # perhaps an odd number of them
         return
     count = s.add("Gather", s.add("Shape", "x"), s.ints(0), axis=0)
     before = s.nodes[-3].output[0] if len(s.nodes) > 2 else "x"
