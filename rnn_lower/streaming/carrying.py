@@ -167,7 +167,7 @@ def carry_held(work: Surgery, one: Held) -> None:
         raise UnsupportedError(f"{told}: its frames come late, so that chunks differ in length inside; drop --step")
     if work.reset is not None:
         raise UnsupportedError(f"{told}: its frames come late, so that no row begins anew on its own; drop --reset")
-    shape = tuple(size(GROWS) if axis == one.axis else each for axis, each in enumerate(one.shape))
+    shape, rank = one.shape, len(one.shape)
     work.check_sizes(told, [each for each in shape if GROWS not in each.of])
     source, result = (work.names.unique(f"{name}/held_{way}") for way in ("in", "out"))
     first = np.full(
@@ -203,7 +203,6 @@ def carry_held(work: Surgery, one: Held) -> None:
             del message.attribute[:]
     else:
         lacking = above_zero(step("Sub", number("reach", one.reach), frames, what="missing"), "lacking")
-        rank = len(shape)
         others = number("ahead", *[0] * (rank + one.axis)), number("behind", *[0] * (rank - one.axis - 1))
         pads = step("Concat", others[0], lacking, others[1], what="pads", axis=0)
         message.input[one.place] = step("Pad", joined, pads, what="whole")
