@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -35,7 +35,7 @@ class Count:
 def count(model: onnx.ModelProto) -> Count:
     found: Counter[str] = Counter()
     for graph in (model.graph, *model.functions):
-        found.update(_operators(graph.node))
+        found.update(node.op_type for holder in tensors.graphs_in(graph) for node in holder.node)
     outside = (tensors.size_of(tensor) or 0 for tensor in tensors.tensors(model) if tensors.is_external(tensor))
     return Count(dict(found.most_common()), model.ByteSize() + sum(outside))
 
@@ -43,11 +43,3 @@ def count(model: onnx.ModelProto) -> Count:
 def count_file(path: str | os.PathLike[str]) -> Count:
     """Of a file, whose data stays where it is."""
     return count(onnx.load(Path(path), load_external_data=False))
-
-
-def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterable[str]:
-    for node in nodes:
-        yield node.op_type
-        for attribute in node.attribute:
-            for body in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
-                yield from _operators(body.node)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.scopes import values
-from rnn_lower.model.tensors import graphs_of
+from rnn_lower.model.tensors import graphs_in
 from rnn_lower.recurrent.node import LARGEST_SIZE, Dim
 
 Shapes = Mapping[str, Sequence[Dim] | None]
@@ -77,16 +77,13 @@ def fix_proto_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> None:
         if value.type.HasField("tensor_type") and not _is_shaped(value):
             for _ in range(fixed.axes(value.name)):
                 value.type.tensor_type.shape.dim.add()
-    waiting: list[onnx.GraphProto] = [model.graph]
-    while waiting:
-        graph = waiting.pop()
+    for graph in graphs_in(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             owner = value.name if graph is model.graph else None
             for axis, dim in enumerate(value.type.tensor_type.shape.dim if _is_shaped(value) else ()):
                 size = fixed.size(owner, axis, dim.dim_param or None)
                 if isinstance(size, int):
                     dim.dim_value = size
-        waiting += [body for node in graph.node for body in graphs_of(node)]
 
 
 def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
@@ -100,15 +97,12 @@ def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
     given = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
     size = given.dim_value
     given.dim_param = symbol
-    waiting: list[onnx.GraphProto] = [graph]
-    while waiting:
-        one = waiting.pop()
+    for one in graphs_in(graph):
         del one.value_info[:]
         for value in one.output:
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_value == size:
                     dim.Clear()
-        waiting += [body for node in one.node for body in graphs_of(node)]
     return symbol
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from rnn_lower.emit.moved import known
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.model.outline import inferred, outline_of
+from rnn_lower.model.outline import inferred, outline_of, sizes_of
 from rnn_lower.model.scopes import nodes, recurrent_nodes, subgraphs, values
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import Dim
@@ -37,8 +37,12 @@ class Facts:
     """
 
     def __init__(self, model: ir.Model, outline: onnx.ModelProto | None = None) -> None:
-        self._model, self._outline = model, outline
+        self._model, self._given = model, outline
         self._inputs = set(model.graph.inputs)
+
+    @functools.cached_property
+    def _outline(self) -> onnx.ModelProto:
+        return outline_of(self._model) if self._given is None else self._given
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
@@ -63,8 +67,7 @@ class Facts:
 
     def contradicted(self) -> Iterator[ir.Value]:
         """Values of which the model declares a size or a rank that cannot be."""
-        outline = outline_of(self._model) if self._outline is None else self._outline
-        for graph, proto in _same_graphs(self._model.graph, outline.graph):
+        for graph, proto in _same_graphs(self._model.graph, self._outline.graph):
             found = self._inferred.get(graph, {})
             open_ = [info for info in proto.value_info if info != found.get(info.name)]
             verdicts = {info.name: _verdict(info, found.get(info.name)) for info in open_}
@@ -99,7 +102,7 @@ class Facts:
     def _folded(self) -> dict[ir.Node, tuple[int | None, ...] | None]:
         from rnn_lower.model.folding import folded_shapes  # imports onnxscript's optimizer
 
-        found = folded_shapes(outline_of(self._model) if self._outline is None else self._outline)
+        found = folded_shapes(self._outline)
         ours = [node for node, _ in recurrent_nodes(self._model)]
         return dict(zip(ours, found, strict=True)) if len(ours) == len(found) else {}
 
@@ -165,7 +168,7 @@ class Facts:
 
     def _infer(self, follow: bool) -> _Inferred:
         try:
-            found = inferred(outline_of(self._model) if self._outline is None else self._outline, follow)
+            found = inferred(self._outline, follow)
         except Exception:  # whatever inference stumbles over, what it could have told is unknown then
             return {}
         pairs = _same_graphs(self._model.graph, found.graph)
@@ -187,7 +190,7 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
 
 def _verdict(declared: onnx.ValueInfoProto, found: onnx.ValueInfoProto | None) -> bool | None:
     """Whether the sizes that are declared are those that were found; None where one of them was not."""
-    said, known = _sizes(declared), None if found is None else _sizes(found)
+    said, known = sizes_of(declared), None if found is None else sizes_of(found)
     if said is None or not any(size is not None for size in said):
         return True
     if known is None:
@@ -196,15 +199,6 @@ def _verdict(declared: onnx.ValueInfoProto, found: onnx.ValueInfoProto | None) -
     if len(said) != len(known) or any(a != b for a, b in pairs if a is not None and b is not None):
         return False
     return None if any(b is None for a, b in pairs if a is not None) else True
-
-
-def _sizes(info: onnx.ValueInfoProto) -> list[int | None] | None:
-    if not info.type.tensor_type.HasField("shape"):
-        return None
-    return [
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
-        for dim in info.type.tensor_type.shape.dim
-    ]
 
 
 def plain_dim(dim: int | ir.SymbolicDim) -> Dim:

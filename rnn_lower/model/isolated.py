@@ -14,13 +14,13 @@ from rnn_lower.model.leftovers import undisturbed
 _DONE = b"/done"
 
 
-def isolated(function: Callable[[Any], Any], argument: Any) -> bytes:
-    """What `function(argument)` gives, serialized, computed in a forked child; where there is no fork, here.
+def isolated(function: Callable[..., Any], *arguments: Any) -> bytes:
+    """What `function(*arguments)` gives, serialized, computed in a forked child; where there is no fork, here.
 
     Raises RnnLowerError when the function raises or the child dies.
     """
     if not hasattr(os, "fork"):
-        return _bytes(function(argument))
+        return _bytes(function(*arguments))
     reader, writer = os.pipe()
     with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
@@ -31,7 +31,7 @@ def isolated(function: Callable[[Any], Any], argument: Any) -> bytes:
             os.close(reader)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
             with os.fdopen(writer, "wb") as pipe:
-                pipe.write(_bytes(function(argument)) + _DONE)
+                pipe.write(_bytes(function(*arguments)) + _DONE)
             status = 0
         finally:
             os._exit(status)

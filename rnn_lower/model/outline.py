@@ -75,18 +75,22 @@ def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
     Of nodes only those that have bodies are there, in their order. follow: follow the numbers of shapes through the
     graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
     """
-    return onnx.ModelProto.FromString(isolated(_follow if follow else _infer, proto))
+    return onnx.ModelProto.FromString(isolated(_infer, proto, follow))
 
 
-def _infer(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
+def _infer(proto: onnx.ModelProto, follow: bool) -> onnx.ModelProto:
     found: onnx.ModelProto = onnx.shape_inference.infer_shapes(without_annotations(proto), data_prop=follow)
     del found.functions[:]
     _drop_plain_nodes(found.graph)
     return found
 
 
-def _follow(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return _infer(proto, follow=True)
+def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
+    """The sizes of a value as far as they are numbers; None where not even the rank is told."""
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    dims = info.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
 
 
 def _drop_plain_nodes(graph: onnx.GraphProto) -> None:

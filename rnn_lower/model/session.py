@@ -130,11 +130,11 @@ class Session:
         taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
         given = [value for place in self.places for value in place.node.node.outputs]
         for value in (*taken, *given, *_answers_of_bodies(taken), *self._facts.contradicted()):
-            producer, known = value.producer(), self._facts.shape(value)
+            producer = value.producer()
             graph = None if producer is None else producer.graph
             if value.shape is None or not isinstance(graph, ir.Graph) or value in ends:
                 continue
-            value.shape = ir.Shape(known or ())
+            value.shape = ir.Shape(self._facts.shape(value) or ())
             graph.meta.setdefault(UNSAID, {})[value.name] = value.shape
 
     def _plan(self) -> list[tuple[Place, str]]:

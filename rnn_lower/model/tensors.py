@@ -8,13 +8,14 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
 
+Holder: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 EXTERNAL = onnx.TensorProto.EXTERNAL
 
 
@@ -32,6 +33,15 @@ def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def graphs_in(holder: Holder) -> Iterator[Holder]:
+    """A graph, or what a function holds, and every body in it, however deep."""
+    waiting: list[Holder] = [holder]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting += [body for node in one.node for body in graphs_of(node)]
 
 
 def total_size(model: onnx.ModelProto) -> int:

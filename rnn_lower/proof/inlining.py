@@ -39,10 +39,6 @@ def inlined(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
 
 def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Emitted nodes, wherever they are."""
-    found: list[onnx.NodeProto] = []
-    waiting = [model.graph, *model.functions]
-    while waiting:
-        for node in waiting.pop().node:
-            found += [node] if any(entry.key == MARK for entry in node.metadata_props) else []
-            waiting += tensors.graphs_of(node)
-    return found
+    holders = (holder for one in (model.graph, *model.functions) for holder in tensors.graphs_in(one))
+    nodes = (node for holder in holders for node in holder.node)
+    return [node for node in nodes if any(entry.key == MARK for entry in node.metadata_props)]

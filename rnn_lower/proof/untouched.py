@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import onnx
 
 from rnn_lower.model import tensors
 from rnn_lower.model.dims import fix_proto_dims
-from rnn_lower.model.outline import inferred
+from rnn_lower.model.outline import inferred, sizes_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proof.inlining import inlined
@@ -19,7 +19,6 @@ from rnn_lower.proof.inlining import inlined
 MOVES = ("Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
 
-Holder: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 Model = tuple[onnx.ModelProto, Path | None]
 """A model, with the folder that its external data is in."""
 
@@ -126,13 +125,9 @@ class _Context:
     @functools.cached_property
     def _inferred(self) -> dict[str, list[int | None]]:
         """Shapes by name, as inference finds them without any annotation."""
-        found = {}
-        for graph in _graphs(inferred(self._before, follow=True).graph):
-            for info in graph.value_info:
-                if info.type.tensor_type.HasField("shape"):
-                    dims = info.type.tensor_type.shape.dim
-                    found[info.name] = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
-        return found
+        graphs = tensors.graphs_in(inferred(self._before, follow=True).graph)
+        found = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
+        return {name: sizes for name, sizes in found.items() if sizes is not None}
 
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         pairs: list[tuple[dict[str, Any], dict[str, Any], Callable[[Any], list[onnx.TensorProto]]]] = [
@@ -164,7 +159,7 @@ class _Context:
             if kept != [name for name in here if name in there]:
                 yield f"{path}: the initializers are in another order"
 
-    def nodes(self, path: str, old: Holder, new: Holder) -> Iterator[str]:
+    def nodes(self, path: str, old: tensors.Holder, new: tensors.Holder) -> Iterator[str]:
         by_outputs = {tuple(node.output): node for node in new.node}
         needed, given = set(_used(new)), _given_to_recurrent(old)
         before = [node for node in old.node if not self._replaced(node, by_outputs, needed, given)]
@@ -268,18 +263,11 @@ def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
         yield f"{told} has changed"
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for body in tensors.graphs_of(node):
-            yield from _graphs(body)
-
-
 def _emitted(node: onnx.NodeProto) -> bool:
     return any(entry.key == "rnn_lower.node" for entry in node.metadata_props)
 
 
-def _used(graph: Holder, emitted: bool = True) -> Iterator[str]:
+def _used(graph: tensors.Holder, emitted: bool = True) -> Iterator[str]:
     """Names that nodes of a graph and its bodies take, or that it gives; emitted=False: those of other nodes only."""
     yield from (value if isinstance(value, str) else value.name for value in graph.output)
     for node in graph.node:
@@ -289,7 +277,7 @@ def _used(graph: Holder, emitted: bool = True) -> Iterator[str]:
             yield from _used(body, emitted) if emitted or not _emitted(node) else ()
 
 
-def _given_to_recurrent(graph: Holder) -> set[str]:
+def _given_to_recurrent(graph: tensors.Holder) -> set[str]:
     """Names that recurrent nodes take, here and in bodies, and those of what is only moved on the way to them."""
     found: set[str] = set()
     for node in graph.node:
