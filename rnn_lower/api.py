@@ -13,14 +13,12 @@ from typing_extensions import Unpack
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, linting, tensors
 from rnn_lower.model.document import Document
-from rnn_lower.model.facts import Facts
 from rnn_lower.model.linting import LintReport
 from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent import functions
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.streaming import making
 from rnn_lower.targets import find_target
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
     from rnn_lower.proof.report import CheckReport, Proof
     from rnn_lower.reporting.gathering import Report
+    from rnn_lower.streaming.making import Made
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
 R = TypeVar("R")
@@ -133,6 +132,8 @@ def stream(
     That every value is computed frame by frame is proved by a table of rules, docs/streaming.md has them; the first
     node of which it is not raises UnsupportedError. Raises otherwise as `lower`.
     """
+    from rnn_lower.streaming import making  # for those who stream
+
     document, path = files.open_model(model)
     wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
     chosen = _of_stream(options)
@@ -149,18 +150,20 @@ def stream_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
     axis: str | None = None, step: int | None = None, keep_fused: bool = False,
     set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
-    accept: Callable[[str, making.Made], bool] | None = None, progress: files.Progress | None = None,
+    accept: Callable[[str, Made], bool] | None = None, progress: files.Progress | None = None,
     force: bool = False, **options: Unpack[Keywords],
-) -> making.Made:  # fmt: skip
+) -> Made:  # fmt: skip
     """`stream` from file to file, as `lower_file`; the first states are written beside it, as DESTINATION.state.npz.
 
     accept: called with the path of the finished file, and with what was made, before it is put in place.
     """
+    from rnn_lower.streaming import making  # for those who stream
+
     document = files.load(source)
     wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
     chosen = _of_stream(options)
 
-    def work() -> making.Made:
+    def work() -> Made:
         made = making.make(document, wish, chosen)
         with (
             files.staged(made.document, destination, progress, made.dims, force) as staged,
@@ -181,7 +184,7 @@ def _of_stream(options: Keywords) -> Options:
 
 
 def check_streaming(
-    made: making.Made, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
+    made: Made, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
 ) -> CheckReport:
     """Compare whole runs of the original with runs in random chunks of a streaming model that was made of it.
 
@@ -234,7 +237,7 @@ def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[
 
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
         inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
-        return inputs, read_nodes(document.model, document.outline)
+        return inputs, read_nodes(document.model, document.facts)
 
     return _told_with(path, result)
 
@@ -254,7 +257,7 @@ def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str
         lower_model(again.model, options, again.outline)
 
     def result() -> LintReport:
-        facts = Facts(document.model, document.outline)
+        facts = document.facts
         return linting.lint(document.model, find_target(target), facts, linting.trial(attempt))
 
     return _told_with(path, result)

@@ -125,7 +125,7 @@ def expected(document: Document, feeds: Feeds) -> list[np.ndarray]:
 
     The reference judges where onnxruntime cannot be trusted with a node, and where its Softplus is infinite.
     """
-    nodes = read_nodes(document.model, document.outline)
+    nodes = read_nodes(document.model, document.facts)
     if not any(map(refused_by_onnxruntime, nodes)):
         fused = open_onnxruntime(document)(feeds)
         named = {one.name for node in nodes for functions in node.activations for one in functions}

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import tensors, validity
 from rnn_lower.model.dims import fix_proto_dims
-from rnn_lower.model.facts import UNSAID
+from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.outline import outline, outline_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, roots, subgraphs, values
 
@@ -71,6 +71,11 @@ class Document:
     @functools.cached_property
     def outline(self) -> onnx.ModelProto:
         return outline(self.proto, self.folder)
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """About the view as it is; who changes it must not ask for them."""
+        return Facts(self.model, self.outline)
 
     @functools.cached_property
     def model(self) -> ir.Model:

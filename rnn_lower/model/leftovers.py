@@ -1,6 +1,7 @@
 """What a run that was killed has left in a folder, and what a replaced model no longer needs: found, named, removed.
 
-Files of a run are locked while it lives. A data file goes only when no file of its folder speaks of it.
+Files of a run are locked while it lives. A data file goes only when no file of its folder speaks of it, and never when
+it is a model, or has a header: what a model names as the place of its weights may be any file, its own not excepted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ TMP, OLD = ".rnn_lower.tmp", ".rnn_lower.old"
 _OURS = re.compile(rf"\.(.+\.[0-9a-f]{{16}})({re.escape(TMP)}|{re.escape(OLD)})")
 
 
+_NUMBER, _LENGTH = 0, 2
+_FIELDS = {
+    field.number: _NUMBER if field.type == field.TYPE_INT64 else _LENGTH for field in onnx.ModelProto.DESCRIPTOR.fields
+}
+"""How protobuf writes each field of a model: a number, or a length and as many bytes."""
+
+
 def create(path: Path) -> BinaryIO:
     """A new file, locked while this process has it open."""
     while True:
@@ -58,24 +66,28 @@ def undisturbed() -> Iterator[None]:
 
 
 def referred(path: Path) -> set[str]:
-    """The data files that a model refers to, as names in its folder."""
+    """The data files that a model refers to, as names in its folder.
+
+    They begin with a weight: what begins with a header, as .safetensors or .npz do, is more than the data of a model.
+    """
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # not a model: it refers to nothing
         return set()
     external = (tensor for tensor in tensors.tensors(model) if tensors.is_external(tensor))
-    names = {entry.value for tensor in external for entry in tensor.external_data if entry.key == "location"}
+    places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in external]
+    names = {place.get("location", "") for place in places if place.get("offset", "0") == "0"}
     return {name for name in names if name and os.path.basename(name) == name}
 
 
 def remove_unreferred(path: Path) -> bool:
-    """Delete a file, unless it is a link, or has another name, or another file speaks of it.
+    """Delete a file, unless it is a link or a model, or has another name, or another file speaks of it.
 
     That is any file of its folder, and any .onnx file in the two folders above.
     """
     try:
         status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or is_model(path):
             return False
         name = path.name.encode()
         others = [*path.parent.iterdir()]
@@ -88,6 +100,35 @@ def remove_unreferred(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file is made of the fields of a ModelProto, a graph among them; told without reading what they hold."""
+    found, size = set(), path.stat().st_size
+    with open(path, "rb") as file, contextlib.suppress(EOFError):
+        while file.tell() < size:
+            field, written_as = divmod(_varint(file), 8)
+            if _FIELDS.get(field) != written_as:
+                return False
+            number = _varint(file)
+            if written_as == _LENGTH:
+                file.seek(number, os.SEEK_CUR)
+            found.add(field)
+        return file.tell() == size and onnx.ModelProto.GRAPH_FIELD_NUMBER in found
+    return False
+
+
+def _varint(file: BinaryIO) -> int:
+    """A number as protobuf writes it: seven bits in each byte, the lowest first. Raises EOFError."""
+    number = 0
+    for place in range(10):
+        byte = file.read(1)
+        if not byte:
+            raise EOFError
+        number |= (byte[0] & 0x7F) << (7 * place)
+        if byte[0] < 0x80:
+            break
+    return number
 
 
 def _may_be_a_model(path: Path) -> bool:

@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from rnn_lower.model import convert, dims
 from rnn_lower.model.advice import advised
 from rnn_lower.model.document import Document
+from rnn_lower.model.facts import Facts
 from rnn_lower.model.folding import fold
 from rnn_lower.model.scopes import nodes, recurrent_nodes
 from rnn_lower.model.session import Session, remove_unused
@@ -174,7 +175,7 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace the chosen nodes, all or none of them."""
-    session = Session(model, options, outline)
+    session = Session(model, options, Facts(model, outline))
     for new in session.replacements:
         node = new.place.node.node
         convenience.replace_nodes_and_values(

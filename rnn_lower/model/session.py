@@ -76,13 +76,13 @@ class Session:
     until `replacements` has succeeded, which adds the new weights to the main graph.
     """
 
-    def __init__(self, model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> None:
+    def __init__(self, model: ir.Model, options: Options, facts: Facts | None = None) -> None:
         self._model, self._options = model, options
         self._target = find_target(options.target)
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
         self.warnings: dict[ir.Node, str] = {}
-        self._facts = Facts(model, outline)
+        self._facts = facts or Facts(model)
         self._names = Names([*taken_names(model), *self._facts.symbols])
         self._calls = Calls(model)
         if options.as_function and options.target is not None:
@@ -290,9 +290,9 @@ def _answers_of_bodies(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
             waiting += list(body.outputs)
 
 
-def read_nodes(model: ir.Model, outline: onnx.ModelProto | None = None) -> list[RecurrentNode]:
-    """All recurrent nodes of a model. outline: as in `Facts`."""
-    return [place.node for place in Session(model, Options(), outline).places]
+def read_nodes(model: ir.Model, facts: Facts | None = None) -> list[RecurrentNode]:
+    """All recurrent nodes of a model. facts: about it, where there are some already."""
+    return [place.node for place in Session(model, Options(), facts).places]
 
 
 def review(opset: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx.defs
@@ -98,6 +100,14 @@ def _read_by(node: ir.Node) -> Iterator[ir.Value]:
         yield from (value for value in body.outputs if value not in inside)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Nodes that are together one function of one number (`idioms`)."""
+
+    function: Callable[[Array], Array]
+    argument: ir.Value
+
+
 class Interpreter:
     """Runs programs over a field. Constants are turned into field elements once.
 
@@ -111,6 +121,7 @@ class Interpreter:
         self._constants: dict[ir.Value, Array] = {}
         self._given: Mapping[str, Array] = {}
         self._values: dict[ir.Value, Array] = {}
+        self._groups: dict[ir.Node, _Group | None] = {}
         self._opset = 0
 
     def run(self, program: Program, given: Mapping[str, Array]) -> list[Array]:
@@ -149,17 +160,27 @@ class Interpreter:
         if node.op_type in BODIES:
             return self._loop(node) if node.op_type == "Loop" else self._scan(node)
         operands = [None if value is None else self._value(value) for value in node.inputs]
-        if node.op_type not in idioms.SHAPING:
-            clipped = idioms.clip_of(node.outputs[0], self._limit)
-            if clipped is not None:
-                low, high = (self.field.number(bound) for bound in clipped[1:])
-                return [scalars.clip(self.field, self._argument(clipped[0], operands), low, high)]
-            if (x := idioms.sigmoid_of(node.outputs[0])) is not None:
-                return [self.field.function("sigmoid", self._argument(x, operands))]
-        if node.op_type == "Tanh" and (x := idioms.unlimited(node.inputs[0], self._limit)) is not None:
-            operands = [self._argument(x, operands)]
+        if node not in self._groups:  # a body is run many times
+            self._groups[node] = self._group(node)
+        group = self._groups[node]
+        if group is not None:
+            return [group.function(self._argument(group.argument, operands))]
         made = OPERATORS[node.op_type](Call(self.field, node, operands, self._opset))
         return made if isinstance(made, list) else [made]
+
+    def _group(self, node: ir.Node) -> _Group | None:
+        """What a node ends, if it ends one function of one number."""
+        if node.op_type in idioms.SHAPING:
+            return None
+        clipped = idioms.clip_of(node.outputs[0], self._limit)
+        if clipped is not None:
+            low, high = (self.field.number(bound) for bound in clipped[1:])
+            return _Group(lambda x: scalars.clip(self.field, x, low, high), clipped[0])
+        argument = idioms.sigmoid_of(node.outputs[0])
+        if argument is not None:
+            return _Group(functools.partial(self.field.function, "sigmoid"), argument)
+        argument = idioms.unlimited(node.inputs[0], self._limit) if node.op_type == "Tanh" else None
+        return None if argument is None else _Group(functools.partial(scalars.tanh, self.field), argument)
 
     def _argument(self, value: ir.Value, operands: Sequence[Array | None]) -> Array:
         """What a group of nodes is a function of, in the shape in which its last node works."""

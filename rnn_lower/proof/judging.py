@@ -115,7 +115,7 @@ class Pair:
             told = f"the models have different outputs: {self.output_names} and {theirs}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{told}")
         try:
-            self.nodes = read_nodes(self.original.model, self.original.outline)
+            self.nodes = read_nodes(self.original.model, self.original.facts)
         except RnnLowerError as error:
             raise type(error)(f"{_named(self._original_path)}{error}") from None
         self.judge, self.runner = ORT, ORT

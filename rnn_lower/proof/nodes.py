@@ -188,7 +188,8 @@ class _Comparison:
             found = found[:: -max(1, len(found) // self._most_cases)][: self._most_cases]
         for index, case in enumerate(found):
             yield Case(*case, point=index % self.points)
-        yield from (Case(*found[-1], point=point) for point in range(self.points))
+        others = (point for point in range(self.points) if point != (len(found) - 1) % self.points)
+        yield from (Case(*found[-1], point=point) for point in others)
 
     def _inputs_at(self, field: Field, case: Case, folded: bool) -> _Inputs:
         """The images of constants, and random elements for all that is known at run time only."""

@@ -13,7 +13,6 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import convert, files, tensors
 from rnn_lower.model.dims import fix_proto_dims, place
 from rnn_lower.model.document import Document
-from rnn_lower.model.facts import Facts
 from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import samples, untouched
@@ -38,7 +37,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases
         if document.folder is None and any(map(tensors.is_external, tensors.tensors(document.proto))):
             raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
     try:
-        read_nodes(before.model, before.outline)  # only to refuse what is no valid node
+        read_nodes(before.model, before.facts)  # only to refuse what is no valid node
         plain = inlined(after.proto, before.proto)
         after = after if plain is after.proto else Document(plain, after.folder)
         before = _with_sizes_of(after, before)
@@ -109,7 +108,7 @@ def _converted(document: Document, opset: int) -> Document:
 
 
 def _proofs(before: Document, after: Document, points: int, seed: int, most_cases: int | None) -> Iterator[NodeProof]:
-    facts, graphs = Facts(before.model, before.outline), _same_graphs(before.model, after.model)
+    facts, graphs = before.facts, _same_graphs(before.model, after.model)
     outputs = {graph: {out.name: out for node in graph for out in node.outputs} for graph in graphs.values()}
     for node, scope in recurrent_nodes(before.model):
         there = outputs.get(graphs.get(scope.graph), {})  # type: ignore[arg-type]

@@ -165,7 +165,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         folder = Path(made)
         lowered = folder / "lowered.onnx"
         original = Path(path) if path else _written(document.copied(), folder / "original.onnx")
-        as_it_is = {(node.name, node.path): node for node in read_nodes(document.model, document.outline)}
+        as_it_is = {(node.name, node.path): node for node in read_nodes(document.model, document.facts)}
         ready, left = prepared(document.copied(), options)
         records = lower_document(ready, left)
         drawings = [_drawings(group[0]) for group in _alike(records)]
@@ -189,7 +189,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
     return Report(
         name=Path(path).name if path else document.model.graph.name or "model",
         opset=_opset(document.proto), target=options.target, kinds=tuple(kinds),
-        kept=tuple(read_nodes(after.model, after.outline)), before=count(document.proto), after=count(after.proto),
+        kept=tuple(read_nodes(after.model, after.facts)), before=count(document.proto), after=count(after.proto),
         check=check, proof=proof, outputs=() if isinstance(over_time, str) else over_time.outputs, times=times,
     )  # fmt: skip
 
@@ -197,7 +197,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
 def draw(model: Any, name: str | None, options: Options) -> str:
     """See `rnn_lower.draw`."""
     document, _ = files.open_model(model)
-    names = [node.name for node in read_nodes(document.model, document.outline)]
+    names = [node.name for node in read_nodes(document.model, document.facts)]
     if name is None and len(names) != 1:
         told = f"one of {', '.join(map(repr, names[:5]))}" if names else "but there is no RNN, GRU or LSTM node"
         raise RnnLowerError(f"a drawing is of one node; name it with --node, {told}")

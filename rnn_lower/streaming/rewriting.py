@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.model.dims import Shapes, declared_shapes, fix_proto_dims, free_dims, free_proto_dim, place
 from rnn_lower.model.document import Document
-from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
+from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.folding import fold
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.model.session import read_nodes
@@ -80,8 +80,8 @@ def streamed(
         plan = Plan({}, {str(value.name): FIXED for value in original.model.graph.outputs}, ())
         return Streamed(original.copied(), original, plan, None)
     work = original.copied()
-    recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.outline)]
-    walk = Walk(work.model, Facts(work.model, work.outline), streams, delay)
+    recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.facts)]
+    walk = Walk(work.model, work.facts, streams, delay)
     walk.run()
     if time is None and _nothing_runs(walk, work):
         raise RnnLowerError(
@@ -178,7 +178,7 @@ def _nothing_runs(walk: Walk, document: Document) -> bool:
 
 def _carries(document: Document, way: str) -> bool:
     """Whether something is to be carried over an axis that the caller does not carry already."""
-    walk = Walk(document.model, Facts(document.model, document.outline), _places(document, way))
+    walk = Walk(document.model, document.facts, _places(document, way))
     try:
         walk.run()
     except UnsupportedError:
@@ -245,7 +245,7 @@ def _external(document: Document) -> list[str]:
     model = document.model
     returned = gives_back if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
     held = []
-    for node in read_nodes(model, document.outline):
+    for node in read_nodes(model, document.facts):
         state = node.inputs.get("initial_h")
         given = state is not None and is_part_of_input(model, state)
         back = any(returned(model, value) for value in node.outputs.values())

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +256,26 @@ def _target(path: Path, told: dict[str, Any]) -> Target:
     )  # fmt: skip
 
 
-TARGETS: dict[str, Target] = {path.stem: load_target(path) for path in sorted(Path(__file__).parent.glob("*.toml"))}
+class _Files(Mapping[str, Target]):
+    """The targets of a folder, each read when it is first asked for: most runs need one of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+        self._read: dict[str, Target] = {}
+
+    def __getitem__(self, name: str) -> Target:
+        if name not in self._read:
+            self._read[name] = load_target(self._paths[name])
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+TARGETS: Mapping[str, Target] = _Files(Path(__file__).parent)
 
 
 def _of_version(name: str) -> Target | None:

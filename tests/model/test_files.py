@@ -167,6 +167,45 @@ def test_replacing_an_unrelated_output_removes_what_only_that_referred_to(tmp_pa
     assert entries(tmp_path) == {"in.onnx", "out.onnx"}
 
 
+@pytest.mark.parametrize("owner", ["model.onnx", "other.onnx", "weights"])
+def test_a_model_that_is_named_as_data_stays(owner, tmp_path):
+    """Whatever a model says of where its weights are, no model is deleted as data, its own file least of all."""
+    path, named = save(tmp_path / "model.onnx", data="weights.bin"), tmp_path / owner
+    if not named.exists():
+        save(named, case=OTHER)
+    model = onnx.load(path, load_external_data=False)
+    odd = model.graph.initializer.add(name="odd", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    for key, text in (("location", owner), ("offset", "0"), ("length", "4")):
+        odd.external_data.add(key=key, value=text)
+    model.graph.node.add(op_type="Abs", input=["odd"], output=["odder"])
+    path.write_bytes(model.SerializeToString())
+    before = None if named == path else named.read_bytes()
+    assert cli.main(["lower", str(path), "-o", str(path)]) == 0
+    right(path)
+    assert before is None or named.read_bytes() == before
+    assert entries(tmp_path) == {"model.onnx", owner, *(data.name for data in data_files(tmp_path, "model.onnx"))}
+
+
+def test_data_in_a_file_with_a_header_stays(tmp_path):
+    """A model may take its weights from a .safetensors file, which others read without any model."""
+    path = save(tmp_path / "model.onnx", data="weights.bin")
+    header = (2).to_bytes(8, "little") + b"{}"
+    named = tmp_path / "model.safetensors"
+    named.write_bytes(header + (tmp_path / "weights.bin").read_bytes())
+    (tmp_path / "weights.bin").unlink()
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = named.name
+            elif entry.key == "offset":
+                entry.value = str(int(entry.value) + len(header))
+    path.write_bytes(model.SerializeToString())
+    with untouched(named):
+        assert cli.main(["lower", str(path), "-o", str(path)]) == 0
+    right(path)
+
+
 def test_left_behind_files_of_a_dead_run_are_removed_and_named(tmp_path, capsys):
     source = save(tmp_path / "in.onnx", "in.weights")
     token = "0123456789abcdef"
