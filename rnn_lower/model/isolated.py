@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
@@ -13,11 +14,15 @@ from rnn_lower.model.leftovers import undisturbed
 
 _DONE = b"/done"
 
+SECONDS, BYTES = 60, 4 << 30
+"""What a child may compute, and take beyond what it starts with: some hostile input is never done, and ever larger."""
 
-def isolated(function: Callable[..., Any], *arguments: Any) -> bytes:
+
+def isolated(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
     """What `function(*arguments)` gives, serialized, computed in a forked child; where there is no fork, here.
 
-    Raises RnnLowerError when the function raises or the child dies.
+    seconds: of processor time.  size: bytes of memory.
+    Raises RnnLowerError when the function raises, or the child dies or comes to one of its limits.
     """
     if not hasattr(os, "fork"):
         return _bytes(function(*arguments))
@@ -28,6 +33,7 @@ def isolated(function: Callable[..., Any], *arguments: Any) -> bytes:
     if child == 0:
         status = 1
         try:
+            _limit(seconds, size)
             os.close(reader)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
             with os.fdopen(writer, "wb") as pipe:
@@ -43,6 +49,15 @@ def isolated(function: Callable[..., Any], *arguments: Any) -> bytes:
     if not content.endswith(_DONE):
         raise RnnLowerError(f"{function.__name__} failed")
     return content.removesuffix(_DONE)
+
+
+def _limit(seconds: int, size: int) -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not every system knows them
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size,) * 2)
 
 
 def _bytes(result: Any) -> bytes:

@@ -18,6 +18,9 @@ SHOWN = 4096
 UNSEEN = "rnn_lower.unseen"
 """Marks the nodes of an outline that lack an attribute; nobody but their own message can stand for them."""
 
+FOLLOWING = {"seconds": 5, "size": 1 << 29}
+"""Limits of following the numbers of shapes, which is worth no more: onnx 1.23 never ends at some Slices."""
+
 _A = onnx.AttributeProto
 _UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
 """Attributes that lowering does not look at and onnx_ir does not read in every case."""
@@ -75,7 +78,8 @@ def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
     Of nodes only those that have bodies are there, in their order. follow: follow the numbers of shapes through the
     graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
     """
-    return onnx.ModelProto.FromString(isolated(_infer, proto, follow))
+    limits = FOLLOWING if follow else {}
+    return onnx.ModelProto.FromString(isolated(_infer, proto, follow, **limits))
 
 
 def _infer(proto: onnx.ModelProto, follow: bool) -> onnx.ModelProto:

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import tensors
 from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.outline import inferred, sizes_of
@@ -125,7 +126,10 @@ class _Context:
     @functools.cached_property
     def _inferred(self) -> dict[str, list[int | None]]:
         """Shapes by name, as inference finds them without any annotation."""
-        graphs = tensors.graphs_in(inferred(self._before, follow=True).graph)
+        try:
+            graphs = tensors.graphs_in(inferred(self._before, follow=True).graph)
+        except RnnLowerError:  # then nothing was taken back for what it would have told
+            return {}
         found = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
         return {name: sizes for name, sizes in found.items() if sizes is not None}
 
