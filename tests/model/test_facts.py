@@ -281,16 +281,23 @@ def test_numbers_of_shapes_tell_what_cannot_be():
 
 
 def test_inference_that_never_ends():
-    """onnx 1.23 walks a Slice of a shape by its bounds, however far they are, and keeps what it passes."""
+    """onnx 1.23 counts the numbers of a shape one by one, however many it is told that there are."""
     model, feeds = build(Case("GRU", 14, T=5, N=2))
-    for name, number in (("far", 4444351598223458703), ("back", -4764137088444800648)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
-    for row in (("Shape", ["X"], ["whole"]), ("Slice", ["whole", "far", "back"], ["nothing"])):
-        model.graph.node.insert(len(model.graph.node) - 1, onnx.helper.make_node(*row))
-    model.graph.value_info.append(onnx.helper.make_tensor_value_info("nothing", onnx.TensorProto.INT64, [3]))
+    graph = model.graph
+    graph.input[0].type.tensor_type.shape.dim[0].dim_param = "frames"
+    for name, number in (("one", 1), ("many", 1 << 62)):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
+    rows: list[tuple[str, list[str], list[str], dict[str, int]]] = [
+        ("Expand", ["one", "all"], ["wide"], {}), ("Concat", ["far"], ["all"], {"axis": 0}),
+        ("Reshape", ["whole", "many"], ["far"], {}), ("Shape", ["X"], ["whole"], {}),
+    ]  # fmt: skip
+    for op_type, inputs, outputs, attributes in rows:
+        graph.node.insert(0, onnx.helper.make_node(op_type, inputs, outputs, **attributes))
+    graph.value_info.append(onnx.helper.make_tensor_value_info("wide", onnx.TensorProto.INT64, [4]))
     lowered = rnn_lower.lower(model)
+    for one in (model, lowered):  # onnxruntime refuses to reshape so
+        del one.graph.node[: len(rows)]
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
-    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
 
 
 def in_a_loop(claimed: list[int | str]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
