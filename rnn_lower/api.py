@@ -53,6 +53,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         not slower than lowered.
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
         same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
+    fuse_stacks: let layers that read each other's output in order, forward, share one Scan or Loop of a few more steps
+        where that was measured to be faster; `prove` cannot follow that, `check` can.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked
@@ -180,6 +182,8 @@ def _of_stream(options: Keywords) -> Options:
     chosen = Options(**options)
     if chosen.as_function:
         raise RnnLowerError("a stream is a model of its own, with states in and out; as_function is for lower")
+    if chosen.fuse_stacks:
+        raise RnnLowerError("a stream carries the states of each node; fuse_stacks is for lower")
     return chosen
 
 

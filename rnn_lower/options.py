@@ -44,6 +44,7 @@ class Options:
         False, "leave the nodes that the target was measured to run right as they are, and no slower"
     )
     as_function: bool = _option(False, "keep each lowered node as a call of a function, nodes alike of the same one")
+    fuse_stacks: bool = _option(False, "let the layers of a stack share one loop where that was measured to be faster")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:
@@ -57,6 +58,8 @@ class Options:
         for name, number in numbers.items():
             if number is not None and not isinstance(number, int):
                 raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
+        if self.fuse_stacks and self.as_function:
+            raise RnnLowerError("fuse_stacks lets nodes share a loop, as_function keeps each as a call; leave one out")
         if self.select is not None and not callable(self.select):
             raise RnnLowerError("select must be callable: it is asked about each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
@@ -76,6 +79,7 @@ class Keywords(TypedDict, total=False):
     fold: bool
     keep_native: bool
     as_function: bool
+    fuse_stacks: bool
     max_nodes: int
 
 

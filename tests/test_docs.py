@@ -33,7 +33,10 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("page", "language", "text"), blocks())
+@pytest.mark.parametrize(
+    ("page", "language", "text"),
+    [pytest.param(*block, marks=pytest.mark.xdist_group(block[0])) for block in blocks()],  # they build on each other
+)
 def test_code_blocks(page, language, text, checkout):
     if language == "sh" and any(words in text for words in SETS_UP):
         assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0

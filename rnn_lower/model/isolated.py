@@ -12,6 +12,11 @@ from typing import Any
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.leftovers import undisturbed
 
+try:
+    import resource
+except ImportError:  # Windows, which has no fork either
+    resource = None  # type: ignore[assignment]
+
 _DONE = b"/done"
 
 SECONDS, BYTES = 60, 4 << 30
@@ -52,9 +57,7 @@ def isolated(function: Callable[..., Any], *arguments: Any, seconds: int = SECON
 
 
 def _limit(seconds: int, size: int) -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not every system knows them
-        import resource
-
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # not every system knows them
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size,) * 2)

@@ -19,7 +19,7 @@ UNSEEN = "rnn_lower.unseen"
 """Marks the nodes of an outline that lack an attribute; nobody but their own message can stand for them."""
 
 FOLLOWING = {"seconds": 5, "size": 1 << 29}
-"""Limits of following the numbers of shapes, which is worth no more: onnx 1.23 counts sizes one by one, however large."""
+"""Limits of following the numbers of shapes, worth no more: onnx 1.23 counts sizes one by one, however large."""
 
 _A = onnx.AttributeProto
 _UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)

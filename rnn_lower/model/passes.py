@@ -177,17 +177,19 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     """Replace the chosen nodes, all or none of them."""
     session = Session(model, options, Facts(model, outline))
     for new in session.replacements:
-        node = new.place.node.node
         convenience.replace_nodes_and_values(
-            new.place.scope.graph, node, [node], new.nodes, new.old_values, new.new_values
+            new.place.scope.graph, new.place.node.node, new.gone, new.nodes, new.old_values, new.new_values
         )
     remove_unused(session.places)
     _warn_of_others(model)
-    told = session.warnings
-    return [
-        Record(new.place.node, new.form, new.count, new.why, told.get(new.place.node.node, ""), tuple(new.emitted))
-        for new in session.replacements
-    ]
+    records = {}
+    for new in session.replacements:
+        for place in new.below:
+            records[place.node.node] = Record(place.node, new.form, 0, f"in the loop of '{new.place.node.name}'")
+        node = new.place.node
+        warning = session.warnings.get(node.node, "")
+        records[node.node] = Record(node, new.form, new.count, new.why, warning, tuple(new.emitted))
+    return [records[place.node.node] for place in session.places]
 
 
 def _warn_of_others(model: ir.Model) -> None:

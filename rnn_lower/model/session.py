@@ -21,10 +21,12 @@ from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, subgraphs, taken_names
+from rnn_lower.model.stacks import Stack, stacks
 from rnn_lower.options import Options
 from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
+from rnn_lower.recurrent.stack import lower_stack, pays
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
@@ -46,6 +48,7 @@ class Place:
 class Replacement:
     """What takes the place of a recurrent node: nodes, and a new value for each output that is used.
 
+    below, between: of a stack, the other layers, and what lies between them.
     called: where that is a call, the nodes of its function.  why: of the form.
     """
 
@@ -56,6 +59,13 @@ class Replacement:
     new_values: list[ir.Value]
     called: Sequence[ir.Node] = ()
     why: str = ""
+    below: Sequence[Place] = ()
+    between: Sequence[ir.Node] = ()
+
+    @property
+    def gone(self) -> list[ir.Node]:
+        """What it replaces."""
+        return [place.node.node for place in (*self.below, self.place)] + list(self.between)
 
     @property
     def emitted(self) -> Sequence[ir.Node]:
@@ -105,7 +115,7 @@ class Session:
         planned = self._plan()
         for opset in {place.scope.opset for place in self.places}:
             review(opset)
-        found = [self._emit(place, form) for place, form in planned]
+        found = [self._emit(place, form, stack) for place, form, stack in self._stacked(planned)]
         for pool in self._pools.values():
             for value in pool.initializers:
                 self._model.graph.register_initializer(value)
@@ -195,13 +205,27 @@ class Session:
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         return dataclasses.replace(place, node=dataclasses.replace(node, **known)) if known else place
 
-    def _emit(self, place: Place, form: str) -> Replacement:
+    def _stacked(self, planned: Sequence[tuple[Place, str]]) -> Iterator[tuple[Place, str, Stack | None]]:
+        """Where nodes are replaced, and in which form; layers that share a loop are where the last one is."""
+        found: dict[int, Stack] = {}
+        if self._options.fuse_stacks:
+            forms = {id(place.node): (form, place.scope.opset) for place, form in planned}
+            for stack in stacks([place.node for place, _ in planned], self._facts):
+                (form, opset), *others = (forms[id(layer)] for layer in stack.layers)
+                if others.count((form, opset)) == len(others) and pays(stack.layers, form, opset, self._target.habits):
+                    found[id(stack.layers[-1])] = stack
+        below = {id(layer) for stack in found.values() for layer in stack.layers[:-1]}
+        yield from ((place, form, found.get(id(place.node))) for place, form in planned if id(place.node) not in below)
+
+    def _emit(self, place: Place, form: str, stack: Stack | None) -> Replacement:
         node, pool, habits = place.node, self._pool(place.scope), self._target.habits
         if place.scope.graph is not self._model.graph:  # what runs many times is of many sizes
             habits = dataclasses.replace(habits, name_batch=False)
         try:
             if self._options.as_function and node.outputs:
                 return self._call(place, form, habits)
+            if stack is not None:
+                return self._together(place, form, stack, habits)
             lowered = lower_node(node, form, place.scope.opset, self._names, pool, habits, max(0, self._left))
         except UnmetError as error:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
@@ -212,6 +236,18 @@ class Session:
         self._hold(place, lowered.nodes)
         self._spend(node, count_nodes(lowered.nodes))
         return self._replacement(place, form, lowered.nodes, lowered.outputs)
+
+    def _together(self, place: Place, form: str, stack: Stack, habits: Habits) -> Replacement:
+        """One loop for all layers of a stack, in the place of the last."""
+        left, pool = max(0, self._left), self._pool(place.scope)
+        lowered = lower_stack(stack.layers, form, place.scope.opset, self._names, pool, habits, left)
+        self._hold(place, lowered.nodes, stack.layers)
+        self._spend(place.node, count_nodes(lowered.nodes))
+        made = self._replacement(place, form, lowered.nodes, lowered.outputs)
+        members = {id(layer) for layer in stack.layers[:-1]}
+        below = [one for one in self.places if id(one.node) in members]
+        why = f"one loop with the {len(below)} layers below"
+        return dataclasses.replace(made, why=why, below=below, between=stack.between)
 
     def _call(self, place: Place, form: str, habits: Habits) -> Replacement:
         call, inside, new = self._calls.call(place.node, place.scope, form, habits, max(0, self._left))
@@ -248,12 +284,15 @@ class Session:
         others = tuple(other for other in self._target.forms_for(place.node, place.scope.opset) if other != form)
         return UnmetError(told, [Lack(told, forms=others)]) if others else UnsupportedError(told)
 
-    def _hold(self, place: Place, emitted: Sequence[ir.Node]) -> None:
-        """Hold every emitted node against the target's rules. What breaks one is a mistake of ours, and no output."""
+    def _hold(self, place: Place, emitted: Sequence[ir.Node], layers: Sequence[RecurrentNode] = ()) -> None:
+        """Hold every emitted node against the target's rules. What breaks one is a mistake of ours, and no output.
+
+        layers: of a stack, instead of the node alone.
+        """
         rules = self._target.rules
         if rules.silent:
             return
-        sizes = given_outlines(place.node)
+        sizes = {value: one for node in layers or (place.node,) for value, one in given_outlines(node).items()}
         for found in Holder(rules, place.scope.opset, sizes.get).violations(emitted):
             raise AssertionError(
                 f"{place.node.describe()}: emitted {found.node.op_type} '{found.node.name}', which target"

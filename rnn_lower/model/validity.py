@@ -111,6 +111,15 @@ def _graph(graph: onnx.GraphProto, path: str) -> tuple[set[str], bool]:
     return free | outside, in_order
 
 
+def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:
+    """onnxruntime 1.31 leaves a result undefined when a branch or a Scan gives one value in two places."""
+    names = [value.name for value in body.output]
+    if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
+        twice = max(names, key=names.count)
+        told = f"a body gives '{twice}' twice, of which onnxruntime makes undefined numbers; put an Identity before one"
+        raise InvalidNodeError(f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}: {told}")
+
+
 def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.output if name}
 
@@ -124,6 +133,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str) -> tuple
         _check_node(node, path)
         used = {name for name in node.input if name}
         for body in tensors.graphs_of(node):
+            _check_results(node, body, path)
             free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'")
             used |= free
             in_order &= its_order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,9 @@ from rnn_lower.proof import samples, untouched
 from rnn_lower.proof.inlining import inlined
 from rnn_lower.proof.interpreter import MARK
 from rnn_lower.proof.nodes import Question, answer
-from rnn_lower.proof.report import DIFFERENT, NodeProof, Proof
+from rnn_lower.proof.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
+from rnn_lower.recurrent.node import display_name
+from rnn_lower.recurrent.stack import MEMBERS
 
 Graphs = dict[ir.Graph | ir.Function, ir.Graph | ir.Function]
 
@@ -109,6 +112,7 @@ def _converted(document: Document, opset: int) -> Document:
 
 def _proofs(before: Document, after: Document, points: int, seed: int, most_cases: int | None) -> Iterator[NodeProof]:
     facts, graphs = before.facts, _same_graphs(before.model, after.model)
+    together = _together(after.model)
     outputs = {graph: {out.name: out for node in graph for out in node.outputs} for graph in graphs.values()}
     for node, scope in recurrent_nodes(before.model):
         there = outputs.get(graphs.get(scope.graph), {})  # type: ignore[arg-type]
@@ -117,6 +121,10 @@ def _proofs(before: Document, after: Document, points: int, seed: int, most_case
         if not wanted or _is_kept(node, replaced):
             continue
         name = node.name or wanted[0].name or node.op_type
+        if display_name(node) in together:
+            told = "it shares a loop with other layers; check compares these"
+            yield NodeProof(name, node.op_type, scope.path, OUT_OF_SCOPE, reason=told)
+            continue
         if None in replaced:
             told = f"nothing computes '{wanted[replaced.index(None)].name}'"
             yield NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=told)
@@ -126,6 +134,12 @@ def _proofs(before: Document, after: Document, points: int, seed: int, most_case
             node, name, scope.path, facts, [value for value in replaced if value is not None], opset, most_cases
         )
         yield answer(question, points, seed)
+
+
+def _together(model: ir.Model) -> set[str]:
+    """The names of nodes that share a loop with others."""
+    found = {node.metadata_props[MEMBERS] for node, _ in nodes(model) if MEMBERS in node.metadata_props}
+    return {name for names in found for name in json.loads(names)}
 
 
 def _is_kept(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:

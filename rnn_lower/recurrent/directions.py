@@ -42,14 +42,14 @@ class Direction:
     def track(self, kind: CellKind, states: Sequence[str], stacked: bool) -> Track:
         step: Step = functools.partial(kind.step, self.cell)
         if self.masked:
-            step = _masked(step)
+            step = masked(step)
         return Track(self.name, step, self.streams, self.initial, states, self.reverse, stacked, self.lead)
 
 
 Step = Callable[[Emitter, Sequence[Operand], State], State]
 
 
-def _masked(step: Step) -> Step:
+def masked(step: Step) -> Step:
     """Keep the state where the sequence has not begun (reverse) or is over (forward)."""
 
     def masked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
@@ -80,17 +80,12 @@ def side_by_side(e: Emitter, directions: Sequence[Direction], span: Span) -> Dir
     cells = [direction.cell for direction in directions]
     with e.scope("both"):
         streams = [_stream(e, directions, place, span) for place in range(len(first.streams))]
-        weights = Weights(
-            [_beside(e, parts, [0], "R") for parts in zip(*(cell.weights.recurrent for cell in cells), strict=True)],
-            _beside(e, [cell.weights.reset_bias for cell in cells], [0, 1], "Rbh"),
-            [_beside(e, parts, [0, 1], "P") for parts in zip(*(cell.weights.peepholes for cell in cells), strict=True)],
-        )
+        cell = beside(e, cells)
         zeros = filled(0.0, (*lead, span.static_batch or 0, span.hidden_size), e.dtype)
         initial = [
-            _beside(e, states, [0], "initial") or zeros
+            on_new_axis(e, states, [0], "initial") or zeros
             for states in zip(*(direction.initial for direction in directions), strict=True)
         ]
-    cell = dataclasses.replace(first.cell, weights=weights, gate_axis=first.cell.gate_axis + 1)
     return Direction("both", False, cell, streams, tuple(initial), first.masked, lead)
 
 
@@ -109,7 +104,18 @@ def _stream(e: Emitter, directions: Sequence[Direction], place: int, span: Span)
     return Stream(joined, stream.dtype, shape)
 
 
-def _beside(e: Emitter, parts: Sequence[Operand], axes: Sequence[int], name: str) -> Operand:
+def beside(e: Emitter, cells: Sequence[Cell]) -> Cell:
+    """One cell for all: states and sums have a new axis before the batch, each product is of a batch of matrices."""
+    all_weights = [cell.weights for cell in cells]
+    weights = Weights(
+        [on_new_axis(e, parts, [0], "R") for parts in zip(*(one.recurrent for one in all_weights), strict=True)],
+        on_new_axis(e, [one.reset_bias for one in all_weights], [0, 1], "Rbh"),
+        [on_new_axis(e, parts, [0, 1], "P") for parts in zip(*(one.peepholes for one in all_weights), strict=True)],
+    )
+    return dataclasses.replace(cells[0], weights=weights, gate_axis=cells[0].gate_axis + 1)
+
+
+def on_new_axis(e: Emitter, parts: Sequence[Operand], axes: Sequence[int], name: str) -> Operand:
     """All of them on a new first axis; nothing of what none of them has."""
     if parts[0] is None:
         return None

@@ -38,6 +38,7 @@ class Track:
     reverse: time runs from seq_length - 1 to 0; results still lie at the times they belong to.
     stacked: whether the first state of every step is wanted.
     lead: sizes of the axes before the batch, if any; the batch size is known then.
+    top: of what is stacked, only the last along the first of these axes.
     """
 
     name: str
@@ -48,6 +49,11 @@ class Track:
     reverse: bool
     stacked: bool
     lead: tuple[int, ...] = ()
+    top: bool = False
+
+    @property
+    def stacked_lead(self) -> tuple[int, ...]:
+        return (1,) if self.top else self.lead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Span:
 
 Result = tuple[State, Operand]
 """Final states [*lead, batch_size, hidden_size], and stacked over time the first of them of every step, or None:
-[seq_length, *lead, batch_size, hidden_size], where no lead counts as one of size 1."""
+[seq_length, *stacked_lead, batch_size, hidden_size], where no lead counts as one of size 1."""
 
 Form = Callable[[Emitter, Track, Span], Result]
 
@@ -243,10 +249,14 @@ def _run(
     """
     new_states = track.step(inside, steps, tuple(states))
     outputs = [state for state in new_states if isinstance(state, ir.Value)]
-    if track.stacked:
-        outputs.append(inside.op("Identity", new_states[0], name="Y"))
     for value in outputs:
         value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
+    if track.stacked:
+        (first, *_), lead = new_states, track.lead
+        y = inside.slice(first, 0, lead[0] - 1, lead[0], "Y") if track.top else inside.op("Identity", first, name="Y")
+        assert isinstance(y, ir.Value)
+        y.type, y.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.stacked_lead))
+        outputs.append(y)
     return outputs
 
 
@@ -286,4 +296,4 @@ def _shaped(e: Emitter, y: Operand, track: Track, span: Span) -> Operand:
             y = e.reshape_to(y, [seq_length, span.batch_size(), span.hidden_size], "Y_shaped")
         return e.unsqueeze(y, [1], "Y_direction")
     steps, rows = seq_length if isinstance(seq_length, int) else -1, -1 if batch_size is None else batch_size
-    return e.reshape(y, [steps, *(track.lead or (1,)), rows, span.hidden_size], "Y_shaped")
+    return e.reshape(y, [steps, *(track.stacked_lead or (1,)), rows, span.hidden_size], "Y_shaped")

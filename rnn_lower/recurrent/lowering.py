@@ -56,9 +56,9 @@ def lower_node(
     if node.batch_size == 0 and (
         node.static_length is not None or "Y" not in node.outputs
     ):  # nothing to compute, and some runtimes stumble over it
-        return Lowered(e.nodes, {name: _own_value(e, _empty(node, name), name) for name in node.outputs})
+        return Lowered(e.nodes, {name: own_value(e, _empty(node, name), name) for name in node.outputs})
     e.search.outlines.update(given_outlines(node))
-    sequence = _read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
+    sequence = read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     together = go_side_by_side(e, node, form)
     directions = [
         _direction(e, node, sequence, place, _parts(node, place, together)) for place in range(node.num_directions)
@@ -66,7 +66,7 @@ def lower_node(
     tracks = [side_by_side(e, directions, sequence.span)] if together else directions
     results = [_carried(e, node, form, direction, sequence) for direction in tracks]
     outputs = _outputs(e, node, sequence, results)
-    return Lowered(e.nodes, {name: _own_value(e, value, name) for name, value in outputs.items()})
+    return Lowered(e.nodes, {name: own_value(e, value, name) for name, value in outputs.items()})
 
 
 def given_outlines(node: RecurrentNode) -> dict[ir.Value, Outline]:
@@ -83,7 +83,7 @@ def given_outlines(node: RecurrentNode) -> dict[ir.Value, Outline]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sequence:
+class InputSequence:
     """X in layout 0 and its lengths, shared by the directions of one node.
 
     x: [seq_length, batch_size, input_size].  single: one step in a straight line, x and mask have no time axis.
@@ -97,7 +97,7 @@ class _Sequence:
     nonempty: Operand
 
 
-def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
+def read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> InputSequence:
     # Casts stand outside of transpositions: onnxruntime 1.31 crashes on some float16 graphs that do it inside.
     x = e.cast(given(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
     if node.layout:
@@ -113,7 +113,7 @@ def _read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> _Sequence:
     lengths = node.inputs.get("sequence_lens")
     if lengths is not None and not is_full(given(lengths), node.seq_length):
         mask, nonempty = _masks(e, given(lengths), span, single)
-    return _Sequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
+    return InputSequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
 
 
 def _batch(e: Emitter, node: RecurrentNode) -> int | str | None:
@@ -150,17 +150,17 @@ def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]
 # -- one direction ---------------------------------------------------------------------------------------------------
 
 
-def _direction(e: Emitter, node: RecurrentNode, sequence: _Sequence, direction: int, parts: Parts) -> Direction:
+def _direction(e: Emitter, node: RecurrentNode, sequence: InputSequence, direction: int, parts: Parts) -> Direction:
     reverse = node.directions[direction]
     name = "reverse" if reverse else "forward"
     with e.scope(name):
-        parameters = _Parameters.read(e, node, direction)
+        parameters = Parameters.read(e, node, direction)
         streams = _project(e, node, parts, sequence, parameters)
         initial = tuple(
-            _initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in node.operator.states
+            initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in node.operator.states
         )
         cell = Cell(
-            node.hidden_size, node.activations[direction], node.clip, _weights(e, node, parts, parameters),
+            node.hidden_size, node.activations[direction], node.clip, weights_of(e, node, parts, parameters),
             node.linear_before_reset, node.input_forget,
         )  # fmt: skip
     masked = sequence.mask is not None
@@ -181,7 +181,7 @@ def _parts(node: RecurrentNode, direction: int, together: bool) -> Parts:
     return kind.fewest if together or len(set(first_two)) == 1 or "P" in node.inputs else kind.by_activation
 
 
-def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: _Sequence) -> _Carried:
+def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: InputSequence) -> _Carried:
     stacked = "Y" in node.outputs and not sequence.single
     track = direction.track(CELLS[node.op_type], node.operator.states, stacked)
     with e.scope(direction.name):
@@ -189,7 +189,7 @@ def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, s
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parameters:
+class Parameters:
     """The weights of one direction: W [gates * H, input_size], R [gates * H, H], B [2 * gates * H], P [3 * H].
 
     W and R are of the model's element type, B and P, which are added to what is computed, of the arithmetic's.
@@ -231,21 +231,27 @@ class _Parameters:
 
 
 def _project(
-    e: Emitter, node: RecurrentNode, parts: Parts, sequence: _Sequence, parameters: _Parameters
+    e: Emitter, node: RecurrentNode, parts: Parts, sequence: InputSequence, parameters: Parameters
 ) -> list[Stream]:
     """Xt*(W^T) + Wb + Rb of all steps, in the parts that the cell takes."""
-    streams, reset_gate = [], CELLS[node.op_type].reset_gate
+    streams = []
     for first, end in parts:
         product = e.matmul(sequence.x, parameters.matrix(e, "W", first, end), "X_W")
-        bias = parameters.bias(e, "Wb", first, end)
-        if not (node.linear_before_reset and first == reset_gate):  # there r scales Rb too, in the step
-            bias = e.add(bias, parameters.bias(e, "Rb", first, end), "bias")
+        bias = input_bias(e, node, parameters, first, end)
         shape = (sequence.span.static_batch, (end - first) * node.hidden_size)
         streams.append(Stream(e.add(product, bias, "projected"), e.dtype, shape, sequence.single))
     return streams
 
 
-def _weights(e: Emitter, node: RecurrentNode, parts: Parts, parameters: _Parameters) -> Weights:
+def input_bias(e: Emitter, node: RecurrentNode, parameters: Parameters, first: int, end: int) -> Operand:
+    """Wb + Rb of some gates, as far as it can be added before the step."""
+    bias = parameters.bias(e, "Wb", first, end)
+    if node.linear_before_reset and first == CELLS[node.op_type].reset_gate:  # there r scales Rb too, in the step
+        return bias
+    return e.add(bias, parameters.bias(e, "Rb", first, end), "bias")
+
+
+def weights_of(e: Emitter, node: RecurrentNode, parts: Parts, parameters: Parameters) -> Weights:
     reset_bias: Operand = None
     reset_gate = CELLS[node.op_type].reset_gate
     if node.linear_before_reset and reset_gate is not None:
@@ -255,7 +261,7 @@ def _weights(e: Emitter, node: RecurrentNode, parts: Parts, parameters: _Paramet
     return Weights([parameters.matrix(e, "R", *part) for part in parts], reset_bias, peepholes)
 
 
-def _initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Operand) -> Operand:
+def initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Operand) -> Operand:
     if name not in node.inputs:
         return None
     state = e.pick(given(node.inputs[name]), direction, node.layout, node.num_directions, name)
@@ -270,7 +276,9 @@ def _initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, n
 _Carried = tuple[Direction, Result]
 
 
-def _outputs(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequence[_Carried]) -> dict[str, Operand]:
+def _outputs(
+    e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[_Carried]
+) -> dict[str, Operand]:
     outputs: dict[str, Operand] = {}
     states = node.operator.states
     for name in node.outputs:
@@ -292,7 +300,7 @@ def _empty(node: RecurrentNode, name: str) -> Constant:
     return filled(0.0, shape, node.dtype)
 
 
-def _every_step(e: Emitter, node: RecurrentNode, sequence: _Sequence, results: Sequence[_Carried]) -> Operand:
+def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[_Carried]) -> Operand:
     """Y [seq_length, num_directions, batch_size, hidden_size], 0 where a sequence is over."""
     if sequence.single:  # the one step's state is the final state
         return e.unsqueeze(_final(e, results, 0, "Y_step"), [0], "Y")
@@ -314,7 +322,7 @@ def _final(e: Emitter, results: Sequence[_Carried], state: int, name: str) -> Op
     return e.concat(parts, 0, name)
 
 
-def _own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:
+def own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:
     """A value made by an emitted node; an input or a constant that came through as it is gets a node."""
     if isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(e.nodes)):
         return operand

@@ -724,6 +724,11 @@ def without_default_opset(model: Model) -> None:
     model.functions[0].opset_import.append(helper.make_opsetid("local", 1))
 
 
+def branch_gives_twice(model: Model) -> None:
+    branch = next(node for node in model.graph.node if node.op_type == "If").attribute[0].g
+    branch.output[-1].name = branch.output[0].name
+
+
 # fmt: off
 def bad_graphs() -> Iterator[Bad]:
     twice = "is defined twice"
@@ -743,6 +748,7 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("two weights of one name", changed(lambda m: m.graph.initializer.append(initializer(m, "W"))), f"'W' {twice}")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
+    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body gives 'Y_else_branch' twice, of which onnxruntime makes undefined numbers")
     yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph: 0 attributes; a Constant has exactly one")
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph: 2 attributes; a Constant has exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is given twice")

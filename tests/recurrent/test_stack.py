@@ -1,0 +1,213 @@
+"""Stacks in one loop (fuse_stacks): against the fused operators, or the oracle, and where layers must stay apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, every_node, refused, run_onnxruntime, run_reference
+from onnx import TensorProto, helper, numpy_helper
+from stacks import GATES
+
+import rnn_lower
+from rnn_lower.proof.untouched import only_recurrent_nodes_changed
+from rnn_lower.recurrent import stack as stacking
+
+FORMS = ("scan", "loop")
+TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}
+BETWEEN: dict[str, list[tuple[str, dict[str, Any], list[int] | None]]] = {
+    "squeeze": [("Squeeze", {}, [1])],
+    "reshape": [("Reshape", {}, [0, -1, 4])],
+    "turned": [("Transpose", {"perm": [0, 2, 1, 3]}, None), ("Reshape", {}, [0, 0, -1])],
+    "squeezed twice": [("Squeeze", {}, [1]), ("Identity", {}, None), ("Unsqueeze", {}, [1]), ("Squeeze", {}, [1])],
+}
+
+
+def chain(
+    op: str, layers: int, T: int = 5, N: int = 1, dynamic: bool = False, states: tuple[int, ...] = (), B: bool = True,
+    between: str = "squeeze", dtype: str = "float", outputs: tuple[str, ...] = ("Y",), opset: int = 17,
+    I: int = 3, **attributes: Any,
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
+    """Layers of hidden size 4, one on the other, of which `states` have first states; the last gives `outputs`."""
+    rng, numpy, kind = np.random.default_rng(0), TYPES[dtype], getattr(TensorProto, dtype.upper())
+    nodes, tensors, H, G = [], [], 4, GATES[op]
+
+    def weight(name: str, *shape: int) -> str:
+        tensors.append(numpy_helper.from_array(rng.uniform(-0.7, 0.7, shape).astype(numpy), name))
+        return name
+
+    def given(name: str, places: list[int]) -> str:
+        tensors.append(numpy_helper.from_array(np.array(places), name))
+        return name
+
+    x = "X"
+    for k in range(layers):
+        last, inputs = k == layers - 1, [x, weight(f"W{k}", 1, G * H, H if k else I), weight(f"R{k}", 1, G * H, H)]
+        inputs += [weight(f"B{k}", 1, 2 * G * H) if B else ""]
+        if k in states:
+            inputs += ["", *(weight(f"{name}{k}", 1, N, H) for name in "hc"[: 1 + (op == "LSTM")])]
+        names = ("Y", "Y_h", "Y_c")[: 2 + (op == "LSTM")]
+        there = [name if name in outputs else "" for name in names] if last else [f"y{k}"]
+        nodes.append(helper.make_node(op, inputs, there, name=f"layer{k}", hidden_size=H, **attributes))
+        x = f"y{k}"
+        for step, (op_type, said, places) in enumerate([] if last else BETWEEN[between]):
+            extra = [] if places is None else [given(f"places{k}_{step}", places)]
+            nodes.append(helper.make_node(op_type, [x, *extra], [f"x{k}_{step}"], **said))
+            x = f"x{k}_{step}"
+    infos = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("X", kind, ["frames" if dynamic else T, N, I])], infos, tensors
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return model, {"X": rng.standard_normal((T, N, I)).astype(numpy)}
+
+
+def loops(model: onnx.ModelProto) -> int:
+    return sum(node.op_type in ("Scan", "Loop") for node in every_node(model))
+
+
+def right(model: onnx.ModelProto, feeds: dict[str, np.ndarray], form: str = "scan", together: bool = True) -> None:
+    lowered = rnn_lower.lower(model, form=form, fuse_stacks=True)
+    members = [entry for node in lowered.graph.node for entry in node.metadata_props if entry.key == stacking.MEMBERS]
+    assert bool(members) == together
+    wanted = run_reference(model, feeds) if refused(model) else run_onnxruntime(model, feeds)
+    close(run_onnxruntime(lowered, feeds), wanted)
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """Where one loop pays is a matter of speed."""
+    for op in GATES:
+        monkeypatch.setitem(stacking.PAYS, op, stacking.Paying(2, 64, 8))
+
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "RNN": [{}, {"activations": ["Relu"]}, {"clip": 0.3}],
+    "GRU": [{}, {"linear_before_reset": 1}, {"linear_before_reset": 1, "B": False}, {"clip": 0.3}],
+    "LSTM": [{}, {"input_forget": 1}, {"clip": 0.3}, {"activations": ["HardSigmoid", "Relu", "Softsign"]}],
+}
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("op", "variant"), [(op, variant) for op, many in VARIANTS.items() for variant in many])
+def test_variants(op, variant, form):
+    right(*chain(op, 3, **variant), form)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layers", [2, 4])
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 7])
+def test_lengths(op, T, layers, dynamic, form):
+    """Shorter than the stack is high, and longer."""
+    names = ("Y", "Y_h", "Y_c")[: 2 + (op == "LSTM")]
+    right(*chain(op, layers, T, dynamic=dynamic, states=(0, 1), outputs=names), form)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("op", GATES)
+def test_no_steps_at_all(op, form):
+    names = ("Y", "Y_h", "Y_c")[: 2 + (op == "LSTM")]
+    model, feeds = chain(op, 3, 0, dynamic=True, states=(0, 2), outputs=names)
+    lowered = rnn_lower.lower(model, form=form, fuse_stacks=True)
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    y, *finals = run_onnxruntime(lowered, feeds)
+    assert y.shape == (0, 1, 1, 4)
+    close(finals, [tensors[f"{name}2"] for name in "hc"[: len(finals)]])
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("opset", [9, 11, 13, 14, 17, 21])
+@pytest.mark.parametrize("op", GATES)
+def test_opsets(op, opset, form):
+    right(*chain(op, 3, N=2, dynamic=True, opset=opset, between="reshape"), form)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("op", GATES)
+def test_types(op, dtype):
+    model, feeds = chain(op, 3, N=3, dtype=dtype, states=(1,))
+    lowered = rnn_lower.lower(model, fuse_stacks=True)
+    assert loops(lowered) == 2
+    wanted = run_reference(model, feeds) if refused(model) else run_onnxruntime(model, feeds)
+    loose = {"rtol": 4e-3, "atol": 2e-3} if dtype == "float16" else {}  # the layers apart round Y between them
+    close(run_onnxruntime(lowered, feeds), wanted, **loose)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("between", BETWEEN)
+def test_what_exporters_put_between(between):
+    right(*chain("GRU", 3, between=between))
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("what", ["used", "output", "reverse", "final", "lengths", "other clip", "turned"])
+def test_layers_that_stay_apart(what):
+    """Where another reads what lies between, the loop of both would have to give it too."""
+    model, feeds = chain("LSTM", 2, N=2, between="turned" if what == "turned" else "squeeze")
+    graph, first, last = model.graph, model.graph.node[0], model.graph.node[-1]
+    if what == "used":
+        graph.node.append(helper.make_node("Relu", ["x0_0"], ["seen"]))
+        graph.output.append(helper.make_tensor_value_info("seen", TensorProto.FLOAT, None))
+    elif what == "output":
+        graph.output.append(helper.make_tensor_value_info("y0", TensorProto.FLOAT, None))
+    elif what == "reverse":
+        last.attribute.append(helper.make_attribute("direction", "reverse"))
+    elif what == "final":
+        first.output.append("final")
+        graph.output.append(helper.make_tensor_value_info("final", TensorProto.FLOAT, None))
+    elif what == "lengths":
+        first.input.append("lengths")
+        graph.initializer.append(numpy_helper.from_array(np.array([5, 3], np.int32), "lengths"))
+    elif what == "other clip":
+        last.attribute.append(helper.make_attribute("clip", 0.5))
+    right(model, feeds, together=what == "turned")
+
+
+def test_a_first_state_that_comes_from_the_layer_below():
+    """Both read Y of the first layer, so it is not the stack's alone."""
+    model, feeds = chain("GRU", 2, T=1, N=1)
+    model.graph.node[-1].input.extend(["", "y_as_state"])
+    model.graph.node.insert(1, helper.make_node("Squeeze", ["y0", "places0_0"], ["y_as_state"]))
+    right(model, feeds, together=False)
+
+
+@pytest.mark.parametrize(("op", "layers", "together"), [("LSTM", 2, False), ("LSTM", 3, True), ("RNN", 3, False)])
+def test_where_it_pays(op, layers, together):
+    right(*chain(op, layers), together=together)
+    assert loops(rnn_lower.lower(chain(op, layers)[0])) == layers
+
+
+def test_names_and_provenance():
+    lowered = rnn_lower.lower(chain("LSTM", 3)[0], fuse_stacks=True)
+    for node in lowered.graph.node:
+        told = {entry.key: entry.value for entry in node.metadata_props}
+        assert json.loads(told[stacking.MEMBERS]) == ["layer0", "layer1", "layer2"]
+        assert told["rnn_lower.node"] == "layer0, layer1, layer2"
+        assert node.name.startswith("layer2/")
+
+
+def test_the_proof_says_that_it_does_not_follow():
+    model, _ = chain("LSTM", 3)
+    proof = rnn_lower.prove(model, rnn_lower.lower(model, fuse_stacks=True))
+    assert {node.verdict for node in proof.nodes} == {"out of scope"}
+    assert all("shares a loop" in node.reason for node in proof.nodes)
+
+
+def test_the_check_notices_a_wrong_layer():
+    model, _ = chain("LSTM", 3)
+    lowered = rnn_lower.lower(model, fuse_stacks=True)
+    assert rnn_lower.check(model, lowered).ok
+    weights = numpy_helper.to_array(model.graph.initializer[1])
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(weights * 1.1, "R0"))
+    assert not rnn_lower.check(model, lowered).ok
