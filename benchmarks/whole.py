@@ -36,7 +36,8 @@ REBUILT: dict[str, dict[str, Any]] = {
     "speech detector: LSTM of 128, T = 32": {"op": "LSTM", "T": 32, "layers": 1, "bidirectional": False, "H": 128},
     "sensor: LSTM of 20, T = 2,048": {"op": "LSTM", "T": 2048, "layers": 1, "bidirectional": False, "H": 20},
 }
-ABOUT = """Form auto, over the original. The rebuilt models have the recurrent layers of public models, on random weights
+COLUMNS = ("fused, us", "lowered / fused", "with `--fuse-stacks`")
+ABOUT = """Form auto, over the original; then with `--fuse-stacks`. The rebuilt models have the recurrent layers of public models, on random weights
 and with nothing between the layers but what exporters write there; the rest of a model, which lowering does not change, is
 left out, so that these ratios are worse than those of the models themselves. The others are run as they are, with the
 inputs that came with them or one row of 64 steps."""
@@ -65,23 +66,24 @@ def _sample(value: onnx.ValueInfoProto, rng: np.random.Generator) -> np.ndarray:
 
 
 def rows(threads: list[int], seconds: float) -> Iterator[list[str]]:
-    found: dict[int, list[float]] = {}
+    found: dict[tuple[int, str], list[float]] = {}
     for name, model, feeds in models():
-        lowered, row = rnn_lower.lower(model), [name, str(len(rnn_lower.inspect(model)))]
+        row = [name, str(len(rnn_lower.inspect(model)))]
+        ways = {"lowered": rnn_lower.lower(model), "stacked": rnn_lower.lower(model, fuse_stacks=True)}
         for count in threads:
-            sessions = {"fused": session(model, count), "lowered": session(lowered, count)}
+            sessions = {"fused": session(model, count), **{way: session(one, count) for way, one in ways.items()}}
             times = ratios(sessions, feeds, seconds)
-            row += [f"{times['fused'][0]:.0f}", f"{times['lowered'][1]:.2f}"]
-            if name.startswith("rebuilt"):
-                found.setdefault(count, []).append(times["lowered"][1])
+            row += [f"{times['fused'][0]:.0f}", *(f"{times[way][1]:.2f}" for way in ways)]
+            for way in ways if name.startswith("rebuilt") else ():
+                found.setdefault((count, way), []).append(times[way][1])
         yield row
     yield ["geometric mean of the rebuilt ones", ""] + [
-        text for count in threads for text in ("", f"{mean(found[count]):.2f}")
+        text for n in threads for text in ("", *(f"{mean(found[n, way]):.2f}" for way in ("lowered", "stacked")))
     ]
 
 
 def section(report: Report, threads: list[int], seconds: float) -> None:
-    columns = [f"{what}, {n} thread{'s' * (n > 1)}" for n in threads for what in ("fused, us", "lowered / fused")]
+    columns = [f"{what}, {n} thread{'s' * (n > 1)}" for n in threads for what in COLUMNS]
     report.table(HEADING, ("model", "nodes", *columns), list(rows(threads, seconds)), ABOUT)
 
 

@@ -58,12 +58,13 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
 def rewrite_rules(**options: Unpack[Keywords]) -> RewriteRuleSet:
     """A rule set that lowers RNN, GRU and LSTM nodes, for `onnxscript.rewriter.rewrite(..., pattern_rewrite_rules=)`.
 
-    Options as in `rnn_lower.lower`, but for `opset`, `dims` and `as_function`: no rule changes a model. The rewriter
-    does more than `rnn_lower.lower`: it propagates constants and renames clashing values everywhere. Raises as
-    `rnn_lower.lower` does.
+    Options as in `rnn_lower.lower`, but for `opset`, `dims`, `as_function` and `fuse_stacks`: no rule changes a model.
+    The rewriter does more than `rnn_lower.lower`: it propagates constants and renames clashing values everywhere.
+    Raises as `rnn_lower.lower` does.
     """
     chosen = Options(**options)
-    if chosen.opset is not None or chosen.dims or chosen.as_function:
-        raise RnnLowerError("rewrite rules replace nodes; opset, dims and as_function are for rnn_lower.lower")
+    if chosen.opset is not None or chosen.dims or chosen.as_function or chosen.fuse_stacks:
+        told = "opset, dims, as_function and fuse_stacks are for rnn_lower.lower"
+        raise RnnLowerError(f"rewrite rules replace single nodes; {told}")
     find_target(chosen.target)
     return RewriteRuleSet([LowerRecurrentRule(chosen)])

@@ -160,6 +160,8 @@ class Ask:
 
 def gather(model: Any, options: Options, ask: Ask) -> Report:
     """See `rnn_lower.report`."""
+    if options.fuse_stacks:
+        raise RnnLowerError("a report draws each node by itself; fuse_stacks is for lower")
     document, path = files.open_model(model)
     with tempfile.TemporaryDirectory(prefix="rnn_lower_") as made:
         folder = Path(made)

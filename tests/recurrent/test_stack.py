@@ -8,61 +8,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import soakstacks
 from judge import close, every_node, refused, run_onnxruntime, run_reference
 from onnx import TensorProto, helper, numpy_helper
-from stacks import GATES
+from stacks import BETWEEN, GATES, TYPES, chain
 
 import rnn_lower
 from rnn_lower.proof.untouched import only_recurrent_nodes_changed
 from rnn_lower.recurrent import stack as stacking
 
 FORMS = ("scan", "loop")
-TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}
-BETWEEN: dict[str, list[tuple[str, dict[str, Any], list[int] | None]]] = {
-    "squeeze": [("Squeeze", {}, [1])],
-    "reshape": [("Reshape", {}, [0, -1, 4])],
-    "turned": [("Transpose", {"perm": [0, 2, 1, 3]}, None), ("Reshape", {}, [0, 0, -1])],
-    "squeezed twice": [("Squeeze", {}, [1]), ("Identity", {}, None), ("Unsqueeze", {}, [1]), ("Squeeze", {}, [1])],
-}
-
-
-def chain(
-    op: str, layers: int, T: int = 5, N: int = 1, dynamic: bool = False, states: tuple[int, ...] = (), B: bool = True,
-    between: str = "squeeze", dtype: str = "float", outputs: tuple[str, ...] = ("Y",), opset: int = 17,
-    I: int = 3, **attributes: Any,
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
-    """Layers of hidden size 4, one on the other, of which `states` have first states; the last gives `outputs`."""
-    rng, numpy, kind = np.random.default_rng(0), TYPES[dtype], getattr(TensorProto, dtype.upper())
-    nodes, tensors, H, G = [], [], 4, GATES[op]
-
-    def weight(name: str, *shape: int) -> str:
-        tensors.append(numpy_helper.from_array(rng.uniform(-0.7, 0.7, shape).astype(numpy), name))
-        return name
-
-    def given(name: str, places: list[int]) -> str:
-        tensors.append(numpy_helper.from_array(np.array(places), name))
-        return name
-
-    x = "X"
-    for k in range(layers):
-        last, inputs = k == layers - 1, [x, weight(f"W{k}", 1, G * H, H if k else I), weight(f"R{k}", 1, G * H, H)]
-        inputs += [weight(f"B{k}", 1, 2 * G * H) if B else ""]
-        if k in states:
-            inputs += ["", *(weight(f"{name}{k}", 1, N, H) for name in "hc"[: 1 + (op == "LSTM")])]
-        names = ("Y", "Y_h", "Y_c")[: 2 + (op == "LSTM")]
-        there = [name if name in outputs else "" for name in names] if last else [f"y{k}"]
-        nodes.append(helper.make_node(op, inputs, there, name=f"layer{k}", hidden_size=H, **attributes))
-        x = f"y{k}"
-        for step, (op_type, said, places) in enumerate([] if last else BETWEEN[between]):
-            extra = [] if places is None else [given(f"places{k}_{step}", places)]
-            nodes.append(helper.make_node(op_type, [x, *extra], [f"x{k}_{step}"], **said))
-            x = f"x{k}_{step}"
-    infos = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("X", kind, ["frames" if dynamic else T, N, I])], infos, tensors
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return model, {"X": rng.standard_normal((T, N, I)).astype(numpy)}
 
 
 def loops(model: onnx.ModelProto) -> int:
@@ -180,6 +135,13 @@ def test_a_first_state_that_comes_from_the_layer_below():
     model.graph.node[-1].input.extend(["", "y_as_state"])
     model.graph.node.insert(1, helper.make_node("Squeeze", ["y0", "places0_0"], ["y_as_state"]))
     right(model, feeds, together=False)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("seed", range(60))
+def test_random_stacks(seed):
+    case, form = soakstacks.drawn(np.random.default_rng(seed))
+    assert soakstacks.compare(case, form)
 
 
 @pytest.mark.parametrize(("op", "layers", "together"), [("LSTM", 2, False), ("LSTM", 3, True), ("RNN", 3, False)])
