@@ -214,6 +214,8 @@ class Session:
                 (form, opset), *others = (forms[id(layer)] for layer in stack.layers)
                 if others.count((form, opset)) == len(others) and pays(stack.layers, form, opset, self._target.habits):
                     found[id(stack.layers[-1])] = stack
+            if not found:
+                logger.warning("fuse_stacks: no layers share a loop, since none are a stack, or it would not be faster")
         below = {id(layer) for stack in found.values() for layer in stack.layers[:-1]}
         yield from ((place, form, found.get(id(place.node))) for place, form in planned if id(place.node) not in below)
 
