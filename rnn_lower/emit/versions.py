@@ -90,3 +90,10 @@ TABLE: dict[str, Versions] = {
     "Unsqueeze": Versions(1, 25, {"axes": 13}),
     "Where": Versions(9, 16),
 }
+
+
+def said_alike(op_type: str, one: int, other: int) -> bool:
+    """Whether what is emitted of an operator at one opset says the same at another."""
+    first, last = sorted((one, other))
+    changes = (BROADCASTS_BY_RULE, *TABLE[op_type].inputs.values())
+    return TABLE[op_type].since <= first and not any(first < change <= last for change in changes)

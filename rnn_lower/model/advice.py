@@ -129,7 +129,10 @@ NOTHING: list[Change] = [({}, "")]
 
 
 def _opsets(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Change]:
-    """Opsets within all limits: one that nearly everything takes, then those near what was asked for."""
+    """Opsets within all limits: one that nearly everything takes, then those near what was asked for.
+
+    That of the model is one of them, to which functions that import another can be converted.
+    """
     limits = [lack.opsets for lack in lacks if lack.opsets]
     if not limits:
         return NOTHING
@@ -137,7 +140,7 @@ def _opsets(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Ch
     current = model.opset_imports.get("", 1)
     found = range(first, min(last, onnx.defs.onnx_opset_version()) + 1)
     wanted = current if options.opset is None else options.opset
-    near = sorted(set(found) - {wanted}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))
+    near = sorted(set(found) - {options.opset}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))
     return [({"opset": opset}, f"--opset {opset}") for opset in near] or NOTHING
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -99,9 +99,17 @@ def default_opset(imports: Mapping[str, int]) -> int | None:
     return imports.get("", imports.get("ai.onnx"))
 
 
-def count_nodes(nodes: Sequence[ir.Node]) -> int:
+def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Nodes, and those of their bodies."""
+    for node in nodes:
+        yield node
+        for _, body in subgraphs(node):
+            yield from with_bodies(body)
+
+
+def count_nodes(nodes: Iterable[ir.Node]) -> int:
     """Nodes, those of bodies included."""
-    return len(nodes) + sum(count_nodes(list(body)) for node in nodes for _, body in subgraphs(node))
+    return sum(1 for _ in with_bodies(nodes))
 
 
 def values(model: ir.Model) -> Iterator[ir.Value]:

@@ -15,12 +15,20 @@ import onnx_ir as ir
 from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.versions import TABLE
+from rnn_lower.emit.versions import TABLE, said_alike
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.facts import UNSAID, Facts
-from rnn_lower.model.scopes import Scope, count_nodes, recurrent_nodes, subgraphs, taken_names
+from rnn_lower.model.scopes import (
+    Scope,
+    count_nodes,
+    default_opset,
+    recurrent_nodes,
+    subgraphs,
+    taken_names,
+    with_bodies,
+)
 from rnn_lower.model.stacks import Stack, stacks
 from rnn_lower.options import Options
 from rnn_lower.recurrent import estimate
@@ -31,6 +39,8 @@ from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
 logger = logging.getLogger("rnn_lower")
+
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 
 SHORT = 16
 """Steps that make no large graph, whatever the node and the target."""
@@ -139,7 +149,7 @@ class Session:
         ends = set(self._model.graph.outputs)
         taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
         given = [value for place in self.places for value in place.node.node.outputs]
-        for value in (*taken, *given, *_answers_of_bodies(taken), *self._facts.contradicted()):
+        for value in (*taken, *given, *_reshaped(given), *_answers_of_bodies(taken), *self._facts.contradicted()):
             producer = value.producer()
             graph = None if producer is None else producer.graph
             if value.shape is None or not isinstance(graph, ir.Graph) or value in ends:
@@ -236,6 +246,7 @@ class Session:
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
         self._hold(place, lowered.nodes)
+        self._check_import(place, lowered.nodes)
         self._spend(node, count_nodes(lowered.nodes))
         return self._replacement(place, form, lowered.nodes, lowered.outputs)
 
@@ -301,6 +312,16 @@ class Session:
                 f" {self._target.name} does not take: {found.rule}"
             )
 
+    def _check_import(self, place: Place, emitted: Sequence[ir.Node]) -> None:
+        """A function may import another opset than its model as long as its operators are the same at both."""
+        own, of_model = place.scope.opset, default_opset(self._model.opset_imports)
+        if not place.scope.in_function or of_model in (None, own):
+            return
+        for op_type in sorted({node.op_type for node in with_bodies(emitted)}):
+            if not said_alike(op_type, own, of_model):
+                told = f"the function imports opset {own} and the model {of_model}, between which {op_type} changed"
+                raise UnmetError(f"{place.node.describe()}: {told}", [Lack(told, opsets=(of_model, of_model))])
+
     def _pool(self, scope: Scope) -> ConstantPool:
         """Initializers of the main graph serve all; else Constant nodes, shared within the graph they are in."""
         as_nodes = self._model.ir_version < 4 or scope.in_function
@@ -315,6 +336,16 @@ class Session:
         used = (known(value) for place in self.places for value in place.node.inputs.values())
         counts = collections.Counter(source for one in used if one is not None for source in one.sources)
         return frozenset(identity for identity, count in counts.items() if count > 1)
+
+
+def _reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
+    """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
+    waiting = list(values)
+    while waiting:
+        for user, place in waiting.pop().uses():
+            if user.op_type in RESHAPES and place == 0:
+                yield from user.outputs
+                waiting += user.outputs
 
 
 def _answers_of_bodies(values: Iterable[ir.Value]) -> Iterator[ir.Value]:

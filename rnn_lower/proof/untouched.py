@@ -14,6 +14,7 @@ from rnn_lower.model import tensors
 from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.outline import inferred, sizes_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
+from rnn_lower.model.session import RESHAPES
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proof.inlining import inlined
 
@@ -87,7 +88,7 @@ class _Context:
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
         fed = {name for node in new.node if _emitted(node) for name in node.input}
         if self._versions is None:
-            told = self._without_unsaid(old.value_info, infos, emitted | fed)
+            told = self._without_unsaid(old.value_info, infos, emitted | fed | _reshaped(new, emitted))
             yield from _same(f"{path}: value_info", told, infos)
         bodies = {value.name for value in old.output} if old is not self._before.graph else set()
         yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies), new.output)
@@ -265,6 +266,15 @@ def _equal(a: Any, b: Any) -> bool:
 def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
     if not _equal(list(old), list(new)):
         yield f"{told} has changed"
+
+
+def _reshaped(graph: onnx.GraphProto, emitted: set[str]) -> set[str]:
+    """What the nodes of a graph, in their order, make of emitted values by changing the shape alone."""
+    found: set[str] = set()
+    for node in graph.node:
+        if node.op_type in RESHAPES and node.input and node.input[0] in emitted | found:
+            found.update(node.output)
+    return found
 
 
 def _emitted(node: onnx.NodeProto) -> bool:

@@ -280,6 +280,23 @@ def test_numbers_of_shapes_tell_what_cannot_be():
     assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
 
 
+@pytest.mark.parametrize("form", ["scan", "loop"])
+def test_a_false_size_behind_a_change_of_shape(form):
+    """onnxruntime makes one Reshape of several in a row, and believes what the model declares of the last."""
+    model, feeds = build(Case("RNN", 14, T=5, N=1, H=3))
+    graph = model.graph
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].Clear()
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 1, 3]), "flat"))
+    graph.node.append(onnx.helper.make_node("Reshape", ["Y", "flat"], ["reshaped"]))
+    graph.node.append(onnx.helper.make_node("Relu", ["reshaped"], ["Z"]))
+    graph.value_info.append(onnx.helper.make_tensor_value_info("reshaped", onnx.TensorProto.FLOAT, [1, 1, 3]))
+    graph.output[0].name = "Z"
+    lowered = rnn_lower.lower(model, form=form)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+
+
 def test_inference_that_never_ends():
     """onnx 1.23 counts the numbers of a shape one by one, however many it is told that there are."""
     model, feeds = build(Case("GRU", 14, T=5, N=2))
