@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 """Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many."""
 
 COMMON_OPSET = 17
+SECONDS = 3.0
+"""Of processor time, after which no more is tried: conversion of a large model takes a while, each time."""
+
 ATTEMPTS = 60
 MOST_NODES = 500_000
 
@@ -84,6 +88,7 @@ def _first_that_works(
 ) -> tuple[str | None, Exception | None]:
     """The shortest change of options that serves, or the last error."""
     last: Exception | None = None
+    end = time.process_time() + SECONDS
     hopeless: set[int] = set()
     opsets, sizes = _opsets(lacks, options, model), _sizes(lacks, options, model)
     kinds = [opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
@@ -93,6 +98,8 @@ def _first_that_works(
         merged = {key: value for change, _ in changes for key, value in change.items()}
         if merged.get("opset") in hopeless:
             continue
+        if last is not None and time.process_time() > end:
+            break
         error = _error(attempt, options, merged)
         if error is None:
             return " ".join(text for _, text in changes if text), None

@@ -41,7 +41,6 @@ from rnn_lower.targets.holding import Holder
 logger = logging.getLogger("rnn_lower")
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
-
 SHORT = 16
 """Steps that make no large graph, whatever the node and the target."""
 
@@ -149,9 +148,10 @@ class Session:
         ends = set(self._model.graph.outputs)
         taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
         given = [value for place in self.places for value in place.node.node.outputs]
-        for value in (*taken, *given, *_reshaped(given), *_answers_of_bodies(taken), *self._facts.contradicted()):
+        bodies = dict(_claims_of_bodies(taken))
+        for value in (*taken, *given, *_reshaped(given), *bodies, *self._facts.contradicted()):
             producer = value.producer()
-            graph = None if producer is None else producer.graph
+            graph = bodies.get(value) if producer is None else producer.graph
             if value.shape is None or not isinstance(graph, ir.Graph) or value in ends:
                 continue
             value.shape = ir.Shape(self._facts.shape(value) or ())
@@ -184,8 +184,8 @@ class Session:
                 size = estimate.unrolled(place.node, place.scope.opset, self._target.habits)
                 sizes += [] if size is None else [(place, size)]
         together = sum((size for _, size in sizes), estimate.Size(0, 0))
-        told = [(one, self._target.warning(one.node, one.scope.opset, size, together)) for one, size in sizes]
-        told = [(place, warning) for place, warning in told if warning]
+        found = ((one, self._target.warning(one.node, one.scope.opset, size, together)) for one, size in sizes)
+        told = [(place, warning) for place, warning in found if warning]
         for place, warning in told[:1]:
             more = f" (and {len(told) - 1} more nodes)" if len(told) > 1 else ""
             logger.warning("%s%s: %s", place.node.describe(), more, warning)
@@ -255,6 +255,7 @@ class Session:
         left, pool = max(0, self._left), self._pool(place.scope)
         lowered = lower_stack(stack.layers, form, place.scope.opset, self._names, pool, habits, left)
         self._hold(place, lowered.nodes, stack.layers)
+        self._check_import(place, lowered.nodes)
         self._spend(place.node, count_nodes(lowered.nodes))
         made = self._replacement(place, form, lowered.nodes, lowered.outputs)
         members = {id(layer) for layer in stack.layers[:-1]}
@@ -348,8 +349,8 @@ def _reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
                 waiting += user.outputs
 
 
-def _answers_of_bodies(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
-    """The outputs of bodies of nodes on which values depend: what they declare is believed of the nodes' results."""
+def _claims_of_bodies(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
+    """What the bodies of nodes on which values depend take and give: what is declared of it is believed of results."""
     waiting, seen = list(values), set()
     while waiting:
         producer = waiting.pop().producer()
@@ -358,7 +359,7 @@ def _answers_of_bodies(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
         seen.add(producer)
         waiting += [value for value in producer.inputs if value is not None]
         for _, body in subgraphs(producer):
-            yield from body.outputs
+            yield from ((value, body) for value in (*body.inputs, *body.outputs))
             waiting += list(body.outputs)
 
 

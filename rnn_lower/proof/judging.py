@@ -272,9 +272,11 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
         return node.dtype.name.lower()
     if 0 in (node.seq_length, node.batch_size, node.input_size):
         return "an empty sequence, batch or input"
-    if node.op_type == "RNN" and "sequence_lens" in node.inputs and _before_1_26():
-        return "sequence_lens of an RNN, which onnxruntime gets wrong for length 0 before version 1.26"
     attributes = node.node.attributes
+    if node.op_type == "RNN" and "sequence_lens" in node.inputs and _before(1, 26):
+        return "sequence_lens of an RNN, which onnxruntime gets wrong for length 0 before version 1.26"
+    if node.op_type == "RNN" and _before(1, 29) and _needs_defaults(node):
+        return "an RNN activation without its alpha or beta, whose defaults onnxruntime gets wrong before version 1.29"
     if "hidden_size" not in attributes:
         return "hidden_size missing"
     if node.op_type != "RNN" and "clip" in attributes and node.clip is None:
@@ -282,9 +284,17 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     return None
 
 
-def _before_1_26() -> bool:
-    """Newer ones are not made for Python 3.10."""
-    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 26)
+def _before(*version: int) -> bool:
+    """Python 3.10 has older versions of onnxruntime only."""
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) < version
+
+
+def _needs_defaults(node: RecurrentNode) -> bool:
+    """Whether a function of an RNN that takes alpha or beta is not given it."""
+    said = node.node.attributes
+    names = {name.lower() for name in said["activations"].value} if "activations" in said else set()
+    alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in said
+    return bool(alpha or (names & {"hardsigmoid"} and "activation_beta" not in said))
 
 
 def _touched(model: ir.Model) -> set[str]:

@@ -94,7 +94,8 @@ class _Context:
         yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies), new.output)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
-        yield from _same(f"{path}: input", kept, new.input)
+        taken = {value.name for value in old.input} if bodies else set()
+        yield from _same(f"{path}: input", self._without_unsaid(kept, new.input, taken), new.input)
 
     def _without_unsaid(
         self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from judge import close, every_node, run_onnxruntime
 from onenode import Case, build
+from paths import own_models
 
 import rnn_lower
 from rnn_lower.model import facts
@@ -345,6 +346,21 @@ def test_what_a_body_claims_of_its_results_is_not_believed(form, claimed):
     lowered = rnn_lower.lower(model, form=form)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+
+
+def test_what_a_body_claims_of_its_inputs_is_not_believed():
+    """The state of a loop that Keras wrote, said to be turned: the result of the loop would be, and X behind it."""
+    model = onnx.load(next(path for path in own_models() if path.stem == "keras_gru_lstm"))
+    bodies = (attribute.g for node in model.graph.node for attribute in node.attribute if attribute.HasField("g"))
+    turned = [value for body in bodies for value in body.input if len(value.type.tensor_type.shape.dim) == 2]
+    for value in turned:
+        first, second = (dim.SerializeToString() for dim in value.type.tensor_type.shape.dim)
+        value.type.tensor_type.shape.dim[0].ParseFromString(second)
+        value.type.tensor_type.shape.dim[1].ParseFromString(first)
+    assert turned
+    lowered = rnn_lower.lower(model, form="scan")
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+    assert rnn_lower.check(model, lowered).ok
 
 
 def test_a_size_that_may_be_is_left():
