@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from rnn_lower.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(handlers=[handler], force=True, level=level)
     for noisy in ("onnx_ir", "onnxscript"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", category=UserWarning, module=rf"{noisy}\b")
     told = sys.stdout and (not arguments.quiet or _asks_for_output(arguments))
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:

@@ -352,12 +352,11 @@ def test_what_a_body_claims_of_its_inputs_is_not_believed():
     """The state of a loop that Keras wrote, said to be turned: the result of the loop would be, and X behind it."""
     model = onnx.load(next(path for path in own_models() if path.stem == "keras_gru_lstm"))
     bodies = (attribute.g for node in model.graph.node for attribute in node.attribute if attribute.HasField("g"))
-    turned = [value for body in bodies for value in body.input if len(value.type.tensor_type.shape.dim) == 2]
-    for value in turned:
-        first, second = (dim.SerializeToString() for dim in value.type.tensor_type.shape.dim)
-        value.type.tensor_type.shape.dim[0].ParseFromString(second)
-        value.type.tensor_type.shape.dim[1].ParseFromString(first)
-    assert turned
+    state = next(value for body in bodies for value in body.input if value.name.endswith("gru_1_while_placeholder_2:0"))
+    dims = state.type.tensor_type.shape.dim
+    turned = [dim.SerializeToString() for dim in reversed(dims)]
+    for dim, text in zip(dims, turned, strict=True):
+        dim.ParseFromString(text)
     lowered = rnn_lower.lower(model, form="scan")
     assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
     assert rnn_lower.check(model, lowered).ok
