@@ -3,8 +3,8 @@
     python benchmarks/speed.py [--quick | --small] [--threads 1 2] [--docs docs]
 
 Prints the geometric means that the project has goals for, then one line per configuration. Nothing is asserted. Without
---quick it also writes docs/speed.md and docs/speed.png; with --small only the sections on small layers, stacks, held-out sizes and whole
-models are measured, and put in place of those that are there.
+--quick it also writes docs/speed.md and docs/speed.png; with --small only the sections on small layers, stacks,
+held-out sizes and whole models are measured, and put in place of those that are there.
 """  # fmt: skip
 
 from __future__ import annotations

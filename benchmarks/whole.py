@@ -37,10 +37,10 @@ REBUILT: dict[str, dict[str, Any]] = {
     "sensor: LSTM of 20, T = 2,048": {"op": "LSTM", "T": 2048, "layers": 1, "bidirectional": False, "H": 20},
 }
 COLUMNS = ("fused, us", "lowered / fused", "with `--fuse-stacks`")
-ABOUT = """Form auto, over the original; then with `--fuse-stacks`. The rebuilt models have the recurrent layers of public models, on random weights
-and with nothing between the layers but what exporters write there; the rest of a model, which lowering does not change, is
-left out, so that these ratios are worse than those of the models themselves. The others are run as they are, with the
-inputs that came with them or one row of 64 steps."""
+ABOUT = """Form auto, over the original; then with `--fuse-stacks`. The rebuilt models have the recurrent layers of
+public models, on random weights and with nothing between the layers but what exporters write there; the rest of a
+model, which lowering does not change, is left out, so that these ratios are worse than those of the models themselves.
+The others are run as they are, with the inputs that came with them or one row of 64 steps."""
 
 
 def models() -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:

@@ -261,8 +261,7 @@ def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str
         lower_model(again.model, options, again.outline)
 
     def result() -> LintReport:
-        facts = document.facts
-        return linting.lint(document.model, find_target(target), facts, linting.trial(attempt))
+        return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt))
 
     return _told_with(path, result)
 

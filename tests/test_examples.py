@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -16,18 +18,34 @@ from paths import ROOT
 import rnn_lower
 
 
-def test_export_torch(tmp_path):
-    pytest.importorskip("torch")
-    path = tmp_path / "lowered.onnx"
+def example(name: str, *arguments: object, cwd: Path) -> str:
+    """Run a program of the folder; what it prints."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "examples" / "export_torch.py", "--out", path],
+        [sys.executable, "-W", "ignore", ROOT / "examples" / name, *map(str, arguments)], cwd=cwd,
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same: rtol") == 3
-    assert "LSTM" in done.stdout.partition("lowered:")[0]
+    return done.stdout
+
+
+def test_export_torch(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "lowered.onnx"
+    told = example("export_torch.py", "--out", path, cwd=tmp_path)
+    assert told.count("same: rtol") == 3
+    assert "LSTM" in told.partition("lowered:")[0]
     assert not remaining(onnx.load(path))
+
+
+def test_olive(tmp_path):
+    if importlib.util.find_spec("olive") is None:  # imported in a process of its own
+        pytest.skip("olive is not installed")
+    source = ROOT / "models" / "torch_keyword_spotter.onnx"
+    example("olive_lower.py", source, "--out", "lowered", cwd=tmp_path)
+    lowered = tmp_path / "lowered" / "model.onnx"
+    assert not remaining(onnx.load(lowered))
+    assert rnn_lower.check(source, lowered).ok
 
 
 class Program:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import onnx
@@ -13,7 +9,6 @@ import onnxscript.optimizer
 import pytest
 from judge import close, remaining, run_onnxruntime
 from onenode import Case, build
-from paths import ROOT
 
 import rnn_lower
 
@@ -66,18 +61,3 @@ def test_before_lowering(tool: Tool, case: Case):
     lowered = rnn_lower.lower(tool(model))
     assert not remaining(lowered)
     close(run_onnxruntime(lowered, feeds), wanted)
-
-
-def test_olive(tmp_path):
-    if importlib.util.find_spec("olive") is None:  # imported in a process of its own
-        pytest.skip("olive is not installed")
-    source = ROOT / "models" / "torch_keyword_spotter.onnx"
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "olive_lower.py", source, "--out", "lowered"], cwd=tmp_path,
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lowered = tmp_path / "lowered" / "model.onnx"
-    assert not remaining(onnx.load(lowered))
-    assert rnn_lower.check(source, lowered).ok

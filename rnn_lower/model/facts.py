@@ -25,6 +25,9 @@ _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onn
 UNSAID = "rnn_lower.unsaid"
 """Where a graph of the view keeps shapes that were taken back, by the names of the values."""
 
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+"""Operators that change the shape of a value alone."""
+
 NO_NAMES = ("?", "None", "none", "unknown", "-1")
 """What exporters write for every size that they do not know, so that it names none."""
 

@@ -87,7 +87,7 @@ def remove_unreferred(path: Path) -> bool:
     """
     try:
         status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or is_model(path):
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or _is_model(path):
             return False
         name = path.name.encode()
         others = [*path.parent.iterdir()]
@@ -102,7 +102,7 @@ def remove_unreferred(path: Path) -> bool:
     return True
 
 
-def is_model(path: Path) -> bool:
+def _is_model(path: Path) -> bool:
     """Whether a file is made of the fields of a ModelProto, a graph among them; told without reading what they hold."""
     found, size = set(), path.stat().st_size
     with open(path, "rb") as file, contextlib.suppress(EOFError):

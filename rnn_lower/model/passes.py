@@ -184,9 +184,9 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     _warn_of_others(model)
     records = {}
     for new in session.replacements:
-        for place in new.below:
-            records[place.node.node] = Record(place.node, new.form, 0, f"in the loop of '{new.place.node.name}'")
         node = new.place.node
+        for layer in () if new.stack is None else new.stack.layers[:-1]:
+            records[layer.node] = Record(layer, new.form, 0, f"in the loop of '{node.name}'")
         warning = session.warnings.get(node.node, "")
         records[node.node] = Record(node, new.form, new.count, new.why, warning, tuple(new.emitted))
     return [records[place.node.node] for place in session.places]

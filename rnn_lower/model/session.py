@@ -19,7 +19,7 @@ from rnn_lower.emit.versions import TABLE, said_alike
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
-from rnn_lower.model.facts import UNSAID, Facts
+from rnn_lower.model.facts import RESHAPES, UNSAID, Facts
 from rnn_lower.model.scopes import (
     Scope,
     count_nodes,
@@ -40,7 +40,6 @@ from rnn_lower.targets.holding import Holder
 
 logger = logging.getLogger("rnn_lower")
 
-RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 SHORT = 16
 """Steps that make no large graph, whatever the node and the target."""
 
@@ -57,7 +56,7 @@ class Place:
 class Replacement:
     """What takes the place of a recurrent node: nodes, and a new value for each output that is used.
 
-    below, between: of a stack, the other layers, and what lies between them.
+    stack: where it is the last layer of one that shares a loop.
     called: where that is a call, the nodes of its function.  why: of the form.
     """
 
@@ -68,13 +67,14 @@ class Replacement:
     new_values: list[ir.Value]
     called: Sequence[ir.Node] = ()
     why: str = ""
-    below: Sequence[Place] = ()
-    between: Sequence[ir.Node] = ()
+    stack: Stack | None = None
 
     @property
     def gone(self) -> list[ir.Node]:
         """What it replaces."""
-        return [place.node.node for place in (*self.below, self.place)] + list(self.between)
+        if self.stack is None:
+            return [self.place.node.node]
+        return [*(layer.node for layer in self.stack.layers), *self.stack.between]
 
     @property
     def emitted(self) -> Sequence[ir.Node]:
@@ -219,10 +219,10 @@ class Session:
         """Where nodes are replaced, and in which form; layers that share a loop are where the last one is."""
         found: dict[int, Stack] = {}
         if self._options.fuse_stacks:
-            forms = {id(place.node): (form, place.scope.opset) for place, form in planned}
+            known = {id(place.node): (form, place.scope.opset) for place, form in planned}
             for stack in stacks([place.node for place, _ in planned], self._facts):
-                (form, opset), *others = (forms[id(layer)] for layer in stack.layers)
-                if others.count((form, opset)) == len(others) and pays(stack.layers, form, opset, self._target.habits):
+                (form, opset), *more = {known[id(layer)] for layer in stack.layers}
+                if not more and pays(stack.layers, form, opset, self._target.habits):
                     found[id(stack.layers[-1])] = stack
             if not found:
                 logger.warning("fuse_stacks: no layers share a loop, since none are a stack, or it would not be faster")
@@ -230,43 +230,33 @@ class Session:
         yield from ((place, form, found.get(id(place.node))) for place, form in planned if id(place.node) not in below)
 
     def _emit(self, place: Place, form: str, stack: Stack | None) -> Replacement:
-        node, pool, habits = place.node, self._pool(place.scope), self._target.habits
+        node, habits = place.node, self._target.habits
         if place.scope.graph is not self._model.graph:  # what runs many times is of many sizes
             habits = dataclasses.replace(habits, name_batch=False)
         try:
             if self._options.as_function and node.outputs:
                 return self._call(place, form, habits)
-            if stack is not None:
-                return self._together(place, form, stack, habits)
-            lowered = lower_node(node, form, place.scope.opset, self._names, pool, habits, max(0, self._left))
+            common = (form, place.scope.opset, self._names, self._pool(place.scope), habits, max(0, self._left))
+            lowered = lower_node(node, *common) if stack is None else lower_stack(stack.layers, *common)
+            self._check_import(place, lowered.nodes)
         except UnmetError as error:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
         except UntakenError as error:
             raise self._untaken(place, form, error) from None
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
-        self._hold(place, lowered.nodes)
-        self._check_import(place, lowered.nodes)
+        self._hold(place, lowered.nodes, (node,) if stack is None else stack.layers)
         self._spend(node, count_nodes(lowered.nodes))
-        return self._replacement(place, form, lowered.nodes, lowered.outputs)
-
-    def _together(self, place: Place, form: str, stack: Stack, habits: Habits) -> Replacement:
-        """One loop for all layers of a stack, in the place of the last."""
-        left, pool = max(0, self._left), self._pool(place.scope)
-        lowered = lower_stack(stack.layers, form, place.scope.opset, self._names, pool, habits, left)
-        self._hold(place, lowered.nodes, stack.layers)
-        self._check_import(place, lowered.nodes)
-        self._spend(place.node, count_nodes(lowered.nodes))
         made = self._replacement(place, form, lowered.nodes, lowered.outputs)
-        members = {id(layer) for layer in stack.layers[:-1]}
-        below = [one for one in self.places if id(one.node) in members]
-        why = f"one loop with the {len(below)} layers below"
-        return dataclasses.replace(made, why=why, below=below, between=stack.between)
+        if stack is None:
+            return made
+        return dataclasses.replace(made, stack=stack, why=f"one loop with the {len(stack.layers) - 1} layers below")
 
     def _call(self, place: Place, form: str, habits: Habits) -> Replacement:
         call, inside, new = self._calls.call(place.node, place.scope, form, habits, max(0, self._left))
         if new:
-            self._hold(place, inside)
+            self._hold(place, inside, (place.node,))
+            self._check_import(place, inside)
             self._spend(place.node, count_nodes(inside))
         outputs = dict(zip(place.node.outputs, call.outputs, strict=True))
         return dataclasses.replace(self._replacement(place, form, [call], outputs), called=inside)
@@ -298,15 +288,15 @@ class Session:
         others = tuple(other for other in self._target.forms_for(place.node, place.scope.opset) if other != form)
         return UnmetError(told, [Lack(told, forms=others)]) if others else UnsupportedError(told)
 
-    def _hold(self, place: Place, emitted: Sequence[ir.Node], layers: Sequence[RecurrentNode] = ()) -> None:
+    def _hold(self, place: Place, emitted: Sequence[ir.Node], lowered: Sequence[RecurrentNode]) -> None:
         """Hold every emitted node against the target's rules. What breaks one is a mistake of ours, and no output.
 
-        layers: of a stack, instead of the node alone.
+        lowered: the nodes that they replace.
         """
         rules = self._target.rules
         if rules.silent:
             return
-        sizes = {value: one for node in layers or (place.node,) for value, one in given_outlines(node).items()}
+        sizes = {value: one for node in lowered for value, one in given_outlines(node).items()}
         for found in Holder(rules, place.scope.opset, sizes.get).violations(emitted):
             raise AssertionError(
                 f"{place.node.describe()}: emitted {found.node.op_type} '{found.node.name}', which target"
@@ -321,7 +311,7 @@ class Session:
         for op_type in sorted({node.op_type for node in with_bodies(emitted)}):
             if not said_alike(op_type, own, of_model):
                 told = f"the function imports opset {own} and the model {of_model}, between which {op_type} changed"
-                raise UnmetError(f"{place.node.describe()}: {told}", [Lack(told, opsets=(of_model, of_model))])
+                raise UnmetError(told, [Lack(told, opsets=(of_model, of_model))])
 
     def _pool(self, scope: Scope) -> ConstantPool:
         """Initializers of the main graph serve all; else Constant nodes, shared within the graph they are in."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.model.facts import Facts
+from rnn_lower.model.facts import RESHAPES, Facts
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.stack import fits
 
-KEEPS_ORDER = ("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+KEEPS_ORDER = (*RESHAPES, "Identity", "Transpose")
 """What exporters put between layers. A Transpose is one of them as long as it moves axes of size 1 only."""
 
 

@@ -117,7 +117,11 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)
         told = f"a body gives '{twice}' twice, of which onnxruntime makes undefined numbers; put an Identity before one"
-        raise InvalidNodeError(f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}: {told}")
+        raise InvalidNodeError(f"{_described(node, path)}: {told}")
+
+
+def _described(node: onnx.NodeProto, path: str) -> str:
+    return f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
 
 
 def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
@@ -151,7 +155,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str) -> tuple
 def _check_node(node: onnx.NodeProto, path: str) -> None:
     if bytes in map(type, (node.op_type, node.name, *node.input, *node.output)):
         raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
-    told = f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
+    told = _described(node, path)
     names = [attribute.name for attribute in node.attribute]
     if len(set(names)) < len(names):
         raise InvalidNodeError(f"{told}: attribute '{max(names, key=names.count)}' is given twice")

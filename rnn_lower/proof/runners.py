@@ -31,7 +31,9 @@ Change = Callable[[onnx.ModelProto], object]
 def open_onnxruntime(document: Document, path: str | None = None, change: Change | None = None) -> Run:
     """A runner on onnxruntime's CPU. change: made to a copy of the model before."""
     external = any(map(tensors.is_external, tensors.tensors(document.proto)))
-    if path is not None and external and change is None:
+    values = (*document.proto.graph.input, *document.proto.graph.output)
+    plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
+    if path is not None and external and plain:
         session = _session(path)
     else:
         proto = onnx.ModelProto()

@@ -12,9 +12,9 @@ import onnx
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import tensors
 from rnn_lower.model.dims import fix_proto_dims
+from rnn_lower.model.facts import RESHAPES
 from rnn_lower.model.outline import inferred, sizes_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
-from rnn_lower.model.session import RESHAPES
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proof.inlining import inlined
 

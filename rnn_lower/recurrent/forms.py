@@ -252,8 +252,10 @@ def _run(
     for value in outputs:
         value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
     if track.stacked:
-        (first, *_), lead = new_states, track.lead
-        y = inside.slice(first, 0, lead[0] - 1, lead[0], "Y") if track.top else inside.op("Identity", first, name="Y")
+        if track.top:
+            y = inside.slice(new_states[0], 0, track.lead[0] - 1, track.lead[0], "Y")
+        else:
+            y = inside.op("Identity", new_states[0], name="Y")
         assert isinstance(y, ir.Value)
         y.type, y.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.stacked_lead))
         outputs.append(y)

@@ -159,10 +159,7 @@ def _direction(e: Emitter, node: RecurrentNode, sequence: InputSequence, directi
         initial = tuple(
             initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in node.operator.states
         )
-        cell = Cell(
-            node.hidden_size, node.activations[direction], node.clip, weights_of(e, node, parts, parameters),
-            node.linear_before_reset, node.input_forget,
-        )  # fmt: skip
+        cell = cell_of(e, node, direction, parts, parameters)
     masked = sequence.mask is not None
     if sequence.mask is not None:
         streams.append(sequence.mask)
@@ -251,14 +248,17 @@ def input_bias(e: Emitter, node: RecurrentNode, parameters: Parameters, first: i
     return e.add(bias, parameters.bias(e, "Rb", first, end), "bias")
 
 
-def weights_of(e: Emitter, node: RecurrentNode, parts: Parts, parameters: Parameters) -> Weights:
+def cell_of(e: Emitter, node: RecurrentNode, direction: int, parts: Parts, parameters: Parameters) -> Cell:
+    """The step of one direction with its weights."""
     reset_bias: Operand = None
     reset_gate = CELLS[node.op_type].reset_gate
     if node.linear_before_reset and reset_gate is not None:
         reset_bias = parameters.bias(e, "Rb", reset_gate, reset_gate + 1, "Rbh")
     H = node.hidden_size
     peepholes = [None] * 3 if parameters.P is None else e.split(parameters.P, 0, [H] * 3, ["P_i", "P_o", "P_f"])
-    return Weights([parameters.matrix(e, "R", *part) for part in parts], reset_bias, peepholes)
+    weights = Weights([parameters.matrix(e, "R", *part) for part in parts], reset_bias, peepholes)
+    flags = (node.linear_before_reset, node.input_forget)
+    return Cell(H, node.activations[direction], node.clip, weights, *flags)
 
 
 def initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Operand) -> Operand:

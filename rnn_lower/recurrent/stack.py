@@ -33,6 +33,7 @@ from rnn_lower.recurrent.lowering import (
     ARITHMETIC,
     Lowered,
     Parameters,
+    cell_of,
     given,
     given_outlines,
     initial_state,
@@ -40,14 +41,12 @@ from rnn_lower.recurrent.lowering import (
     is_full,
     own_value,
     read_sequence,
-    weights_of,
 )
 from rnn_lower.recurrent.node import RecurrentNode
 
 MEMBERS = "rnn_lower.stack"
 """Metadata of the emitted nodes: the names of the layers, as JSON."""
 
-Length = Callable[[], Size]
 END = int(np.iinfo(np.int32).max)
 
 
@@ -147,9 +146,7 @@ def _joined(e: Emitter, layers: Sequence[RecurrentNode]) -> _Joined:
     for place, layer in enumerate(layers):
         with e.scope(f"layer{place}"):
             parameters = Parameters.read(e, layer, 0)
-            weights = weights_of(e, layer, kind.fewest, parameters)
-            flags = (layer.linear_before_reset, layer.input_forget)
-            cells.append(Cell(layer.hidden_size, layer.activations[0], layer.clip, weights, *flags))
+            cells.append(cell_of(e, layer, 0, kind.fewest, parameters))
             W.append(parameters.matrix(e, "W", 0, layer.operator.gates))
             b.append(_bias(e, layer, parameters))
             initial = (initial_state(e, layer, f"initial_{name}", 0, None) for name in layer.operator.states)

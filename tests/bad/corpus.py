@@ -887,6 +887,7 @@ def bad_wishes() -> Iterator[Bad]:
     newest = f"is unknown; the installed onnx knows 1 to {NEWEST}"
     yield Bad("form unknown", asked("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
     yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12 and the model 17, between which Split changed; add --opset 17")
+    yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12 and the model 17, between which Split changed; add --opset 17")
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17")
     yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=100")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")

@@ -15,7 +15,8 @@ from mutants import run
 from onenode import DTYPES, OPTIONAL, Case, build
 
 import rnn_lower
-from rnn_lower.proof import comparing, samples
+from rnn_lower.model import files
+from rnn_lower.proof import comparing, runners, samples
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,24 @@ def test_coarse_types_get_one_unit_in_the_last_place(dtype):
         a = np.array([1.0], numpy_type)
         b = np.array([value + float(unit)], numpy_type)
         assert comparing.compare("y", a, b, rtol=1e-6, atol=0.0).ok == ok
+
+
+def test_bfloat16_beside_external_data(tmp_path):
+    """onnxruntime's Python interface does not take it, wherever the weights are."""
+    weight = onnx.numpy_helper.from_array(np.array([1.0, 2.0], np.float32), "weight")
+    nodes = [
+        onnx.helper.make_node("Cast", ["x"], ["wide"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Add", ["wide", "weight"], ["sum"]),
+        onnx.helper.make_node("Cast", ["sum"], ["y"], to=onnx.TensorProto.BFLOAT16),
+    ]
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BFLOAT16, [2]) for name in "xy")
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    feeds = {"x": np.array([1.0, 2.0], ml_dtypes.bfloat16)}
+    (got,) = runners.open_onnxruntime(files.load(path), str(path))(feeds)
+    close([got], [np.array([2.0, 4.0], ml_dtypes.bfloat16)])
 
 
 def test_comparing_leaves_the_logger_of_onnxruntime_alone():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import onnx
 import pytest
-from judge import close, every_node, expected, lowered, run_onnxruntime
+from judge import close, expected, loops, lowered, run_onnxruntime
 from onenode import OPTIONAL, OUTPUTS, Case, build
 
 import rnn_lower
@@ -16,10 +15,6 @@ from rnn_lower.recurrent.directions import SIDE_BY_SIDE
 SHARED = ("LSTM", "GRU")
 FORMS = ("scan", "loop")
 SMALL = Case(direction="bidirectional", N=1)
-
-
-def loops(model: onnx.ModelProto) -> int:
-    return sum(node.op_type in ("Scan", "Loop") for node in every_node(model))
 
 
 def variants(op: str) -> list[dict]:
