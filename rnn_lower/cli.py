@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rnn_lower.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
 from rnn_lower.commands import COMMANDS
+from rnn_lower.deferred import defer
 from rnn_lower.errors import RnnLowerError
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Answers 0: done, 1: the check found a difference, or a node is not proved or, for `lint`, not taken, 2: bad input
     or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
+    defer()
     parser = make_parser(COMMANDS)
     _complete(parser)
     try:
