@@ -1,12 +1,13 @@
 """Constants that nodes of the model only move: exporters join, cut and turn the weights that they have in pieces.
 
-torch's dynamo exporter leaves W, R and B as Slice, Concat and Unsqueeze of its parameters when these are large. What
-such nodes make of constants is a constant too, so that it can lie in a body, prepacked, and serves runtimes that take
-no others. Nothing is computed, hence nothing rounded.
+torch's dynamo exporter leaves W, R and B as Slice, Concat and Unsqueeze of its parameters when these are large, and
+models whose weights are stored in float16 widen them by a Cast. What such nodes make of constants is a constant too, so
+that it can lie in a body, prepacked, and serves runtimes that take no others. Nothing is rounded.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +22,18 @@ DEEPEST = 12
 Parameters = Callable[[str, int], Any]
 """A parameter by its name as an attribute and its place as an input; None when it is not given."""
 
-Move = Callable[[Parameters, int, "list[Constant]"], "tuple[tuple[Any, ...], Callable[..., np.ndarray]] | None"]
-"""(parameters, which output, data) -> what is done, as `fold` takes it, and a function of numpy; None: not followed."""
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What a node does, as `fold` takes it. what: its name and parameters.  dtype: None for that of the data."""
+
+    what: tuple[Any, ...]
+    compute: Callable[..., np.ndarray]
+    dtype: ir.DataType | None = None
+
+
+Move = Callable[[Parameters, int, "list[Constant]"], "Done | None"]
+"""(parameters, which output, data) -> what is done; None: not followed."""
 
 
 def _axes(given: Parameters, rank: int) -> tuple[int, ...] | None:
@@ -30,28 +41,28 @@ def _axes(given: Parameters, rank: int) -> tuple[int, ...] | None:
     return None if axes is None else tuple(axis % rank for axis in axes)
 
 
-def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Any:
+def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Done | None:
     axes = _axes(given, len(data[0].shape))
-    return ("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes)
+    return Done(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
 
 
-def _unsqueeze(given: Parameters, _: int, data: list[Constant]) -> Any:
+def _unsqueeze(given: Parameters, _: int, data: list[Constant]) -> Done | None:
     axes = _axes(given, len(data[0].shape) + len(given("axes", 1)))
-    return ("unsqueeze", *(axes or ())), lambda x: np.expand_dims(x, axes or ())
+    return Done(("unsqueeze", *(axes or ())), lambda x: np.expand_dims(x, axes or ()))
 
 
-def _transpose(given: Parameters, _: int, data: list[Constant]) -> Any:
+def _transpose(given: Parameters, _: int, data: list[Constant]) -> Done | None:
     perm = given("perm", 9) or tuple(reversed(range(len(data[0].shape))))
-    return ("transpose", *perm), lambda x: np.transpose(x, perm)
+    return Done(("transpose", *perm), lambda x: np.transpose(x, perm))
 
 
-def _concat(given: Parameters, _: int, data: list[Constant]) -> Any:
+def _concat(given: Parameters, _: int, data: list[Constant]) -> Done | None:
     axis = given("axis", 99)
     axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
-    return ("concat", axis), lambda *parts: np.concatenate(parts, axis)
+    return Done(("concat", axis), lambda *parts: np.concatenate(parts, axis))
 
 
-def _slice(given: Parameters, _: int, data: list[Constant]) -> Any:
+def _slice(given: Parameters, _: int, data: list[Constant]) -> Done | None:
     starts, ends, axes, steps = (
         given(name, place) for place, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
@@ -59,30 +70,38 @@ def _slice(given: Parameters, _: int, data: list[Constant]) -> Any:
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         index[axis] = slice(starts[k], ends[k], 1 if steps is None else steps[k])
     what = tuple((one.start, one.stop, one.step) for one in index)
-    return ("move slice", what), lambda x: x[tuple(index)]
+    return Done(("move slice", what), lambda x: x[tuple(index)])
 
 
-def _reshape(given: Parameters, _: int, data: list[Constant]) -> Any:
+def _reshape(given: Parameters, _: int, data: list[Constant]) -> Done | None:
     shape = given("shape", 1)
     if given("allowzero", 99):
         return None
     sizes = [data[0].shape[k] if size == 0 else size for k, size in enumerate(shape)]
-    return ("reshape", *sizes), lambda x: np.reshape(x, sizes)
+    return Done(("reshape", *sizes), lambda x: np.reshape(x, sizes))
 
 
-def _split(given: Parameters, which: int, data: list[Constant]) -> Any:
+def _split(given: Parameters, which: int, data: list[Constant]) -> Done | None:
     axis, sizes = given("axis", 99) or 0, given("split", 1)
     if sizes is None:  # equal parts, whose number versions tell in different ways
         return None
     end = sum(sizes[: which + 1])
     index = [slice(None)] * len(data[0].shape)
     index[axis] = slice(end - sizes[which], end)
-    return ("split", axis, end, sizes[which]), lambda x: x[tuple(index)]
+    return Done(("split", axis, end, sizes[which]), lambda x: x[tuple(index)])
+
+
+def _cast(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+    dtype = ir.DataType(given("to", 99))
+    if not np.can_cast(data[0].dtype.numpy(), dtype.numpy(), "safe"):
+        return None
+    return Done(("cast", dtype), lambda x: x.astype(dtype.numpy()), dtype)
 
 
 MOVES: dict[str, tuple[int | None, Move]] = {
+    "Cast": (1, _cast),
     "Concat": (None, _concat),
-    "Identity": (1, lambda *_: (("identity",), lambda x: x)),
+    "Identity": (1, lambda *_: Done(("identity",), lambda x: x)),
     "Reshape": (1, _reshape),
     "Slice": (1, _slice),
     "Split": (1, _split),
@@ -113,8 +132,8 @@ def known(value: ir.Value | None, depth: int = DEEPEST) -> Constant | None:
     if not data:
         return None
     try:
-        what = move(_parameters(node), node.outputs.index(value), data)
-        return None if what is None else fold(what[0], what[1], *data, name="weight")
+        done = move(_parameters(node), node.outputs.index(value), data)
+        return None if done is None else fold(done.what, done.compute, *data, name="weight", dtype=done.dtype)
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None  # the node contradicts itself, and it is not for us to say so
 

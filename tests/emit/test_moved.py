@@ -18,7 +18,7 @@ from rnn_lower.proof import untouched
 def moved_by(*nodes: onnx.NodeProto, opset: int = 17, **tensors: np.ndarray) -> np.ndarray | None:
     """What the first output of the last node is known to hold."""
     graph = helper.make_graph(
-        list(nodes), "g", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)],
+        list(nodes), "g", [], [onnx.ValueInfoProto(name=nodes[-1].output[0])],
         [numpy_helper.from_array(np.asarray(array), name) for name, array in tensors.items()],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
@@ -38,6 +38,7 @@ SLICES = [
     ([3], [0], [2], [-2]), ([1], [-1], [1], [1]), ([5], [9], [0], [1]), ([-9], [1], [1], [1]),
 ]  # fmt: skip
 MOVED = {
+    "Cast": [({"to": onnx.TensorProto.FLOAT}, ["half"]), ({"to": onnx.TensorProto.DOUBLE}, ["A"])],
     "Concat": [({"axis": 0}, ["A", "A"]), ({"axis": -1}, ["A", "A", "A"])],
     "Identity": [({}, ["A"])],
     "Reshape": [({}, ["A", [4, 6]]), ({}, ["A", [0, -1]]), ({}, ["A", [-1]])],
@@ -52,7 +53,7 @@ MOVED = {
 @pytest.mark.parametrize("op_type", MOVES)
 def test_each_operator_as_onnxruntime_has_it(op_type):
     for attributes, inputs in MOVED[op_type]:
-        tensors = {"A": A, "one": A[:1, :1]}
+        tensors = {"A": A, "one": A[:1, :1], "half": A.astype(np.float16) / 7}
         names = [one if isinstance(one, str) else f"p{k}" for k, one in enumerate(inputs)]
         tensors |= {name: np.array(one) for name, one in zip(names, inputs, strict=True) if not isinstance(one, str)}
         outputs = ["out", "rest"] if op_type == "Split" else ["out"]
@@ -82,6 +83,7 @@ def test_what_is_not_followed():
     deep = [helper.make_node("Identity", [f"v{k}" if k else "A"], [f"v{k + 1}"]) for k in range(2000)]
     assert moved_by(*deep, A=A) is None
     assert moved_by(helper.make_node("Split", ["A"], ["out", "rest"]), A=A) is None
+    assert moved_by(helper.make_node("Cast", ["A"], ["out"], to=onnx.TensorProto.FLOAT16), A=A) is None  # it rounds
 
 
 def test_the_check_knows_the_same_operators():
@@ -104,6 +106,22 @@ def test_they_lie_where_other_constants_lie(op, place):
     }
     assert untouched.only_recurrent_nodes_changed((original, None), (model, None)) == []
     assert rnn_lower.prove(original, model).ok
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_weights_that_are_stored_in_float16(op):
+    """As converters leave them before a node that stays in float32."""
+    model, feeds = build(Case(op, 17, optional=("B",), weights="initializer"))
+    for tensor in model.graph.initializer:
+        narrow = numpy_helper.to_array(tensor).astype(np.float16)
+        model.graph.node.insert(0, helper.make_node("Cast", [f"{tensor.name}_half"], [tensor.name], to=1))
+        tensor.CopyFrom(numpy_helper.from_array(narrow, f"{tensor.name}_half"))
+    result = rnn_lower.lower(model, form="scan")
+    assert "Cast" not in {node.op_type for node in result.graph.node}
+    assert not any(tensor.name.endswith("_half") for tensor in result.graph.initializer)
+    close(run_onnxruntime(result, feeds), run_onnxruntime(model, feeds))
+    assert untouched.only_recurrent_nodes_changed((model, None), (result, None)) == []
+    assert rnn_lower.prove(model, result).ok
 
 
 def test_what_others_use_stays():
