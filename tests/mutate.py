@@ -58,6 +58,9 @@ from rnn_lower.proof import comparing, guard, runners, samples
 SECONDS = 10
 """How long one lowering may compute."""
 
+MOST_SECONDS = 2
+"""How long a mutant may run to be compared: a Loop of half a million small nodes, lowered, takes ten times as long."""
+
 PATIENCE = 30
 """How many times as long it may take beside whatever else the machine does."""
 
@@ -501,7 +504,7 @@ def _compared(mutant: Path, target: Path, home: Path) -> Verdict:
     stage = (re.findall(r"^stage (\w+)$", end.notes, re.M) or ["none"])[-1]
     if stage in ("mutant", "oracle") and end.code != 0:  # it does not run, or the runtime died of it
         return Verdict("lowered", stage)
-    if stage in ("same", "undecided", "oracle_same", "huge", "too_old"):
+    if stage in ("same", "undecided", "oracle_same", "huge", "too_old", "heavy"):
         return Verdict({"same": "compared", "oracle_same": "oracle"}.get(stage, "lowered"), stage)
     kind = {"read": "unreadable", "lowered": "does not run", "different": "different"}.get(stage, stage)
     how = "too slow" if end.code is None else f"signal {-end.code}" if end.code < 0 else ""
@@ -523,7 +526,10 @@ def _compare(mutant: Path, target: Path, notes: Any) -> int:
     stage("mutant")
     original = files.load(mutant)
     run = runners.open_onnxruntime(original, str(mutant), guard.add)
+    start = time.monotonic()
     feeds, wanted = _first_results(original, run)
+    if time.monotonic() - start > MOST_SECONDS:
+        return stage("heavy")
     stage("lowered")
     if (default_opset(lowered.model.opset_imports) or 0) < 7:
         return stage("too_old")  # no runtime executes what --opset has asked for

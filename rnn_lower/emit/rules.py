@@ -83,6 +83,11 @@ def _inputs(told: Sequence[int], use: Use) -> str | None:
     return None if low <= len(use.operands) <= high else f"{len(use.operands)}"
 
 
+def _outputs(told: Sequence[int], use: Use) -> str | None:
+    low, high = told
+    return None if low <= len(use.outputs) <= high else f"{len(use.outputs)}"
+
+
 def _constant(told: Sequence[int], use: Use) -> str | None:
     given = [(place, use.inputs[place]) for place in told if place < len(use.inputs)]
     return next((f"{place} is computed" for place, one in given if one is not None and not one.constant), None)
@@ -159,6 +164,7 @@ def _broadcast(told: bool, use: Use) -> str | None:
 
 CHECKS: Mapping[str, tuple[str, Check]] = {
     "inputs": ("number of inputs from {0[0]} to {0[1]}", _inputs),
+    "outputs": ("number of outputs from {0[0]} to {0[1]}", _outputs),
     "constant": ("constant inputs at {0}", _constant),
     "variable": ("at most {0} inputs that are not constant", _variable),
     "ranks": ("ranks {0[0]} to {0[1]}", _ranks),

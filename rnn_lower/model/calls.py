@@ -23,7 +23,7 @@ logger = logging.getLogger("rnn_lower")
 IR_VERSION = 8
 """The first in which models have functions."""
 
-RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnx-reference")
+RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference")
 """Targets that were seen to run calls of functions. OpenVINO, tract, OpenCV, onnx2torch and tinygrad refuse them."""
 
 

@@ -6,6 +6,7 @@ A runner takes a model whose sizes are all known, and its inputs, and answers th
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import shutil
@@ -58,11 +59,12 @@ def tract(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
         return [value.to_numpy() for value in runnable.run([feeds[name] for name in names])]
 
 
-def opencv(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+def opencv(model: onnx.ModelProto, feeds: Feeds, *, classic: bool = False) -> list[Any]:
+    """classic: on the engine of 4.x, which 5.0 still has."""
     import cv2
 
     with file_of(model) as path:
-        net = cv2.dnn.readNetFromONNX(path)
+        net = cv2.dnn.readNetFromONNX(path, *([cv2.dnn.ENGINE_CLASSIC] if classic else []))
     for name, value in feeds.items():
         net.setInput(cv2.Mat(value), name)  # before 4.11 a plain array of rank 3 has its last axis taken for channels
     names = [value.name for value in model.graph.output]
@@ -152,11 +154,13 @@ def onnxruntime(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
 RUNNERS: dict[str, tuple[str, Runner]] = {
     "onnxruntime": ("onnxruntime", onnxruntime),
     "onnxruntime@1.20": ("onnxruntime", onnxruntime),
+    "onnxruntime@1.17": ("onnxruntime", onnxruntime),
     "onnx-reference": ("onnx", onnx_reference),
     "openvino": ("openvino", openvino),
     "tract": ("tract", tract),
     "opencv": ("opencv-python-headless", opencv),
     "opencv@4": ("opencv-python-headless", opencv),
+    "opencv@classic": ("opencv-python-headless", functools.partial(opencv, classic=True)),
     "onnx2torch": ("onnx2torch", onnx2torch),
     "tinygrad": ("tinygrad", tinygrad),
     "tvm": ("apache-tvm", tvm),

@@ -200,10 +200,18 @@ class Parameters:
 
     @classmethod
     def read(cls, e: Emitter, node: RecurrentNode, direction: int) -> Self:
+        """What is computed gets its sizes stated: inference at opset 10 calls every part of an axis by that axis' name,
+        and onnxruntime then gives all parts one buffer."""
+        gates, H = node.operator.gates * node.hidden_size, node.hidden_size
+        sizes = {"W": (gates, node.input_size), "R": (gates, H), "B": (2 * gates,), "P": (3 * H,)}
+
         def of_direction(name: str) -> Operand:
             if name not in node.inputs:
                 return None
-            return e.pick(given(node.inputs[name]), direction, 0, node.num_directions, name)
+            picked = e.pick(given(node.inputs[name]), direction, 0, node.num_directions, name)
+            if isinstance(picked, ir.Value):
+                picked.type, picked.shape = ir.TensorType(node.dtype), ir.Shape(sizes[name])
+            return picked
 
         B, P = (e.cast(of_direction(name), node.dtype, e.dtype, f"{name}_cast") for name in ("B", "P"))
         return cls(node, of_direction("W"), of_direction("R"), B, P)

@@ -132,6 +132,7 @@ def _are_habits(value: Any) -> bool:
 
 LIMITS: dict[str, Key] = {
     "inputs": Key(_is_pair, "the least and the greatest number of inputs, such as [2, 2]"),
+    "outputs": Key(_is_pair, "the least and the greatest number of outputs, such as [1, 4]"),
     "constant": Key(_are_places, "a list of the places of inputs that must be constants, such as [1]"),
     "variable": Key(_is_count, "the number of inputs that may be computed"),
     "ranks": Key(_is_pair, "the least and the greatest rank of what is data, such as [2, 4]"),

@@ -9,3 +9,11 @@ from onenode import Case
 from rnn_lower.kit import features
 
 FEATURES = {name: Case(**dataclasses.asdict(case)) for name, case in features.FEATURES.items()}
+
+REFUSED_FEATURES = {
+    "ncnn": (
+        "LSTM sequence_lens input", "GRU sequence_lens input", "RNN sequence_lens input", "LSTM everything",
+        "GRU everything", "RNN ThresholdedRelu",
+    ),
+}  # fmt: skip
+"""By target, those that take operators which the runtime has in no way."""

@@ -29,7 +29,7 @@ from runners import RUNNERS, limit_of, missing, version  # noqa: E402
 
 import rnn_lower  # noqa: E402
 from rnn_lower.kit import results as judging  # noqa: E402
-from rnn_lower.kit.report import fused_tables, tell  # noqa: E402
+from rnn_lower.kit.report import REFUSED, fused_tables, tell  # noqa: E402
 from rnn_lower.kit.toml import to_toml  # noqa: E402
 from rnn_lower.targets import TARGETS  # noqa: E402
 
@@ -51,17 +51,21 @@ long sequences load slowly on some runtimes; `rnn-lower` then prints a warning t
 emx-onnx-cgen (which needs `gcc`), qonnx, jaxonnxruntime (with absl-py), aidge_core with aidge_onnx and aidge_backend_cpu, and onnx2tf
 with tensorflow and ai-edge-litert each come from PyPI; not all of them go into one environment. qonnx 1.0.0 needs onnx
 1.20. For onnxruntime-web, `NODE_MODULES` names a folder of npm packages with onnxruntime-web and puppeteer-core, and `CHROMIUM`
-the browser. For rknn, `RKNN_PYTHON` names a Python that has rknn-toolkit2, which wants an older onnx.
+the browser. rknn-toolkit2 (which wants an older onnx), ncnn (with pnnx) and onnxruntime-openvino (which takes onnxruntime's
+place) run in a Python of their own, which `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO_PYTHON` name.
 
 ## What the rows are
 
-- emx-onnx-cgen: the C code that it writes, compiled by gcc and run. A Scan keeps that code short. Its own recurrent
-  operators, and those of rknn, are not measured.
+- emx-onnx-cgen: the C code that it writes, compiled by gcc and run. A Scan keeps that code short.
 - onnxruntime-web and onnxruntime-webgpu: one package, in a page of a headless Chromium: WebAssembly with one thread, and
   WebGPU with a software adapter. On WebGPU a **Scan is silently wrong** in 17 of the 60 features; its target has none.
 - onnx2tf: the TensorFlow Lite model that it writes, run by LiteRT. Inputs keep their axes (`-kat`).
 - rknn: the simulator of rknn-toolkit2 for an RK3588, **not a chip**. It computes in float16, so that here differences up to
   0.01 count as right, times the largest of the expected values where these are above 1.
+- ncnn: what pnnx converts, in float32. It has no comparisons and no integers, so `sequence_lens` has to be a constant. It
+  converts no recurrent operator.
+- onnxruntime-openvino: onnxruntime with its OpenVINO provider, which ends the session when it meets a Loop.
+- opencv@classic: the engine of OpenCV 4, which 5.0 still has (`cv2.dnn.ENGINE_CLASSIC`).
 - qonnx runs a graph node by node through onnxruntime; a Scan or Loop fails there.
 
 Not in the table:
@@ -69,7 +73,6 @@ Not in the table:
 - MNN runs Loop and unrolled graphs (target `mnn`). Its converter installs packages and contacts its vendor when it is
   imported, so this script never runs it; it was tried by hand in an isolated environment.
 - hls4ml refuses Slice; it was not tried further.
-- ncnn was not tried. The target closest to what it accepts is `portable`.
 
 For a runtime that is not here, there is [a kit](new-target.md).
 
@@ -125,12 +128,16 @@ These depend on the target:
 
 
 def measure(name: str, kind: str, feature: str) -> tuple[str, str]:
-    """("right", ""), ("wrong", by how much) or ("error", why); lowered is right when every form of the target is."""
+    """What came out, and by how much it is wrong or why; lowered is right when every form of the target is."""
     case = FEATURES[feature]
     model, feeds = build(case)
     models = [model]
     if kind == "lowered":
-        models = [rnn_lower.lower(model, target=name, form=form) for form in TARGETS[name].forms]
+        try:
+            models = [rnn_lower.lower(model, target=name, form=form) for form in TARGETS[name].forms]
+        except rnn_lower.UnsupportedError as refusal:
+            assert f"target {name} does not take" in str(refusal), refusal  # noqa: PT017
+            return REFUSED, ""
     wanted = expected(case)
     found = (judge(name, model, feeds, wanted) for model in models)
     return next((result for result in found if result[0] != "right"), ("right", ""))
@@ -219,19 +226,27 @@ def draw(data: dict, folder: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap
 
-    levels = {"right": 0, "error": 1, "wrong": 2, "not measured": 3}
+    levels = {"right": 0, "error": 1, "wrong": 2, "not measured": 3, REFUSED: 4}
     grid = [
         [levels[row[kind].get(feature, ["not measured"])[0]] for row in data.values() for kind in ("fused", "lowered")]
         for feature in FEATURES
     ]
     figure, axes = plt.subplots(figsize=(1.5 + 0.75 * len(data), 2 + 0.19 * len(FEATURES)), layout="constrained")
-    axes.imshow(grid, cmap=ListedColormap(["#5aa469", "#d9d9d9", "#d35d6e", "#ffffff"]), vmin=0, vmax=3, aspect="auto")
+    axes.imshow(
+        grid,
+        cmap=ListedColormap(["#5aa469", "#d9d9d9", "#d35d6e", "#ffffff", "#8fb8de"]),
+        vmin=0,
+        vmax=4,
+        aspect="auto",
+    )
     axes.set_yticks(range(len(FEATURES)), list(FEATURES), fontsize=7)
     axes.set_xticks(range(2 * len(data)), ["fused", "lowered"] * len(data), rotation=90, fontsize=7)
     for column, name in enumerate(data):
         axes.text(2 * column + 0.5, -0.8, name, ha="left", va="bottom", rotation=45, fontsize=8)
         axes.axvline(2 * column + 1.5, color="white", linewidth=3)
-    axes.set_title("green: right   grey: error   red: silently wrong", fontsize=9, pad=64)
+    axes.set_title(
+        "green: right   grey: error   red: silently wrong   blue: refused by a rule of the target", fontsize=9, pad=64
+    )
     figure.savefig(folder / "runtimes.png", dpi=110)
 
 

@@ -97,14 +97,26 @@ def onnx2tf(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
     return [interpreter.get_tensor(told["index"]) for told in results]
 
 
-def rknn(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
-    """The simulator, which computes in float16, in a Python of its own: it wants an older onnx."""
-    with file_of(model) as path:
-        np.savez(f"{path}.npz", *[feeds[value.name] for value in model.graph.input])
-        command = [os.environ["RKNN_PYTHON"], str(Path(__file__).parent / "rknn_simulator.py"), path]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-        with np.load(f"{path}.out.npz") as archive:
-            return [archive[name] for name in archive.files]
+ELSEWHERE = {
+    "rknn-toolkit2": ("RKNN_PYTHON", "rknn_simulator.py"),
+    "ncnn": ("NCNN_PYTHON", "ncnn_net.py"),
+    "onnxruntime-openvino": ("ORT_OPENVINO_PYTHON", "openvino_provider.py"),
+}
+"""Distributions that want a Python of their own: the variable that names it, and the program that runs one model."""
+
+
+def elsewhere(distribution: str) -> Runner:
+    variable, program = ELSEWHERE[distribution]
+
+    def run(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
+        with file_of(model) as path:
+            np.savez(f"{path}.npz", **{value.name: feeds[value.name] for value in model.graph.input})
+            command = [os.environ[variable], str(Path(__file__).parent / "elsewhere" / program), path]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            with np.load(f"{path}.out.npz") as archive:
+                return [archive[name] for name in archive.files]
+
+    return run
 
 
 @functools.cache
@@ -145,7 +157,9 @@ RUNNERS: dict[str, tuple[str, Runner]] = {
     "jaxonnxruntime": ("jaxonnxruntime", jaxonnxruntime),
     "aidge": ("aidge_core", aidge),
     "onnx2tf": ("onnx2tf", onnx2tf),
-    "rknn": ("rknn-toolkit2", rknn),
+    "rknn": ("rknn-toolkit2", elsewhere("rknn-toolkit2")),
+    "ncnn": ("ncnn", elsewhere("ncnn")),
+    "onnxruntime-openvino": ("onnxruntime-openvino", elsewhere("onnxruntime-openvino")),
     "onnxruntime-web": ("onnxruntime-web", web("wasm")),
     "onnxruntime-webgpu": ("onnxruntime-web", web("webgpu")),
 }
@@ -171,7 +185,8 @@ def missing(name: str) -> str | None:
     try:
         version(name)
     except (importlib.metadata.PackageNotFoundError, OSError, KeyError):
-        where = {"rknn-toolkit2": "RKNN_PYTHON is no Python that has it", "onnxruntime-web": "NODE_MODULES has it not"}
+        where = {name: f"{variable} is no Python that has it" for name, (variable, _) in ELSEWHERE.items()}
+        where["onnxruntime-web"] = "NODE_MODULES has it not"
         return f"{distribution} is not installed{f' ({where[distribution]})' if distribution in where else ''}"
     if name == "emx-onnx-cgen" and shutil.which("gcc") is None:
         return "gcc, which emx-onnx-cgen needs, is not installed"
@@ -185,9 +200,10 @@ def version(name: str) -> str:
     if distribution == "onnxruntime-web":
         told = Path(os.environ["NODE_MODULES"], distribution, "package.json").read_text()
         return str(json.loads(told)["version"])
-    if distribution == "rknn-toolkit2":
+    if distribution in ELSEWHERE:
         asked = f"import importlib.metadata; print(importlib.metadata.version('{distribution}'))"
-        done = subprocess.run([os.environ["RKNN_PYTHON"], "-c", asked], capture_output=True, text=True, check=False)
+        python = os.environ[ELSEWHERE[distribution][0]]
+        done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
         if done.returncode:
             raise importlib.metadata.PackageNotFoundError(distribution)
         return done.stdout.strip()
