@@ -31,7 +31,7 @@ LISTED = (
     "Unsqueeze", "Where",
 )  # fmt: skip
 LIMITS = (
-    "limits.Concat.inputs = [2, 2]", "limits.Concat.axes = [-3, -2, -1]", "limits.MatMul.constant = [1]",
+    "limits.Concat.inputs = [2, 2]", "limits.Split.outputs = [1, 2]", "limits.Concat.axes = [-3, -2, -1]", "limits.MatMul.constant = [1]",
     "limits.MatMul.ranks = [2, 2]", "limits.Gemm.variable = 1", "limits.Clip.values = { min = [-inf, 0], max = [0, inf] }",
     "limits.Slice.steps = [1]", "limits.Slice.axes = [1, 2, 3]", "limits.Transpose.ranks = [3, 4]",
     "limits.Add.broadcast = true", 'limits.Add.types = ["FLOAT", "INT64"]', "limits.Sub.variable = 1",

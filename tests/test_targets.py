@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from features import FEATURES
-from judge import close, expected, run_onnxruntime
+from judge import close, every_node, expected, run_onnxruntime
 from onenode import OPTIONAL, Case, build
 from paths import ROOT
 from randomtargets import holds, quoted, random_target
@@ -370,3 +370,33 @@ def test_the_opset_is_the_nearest_that_the_target_takes(opset, wanted, tmp_path,
     ):
         assert other.opset_import[0].version == wanted
         close(run_onnxruntime(other, feeds), expected(Case("GRU", opset, optional=("B",))))
+
+
+@pytest.mark.parametrize("form", ["loop", "unroll"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_no_shader_gets_more_buffers_than_webgpu_guarantees(op, form):
+    """With more, onnxruntime-web answers zeros."""
+    case = Case(op, 17, "bidirectional", T=20, optional=("B", "sequence_lens"))
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model, target="onnxruntime-webgpu", form=form)
+    assert not [node for node in every_node(lowered) if node.op_type == "Concat" and len(node.input) > 7]
+    assert not [node for node in every_node(lowered) if node.op_type == "Split" and len(node.output) > 7]
+    close(run_onnxruntime(lowered, feeds), expected(case))
+
+
+@pytest.mark.parametrize("weights", ["input", "computed"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_no_vector_is_computed_with_on_opencv_4(op, weights):
+    """There a computed vector is a column."""
+    case = Case(op, 17, T=3, optional=("B", "P") if op == "LSTM" else ("B",), weights=weights)
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model, target="opencv@4")
+    shapes = {
+        value.name: value.type.tensor_type.shape
+        for value in onnx.shape_inference.infer_shapes(lowered, data_prop=True).graph.value_info
+    }
+    arithmetic = [node for node in lowered.graph.node if node.op_type in ("Add", "Sub", "Mul", "Div", "Max", "Min")]
+    assert arithmetic
+    for node in arithmetic:
+        assert all(len(shapes[name].dim) > 1 for name in (*node.input, *node.output) if name in shapes), node.name
+    close(run_onnxruntime(lowered, feeds), expected(case))
