@@ -7,6 +7,7 @@ exact ones first. Those that round, or differ for numbers that are not finite, s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -229,12 +230,15 @@ def _matmul_by_conv(e: Emitter, call: Call) -> Results:
     return [e.reshape(e.transpose(y, [0, 2, 1, 3], "rows"), after, call.name)]
 
 
+_OF_CONCATS = tuple(functools.partial(reshaping.concat_of_concats, most) for most in (7, 4, 2))
+"""7 and the result are the 8 buffers that a WebGPU shader has."""
+
 _WAYS: dict[str, tuple[Way, ...]] = {
     "Abs": (_abs_by_relu,),
     "Add": (_add_by_sub,),
     "Cast": (_cast_by_where,),
     "Clip": (_clip_by_min_max, _clip_in_rank_four, _clip_by_relu, _clip_by_reciprocal),
-    "Concat": (reshaping.concat_in_two, reshaping.in_block, reshaping.as_channels),
+    "Concat": (*_OF_CONCATS, reshaping.in_block, reshaping.as_channels),
     "Div": (_div_by_reciprocal,),
     "Gather": (reshaping.gather_by_slices,),
     "Identity": (reshaping.by_reshape, _identity_by_sum),

@@ -148,15 +148,14 @@ def gather_by_slices(e: Emitter, call: Call) -> Results:
     return [e.concat([e.slice(x, axis, start, end, "run") for start, end in runs], axis, call.name)]
 
 
-def concat_in_two(e: Emitter, call: Call) -> Results:
-    """A Concat of two Concats, where a runtime takes few inputs."""
-    count, axis = len(call.inputs), call.parameters["axis"]
-    if count <= 2:
+def concat_of_concats(most: int, e: Emitter, call: Call) -> Results:
+    """Where a runtime takes few inputs: groups of at most so many, so that the graph is as deep as the logarithm."""
+    if len(call.inputs) <= most:
         return None
-    joined = list(call.inputs)
-    while len(joined) > 2:  # pair by pair, so that the graph is as deep as the logarithm
-        pairs = [joined[k : k + 2] for k in range(0, len(joined), 2)]
-        joined = [e.op("Concat", *pair, name="pair", axis=axis) if len(pair) > 1 else pair[0] for pair in pairs]
+    joined, axis = list(call.inputs), call.parameters["axis"]
+    while len(joined) > most:
+        groups = [joined[k : k + most] for k in range(0, len(joined), most)]
+        joined = [e.op("Concat", *group, name="group", axis=axis) if len(group) > 1 else group[0] for group in groups]
     return [e.op("Concat", *joined, name=call.name, axis=axis)]
 
 
