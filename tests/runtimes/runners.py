@@ -30,6 +30,7 @@ def emx(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray]:
     with file_of(model) as path:
         source, library = path.replace(".onnx", ".c"), path.replace(".onnx", ".so")
         command = [str(Path(sys.executable).parent / "emx-onnx-cgen"), "compile", path, source, "--model-name", "model"]
+        command += ["--large-weight-threshold", "0"]  # none in a file of its own
         subprocess.run(command, check=True, capture_output=True)
         subprocess.run(
             ["gcc", "-O0", "-shared", "-fPIC", source, "-o", library, "-lm"], check=True, capture_output=True

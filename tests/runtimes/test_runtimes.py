@@ -127,6 +127,10 @@ REFUSED = {
     ("gtcrn_stream", "iree"): "it does not compile the model's ConvTranspose",
     ("gtcrn_stream", "opencv@classic"): "its ConvTranspose gives other numbers",
     ("gtcrn_stream", "ncnn"): "pnnx finds no layer for the model's Pad",
+    ("gtcrn_stream", "onnxruntime-webgpu"): "other nodes of it give other numbers there, with the fused nodes too",
+    ("gtcrn_stream", "onnx2tf"): "it converts no MatMul behind the model's Reshape, with the fused nodes too",
+    ("dtln_model_1", "onnx2tf"): "it turns the axes of a result of rank 4",
+    ("gtcrn_stream", "rknn"): "the simulator takes minutes",
 }
 """Runtimes that fail on other nodes of a model, fused or lowered."""
 
@@ -145,7 +149,8 @@ def test_real_models(stem, name, shared):
     first, last = TARGETS[name].opsets
     lowered = rnn_lower.lower(model, target=name, opset=None if first <= opset <= last else 17)
     assert not remaining(lowered)
-    close(RUNNERS[name][1](lowered, feeds), run_onnxruntime(model, feeds))
+    wanted = run_onnxruntime(model, feeds)
+    close(RUNNERS[name][1](lowered, feeds), wanted, limit_of(name, wanted))
 
 
 def test_targets_say_what_to_fix():
