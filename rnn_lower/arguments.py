@@ -138,6 +138,7 @@ def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for each case of --run")
     parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target")
+    parser.add_argument("--force", action="store_true", help="replace the output even if it is read-only")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     defer()
+    if sys.stderr is None:  # closed by whoever called
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     parser = make_parser(COMMANDS)
     _complete(parser)
     try:

@@ -194,7 +194,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
-    from rnn_lower.reporting.writing import write_text
+    from rnn_lower.model.files import write_text
 
     output = arguments.output or ("node.svg" if arguments.svg else "report.html")
     if output.endswith(".onnx"):
@@ -242,7 +242,8 @@ def _kit(arguments: argparse.Namespace) -> int:
 
 
 def _kit_report(arguments: argparse.Namespace) -> int:
-    from rnn_lower.kit import kits, writing
+    from rnn_lower.kit import kits
+    from rnn_lower.model.files import write_text
 
     if arguments.output is not None and not arguments.output.endswith(".toml"):
         raise RnnLowerError(f"-o {arguments.output}: --target takes files called NAME.toml only; name it so")
@@ -252,7 +253,7 @@ def _kit_report(arguments: argparse.Namespace) -> int:
         )
     written = arguments.output if report.proposal else None
     if written is not None:
-        writing.write_target(written, report.proposal)
+        write_text(report.proposal, written, arguments.force)
     tables.print_kit(arguments.json, written, report)
     return DONE if report.ok else DIFFERENT
 

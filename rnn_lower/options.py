@@ -58,6 +58,8 @@ class Options:
         for name, number in numbers.items():
             if number is not None and not isinstance(number, int):
                 raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
+        if self.max_nodes < 0:
+            raise RnnLowerError(f"max_nodes is {self.max_nodes}; it must be 0 or more")
         if self.fuse_stacks and self.as_function:
             raise RnnLowerError("fuse_stacks lets nodes share a loop, as_function keeps each as a call; leave one out")
         if self.select is not None and not callable(self.select):

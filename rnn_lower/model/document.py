@@ -170,7 +170,8 @@ class Document:
         keep: Callable[[ir.Value], ir.TensorProtocol] | None,
     ) -> None:  # fmt: skip
         inputs = {value.name for value in graph.inputs}
-        tensors.remove_if(proto.initializer, lambda tensor: tensor.name not in graph.initializers)
+        kept = {*graph.initializers, *_named_elsewhere(self.proto)}
+        tensors.remove_if(proto.initializer, lambda tensor: tensor.name not in kept)
         tensors.remove_if(proto.input, lambda value: value.name not in inputs)
         there = {tensor.name for tensor in proto.initializer}
         for name, value in graph.initializers.items():
@@ -263,3 +264,15 @@ def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:
 
 def _nesting(graph: ir.Graph | ir.Function) -> int:
     return 1 + max((_nesting(body) for node in graph for _, body in subgraphs(node)), default=0)
+
+
+def _named_elsewhere(model: onnx.ModelProto) -> set[str]:
+    """What training speaks of beside the graph: weights that it changes stay, whoever else needs them."""
+    found = set()
+    for info in model.training_info:
+        found |= {
+            end for entry in (*info.initialization_binding, *info.update_binding) for end in (entry.key, entry.value)
+        }
+        for graph in (info.initialization, info.algorithm):
+            found |= {name for holder in tensors.graphs_in(graph) for node in holder.node for name in node.input}
+    return found

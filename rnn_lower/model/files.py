@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +30,11 @@ SMALL = 1024
 
 ALIGNMENT = 4096
 """Where weights begin in a data file, so that they can be mapped."""
+
+_ODD = re.compile(r"[\\:]")
+
+Inode = tuple[int, int]
+"""A file, whatever its names: device and number."""
 
 Progress = Callable[[str, int, int], None]
 """Called while weights are written: name, index, total."""
@@ -84,15 +90,18 @@ def _serialized(model: ir.Model) -> onnx.ModelProto:
 class Staged:
     """A model that is written but not yet in place.
 
+    kept: files that stay, whoever no longer needs them.
     path: a complete model file that loads as it stands.  commit: put it in place by one rename; until then, and after
     an error, whatever was at the destination is whole and as it was.
     """
 
-    def __init__(self, destination: Path, folder: Path, token: str) -> None:
-        self._destination, self.folder = destination, folder
-        self.path = folder / f".{destination.name}.{token}{leftovers.TMP}"
-        self.data = folder / f"{destination.name}.{token}.data"
-        self._journal = folder / f".{destination.name}.{token}{leftovers.OLD}"
+    def __init__(self, destination: Path, folder: Path, token: str, kept: Collection[Inode] = ()) -> None:
+        self._destination, self.folder, self._kept = destination, folder, kept
+        # The name of the data is written in the model, as text, where what Windows takes for a path would be refused.
+        name = f"{_ODD.sub('_', destination.name.encode('utf-8', 'replace').decode())}.{token}"
+        self.path = folder / f".{name}{leftovers.TMP}"
+        self.data = folder / f"{name}.data"
+        self._journal = folder / f".{name}{leftovers.OLD}"
         self._held: list[BinaryIO] = []
         self._begun = False
 
@@ -111,14 +120,20 @@ class Staged:
             raise _unwritable(os.fspath(self._destination), error) from None
 
     def _commit(self) -> None:
+        with leftovers.alone(self.folder):
+            self._replace()
+
+    def _replace(self) -> None:
         exists = self._destination.exists()
         old = leftovers.referred(self._destination) if exists else set()
+        old = {name for name in old if _inode(self.folder / name) not in self._kept}
         for path in (self.path, self.data):
             if exists and path.exists():
                 os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
         if old:  # should this run be killed after the rename, the next one finishes the job
             journal = self.open(self._journal)
-            journal.write(json.dumps(sorted(old)).encode())
+            marks = {name: leftovers.mark_of(self.folder / name) for name in sorted(old)}
+            journal.write(json.dumps(marks).encode())
             sync(journal)
         with leftovers.undisturbed():
             os.replace(self.path, self._destination)
@@ -146,19 +161,22 @@ class Staged:
 @contextlib.contextmanager
 def staged(
     document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
-    dims: Mapping[str, int] | None = None, force: bool = False,
+    dims: Mapping[str, int] | None = None, force: bool = False, read: Collection[Inode] = (),
 ) -> Iterator[Staged]:  # fmt: skip
-    """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there."""
+    """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there.
+
+    read: the data files of another model that this one was made of, which are neither replaced nor removed.
+    """
     told, made = os.fspath(destination), None
     try:
         with contextlib.ExitStack() as stack:
             try:
-                path = _checked_destination(Path(destination), force)
+                path = checked_destination(Path(destination), force, read)
                 streamed = str(path) == "-" or (path.exists() and not path.is_file())
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
                 if not streamed:
                     leftovers.remove_left_behind(folder)
-                made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8))
+                made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), read)
                 stack.callback(made.close)
                 _write(document, made, progress, dims)
             except OSError as error:
@@ -195,18 +213,77 @@ class _Stream(Staged):
             stream.write(content)
 
 
-def _checked_destination(path: Path, force: bool) -> Path:
+def data_of(document: Document) -> frozenset[Inode]:
+    """The files in which a document has weights."""
+    external = filter(tensors.is_external, tensors.tensors(document.proto))
+    places = (tensors.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
+    return frozenset(inode for inode in map(_inode, set(places)) if inode is not None)
+
+
+def _inode(path: Path) -> Inode | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def write_text(text: str, destination: str | os.PathLike[str], force: bool = False) -> None:
+    """A text becomes a file by one rename; "-" is the standard output, a device or FIFO is written to, a link followed.
+
+    Raises RnnLowerError when it cannot be written there.
+    """
+    told = os.fspath(destination)
+    if told == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        path = checked_destination(Path(destination), force, text=True)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        made = Staged(path, path.parent, secrets.token_hex(8))
+        try:
+            file = made.open(made.path)
+            file.write(text.encode("utf-8"))
+            sync(file)
+            made.commit()
+        finally:
+            made.close()
+    except OSError as error:
+        raise _unwritable(told, error) from None
+
+
+def checked_destination(path: Path, force: bool, read: Collection[Inode] = (), text: bool = False) -> Path:
     """Where the file really goes, links followed."""
     if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return path
     real = Path(os.path.realpath(path))
-    if onnx.serialization.registry.get_format_from_file_extension(real.suffix) not in (None, "protobuf"):
+    if real.is_symlink():
+        raise RnnLowerError(f"{path}: cannot be written: it is a link that leads to itself")
+    if not text and onnx.serialization.registry.get_format_from_file_extension(real.suffix) not in (None, "protobuf"):
         raise RnnLowerError(f"{path}: cannot be written: its ending is that of a text format; name it .onnx")
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR and not force:
         raise RnnLowerError(f"{path}: cannot be written: it is read-only; --force replaces it all the same")
+    owner = _owner(real, read) if real.is_file() else None
+    if owner is not None:
+        raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
     return real
+
+
+def _owner(path: Path, read: Collection[Inode]) -> str | None:
+    """The model that has weights in a file: the one that is read, or a neighbour."""
+    if _inode(path) in read:
+        return "the model that is read"
+    with contextlib.suppress(OSError):
+        for other in sorted(path.parent.glob("*.onnx")):
+            if other != path and leftovers.speaks_of(other, os.fsencode(path.name)):
+                places = (path.parent / name for name in leftovers.spans(other))
+                if any(os.path.realpath(place) == os.fspath(path) for place in places):
+                    return str(other)
+    return None
 
 
 def _write(document: Document, made: Staged, progress: Progress | None, dims: Mapping[str, int] | None) -> None:

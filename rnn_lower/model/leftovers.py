@@ -1,7 +1,8 @@
 """What a run that was killed has left in a folder, and what a replaced model no longer needs: found, named, removed.
 
 Files of a run are locked while it lives. A data file goes only when no file of its folder speaks of it, and never when
-it is a model, or has a header: what a model names as the place of its weights may be any file, its own not excepted.
+it is a model, or holds more than weights: what a model names as the place of its weights may be any file, its own not
+excepted.
 """
 
 from __future__ import annotations
@@ -65,36 +66,77 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def referred(path: Path) -> set[str]:
-    """The data files that a model refers to, as names in its folder.
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One run at a time: of two that replace one model each removes what the other has replaced."""
+    handle = None
+    with contextlib.suppress(OSError):  # not every file system locks folders
+        if fcntl is not None:
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
-    They begin with a weight: what begins with a header, as .safetensors or .npz do, is more than the data of a model.
-    """
+
+def spans(path: Path) -> dict[str, tuple[int, int]]:
+    """The files that a model names for its weights: where the first weight begins, and where the last one ends."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # not a model: it refers to nothing
-        return set()
-    external = (tensor for tensor in tensors.tensors(model) if tensors.is_external(tensor))
-    places = [{entry.key: entry.value for entry in tensor.external_data} for tensor in external]
-    names = {place.get("location", "") for place in places if place.get("offset", "0") == "0"}
-    return {name for name in names if name and os.path.basename(name) == name}
+        return {}
+    found: dict[str, tuple[int, int]] = {}
+    for tensor in filter(tensors.is_external, tensors.tensors(model)):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        with contextlib.suppress(ValueError):
+            begin = int(entries.get("offset") or 0)
+            end = begin + (int(entries["length"]) if entries.get("length") else tensors.size_of(tensor) or 0)
+            first, last = found.get(entries.get("location", ""), (begin, end))
+            found[entries.get("location", "")] = (min(first, begin), max(last, end))
+    return found
+
+
+def referred(path: Path) -> set[str]:
+    """The data files that a model refers to, as names in its folder.
+
+    They are weights from the first byte to the last: what has a header, as .safetensors or .npz do, or something behind
+    the weights, is more than the data of a model.
+    """
+    return {
+        name for name, (begin, end) in spans(path).items()
+        if name and os.path.basename(name) == name and begin == 0 and _size(path.parent / name) == end
+    }  # fmt: skip
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def remove_unreferred(path: Path) -> bool:
-    """Delete a file, unless it is a link or a model, or has another name, or another file speaks of it.
+    """Delete a file, unless it is a link, a model or read-only, or has another name, or another file speaks of it.
 
     That is any file of its folder, and any .onnx file in the two folders above.
     """
     try:
         status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or _is_model(path):
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or not status.st_mode & stat.S_IWUSR:
             return False
-        name = path.name.encode()
+        if _is_model(path):
+            return False
         others = [*path.parent.iterdir()]
         for above in path.absolute().parents[1:3]:
             with contextlib.suppress(OSError):
                 others += above.glob("*.onnx")
-        if any(_speaks_of(other, name) for other in others if other != path and _may_be_a_model(other)):
+        others = [other for other in others if other != path]
+        if any(other.is_symlink() and other.resolve() == path.resolve() for other in others):
+            return False
+        names = {os.fsencode(path.name), json.dumps(path.name)[1:-1].encode()}  # in a model that is JSON, too
+        if any(speaks_of(other, name) for other in others if _may_be_a_model(other) for name in names):
             return False
         path.unlink()
     except OSError:
@@ -136,7 +178,7 @@ def _may_be_a_model(path: Path) -> bool:
     return path.is_file() and not path.name.endswith(OLD) and path.stat().st_size < 1 << 31
 
 
-def _speaks_of(path: Path, name: bytes) -> bool:
+def speaks_of(path: Path, name: bytes) -> bool:
     """Whether a file holds a name; that is cheaper than parsing it, and errs on the side of keeping."""
     overlap = b""
     with open(path, "rb") as file:
@@ -147,12 +189,19 @@ def _speaks_of(path: Path, name: bytes) -> bool:
     return False
 
 
+def mark_of(path: Path) -> list[int]:
+    """What tells a file from another of its name: a journal that came with a folder from elsewhere removes nothing."""
+    status = path.lstat()
+    return [status.st_dev, status.st_ino, status.st_mtime_ns]
+
+
 def finish(journal: Path) -> None:
     """Remove what a run that was killed right after putting its model in place had still to remove."""
-    with contextlib.suppress(ValueError, TypeError, OSError):
-        for name in json.loads(journal.read_bytes()):
-            if os.path.basename(name) == name and remove_unreferred(journal.parent / name):
-                _tell_of(journal.parent / name)
+    with contextlib.suppress(ValueError, TypeError, AttributeError, OSError):
+        for name, mark in json.loads(journal.read_bytes()).items():
+            path = journal.parent / name
+            if os.path.basename(name) == name and mark_of(path) == mark and remove_unreferred(path):
+                _tell_of(path)
     journal.unlink(missing_ok=True)
     _tell_of(journal)
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 from typing_extensions import Unpack
 
+from rnn_lower.errors import UnsupportedError
 from rnn_lower.model import convert, dims
 from rnn_lower.model.advice import advised
 from rnn_lower.model.document import Document
@@ -98,6 +99,8 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     """The document to lower, and what is left to be done: folding changes all of a model, so it comes first."""
     if not options.fold:
         return document, options
+    if document.proto.training_info:
+        raise UnsupportedError("the model has training_info, which speaks of what folding removes; leave --fold out")
 
     def change(model: ir.Model) -> None:
         if options.dims:

@@ -40,7 +40,7 @@ class Comparison:
             new = compare(name, wanted, got, self._rtol, self._atol)
             self._filled |= {name} if _has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
-            self._varied |= set() if _identical(first, wanted) else {name}
+            self._varied |= set() if _identical(first, wanted) or _one_value(first, wanted) else {name}
             old = self._reports.get(name, new)
             self._reports[name] = dataclasses.replace(
                 new,
@@ -59,6 +59,14 @@ def _identical(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_identical, a, b))
     return np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def _one_value(a: Any, b: Any) -> bool:
+    """Whether all of both, whatever their shapes, is one and the same value."""
+    if isinstance(a, list):
+        return False
+    both = np.concatenate([np.ravel(a), np.ravel(b)]) if np.asarray(a).dtype == np.asarray(b).dtype else np.arange(2)
+    return bool(both.size) and bool(np.all(both == both[0]))
 
 
 def _has_content(value: Any) -> bool:

@@ -68,7 +68,7 @@ def read(node: ir.Node, dtype: ir.DataType) -> Recurrence:
     backwards = BACKWARDS.get(given.get("direction", ""), (False,))
     arithmetic = np.dtype(np.float64 if dtype == ir.DataType.DOUBLE else np.float32)
     limit = given.get("clip")
-    on = limit is not None and (limit >= 0 if node.op_type == "RNN" else limit > 0)
+    on = limit is not None and np.isfinite(limit) and (limit >= 0 if node.op_type == "RNN" else limit > 0)
     named = zip(INPUTS, node.inputs, strict=False)
     wanted = zip(OUTPUTS, node.outputs, strict=False)
     return Recurrence(

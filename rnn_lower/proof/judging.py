@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -48,8 +49,9 @@ def compare_models(
     for name, number, least in (("seed", seed, 0), ("runs", runs, 1), ("rtol", rtol, 0), ("atol", atol, 0)):
         if not isinstance(number, (int, float)) or (name in ("seed", "runs") and not isinstance(number, int)):
             raise RnnLowerError(f"{name} is {number!r}; it must be a number")
-        if not number >= least:
-            raise RnnLowerError(f"{name} is {number:g}; it must be {least} or more")
+        if not least <= number < math.inf:
+            told = "a number that is not infinite" if number == math.inf else f"{least} or more"
+            raise RnnLowerError(f"{name} is {number:g}; it must be {told}")
     models = Pair(original, lowered, on)
     fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]

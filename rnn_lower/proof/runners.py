@@ -33,7 +33,7 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     external = any(map(tensors.is_external, tensors.tensors(document.proto)))
     values = (*document.proto.graph.input, *document.proto.graph.output)
     plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
-    if path is not None and external and plain:
+    if path is not None and external and plain and path.isprintable():  # onnxruntime takes text only
         session = _session(path)
     else:
         proto = onnx.ModelProto()

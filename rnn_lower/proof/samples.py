@@ -121,7 +121,8 @@ class Samples:
         self._weights = {value.name for value in taken if value is not None and value.is_graph_input()}
         times = (limit for limit in (*self._limits.values(), *map(_time, nodes)))
         self._times = {self._ties.find(limit) for limit in times if not isinstance(limit, int)}
-        weights = sum(value.const_value.nbytes for value in values(model) if value.const_value is not None)
+        held = (value.const_value for value in values(model))
+        weights = sum(one.nbytes for one in held if one is not None and one.dtype != ir.DataType.STRING)
         shapes = (map(plain_dim, value.shape or ()) for value in self._inputs)
         sizes = (math.prod(dim if isinstance(dim, int) else 64 for dim in shape) for shape in shapes)
         count = sum(1 for _ in all_nodes(model))

@@ -179,6 +179,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         over_time = _or_why(lambda: steps.by_time_step(original, lowered, ask.inputs, ask.seed))
         times = over_time if isinstance(over_time, str) else _or_why(lambda: _times(original, lowered, over_time))
         after = files.load(lowered)
+        kept, size = tuple(read_nodes(after.model, after.facts)), count(after.proto)  # while its data is there
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}
     of_nodes = {} if isinstance(over_time, str) else over_time.nodes
     trials = {name: _trial(document, options, name) for name in TARGETS}
@@ -191,7 +192,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
     return Report(
         name=Path(path).name if path else document.model.graph.name or "model",
         opset=_opset(document.proto), target=options.target, kinds=tuple(kinds),
-        kept=tuple(read_nodes(after.model, after.facts)), before=count(document.proto), after=count(after.proto),
+        kept=kept, before=count(document.proto), after=size,
         check=check, proof=proof, outputs=() if isinstance(over_time, str) else over_time.outputs, times=times,
     )  # fmt: skip
 

@@ -94,7 +94,11 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
         yield lambda commit: commit()
         return
-    place = path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz")
+    place = files.checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), False, text=True)
+    if place.exists() and not (place.is_file() and _has_states(path)):
+        raise RnnLowerError(
+            f"{place}: the first states go there, and it is there already, of something else; move it away"
+        )
     made, before = (place.with_name(f".{place.name}.{secrets.token_hex(8)}{leftovers.TMP}") for _ in range(2))
 
     def put(commit: Callable[[], None]) -> None:

@@ -1113,6 +1113,28 @@ def bad_comparisons() -> Iterator[Bad]:
 # -- where to write ---------------------------------------------------------------------------------------------------
 
 
+def neighbour(folder: Path) -> None:
+    """Another model, with its weights in a file."""
+    model = model_of()
+    (folder / "bad.weights").write_bytes(big_weights(model))
+    os.replace(folder / "bad.weights", folder / "other.weights")
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "other.weights"
+    save(model, folder / "other.onnx")
+
+
+def foreign_states(folder: Path) -> list[str]:
+    save(model_of(dynamic=True), folder / "bad.onnx")
+    (folder / "out.state.npz").write_bytes(b"somebody's")
+    return ["stream", str(folder / "bad.onnx"), "-o", str(folder / "out.onnx"), "--time", "T"]
+
+
+def training(model: Model) -> None:
+    model.training_info.add().algorithm.name = "step"
+
+
 def writing(
     out: str, prepare: Callable[[Path], object] | None = None, *options: object, with_data: bool = False
 ) -> Build:
@@ -1161,6 +1183,13 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output a link into a missing folder", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("no/such")), f"{cannot}No such file or directory", "out.onnx")
     yield Bad("output of too long a name", writing("x" * 250 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
     yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; --force replaces it all the same", "out.onnx")
+    yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}the model that is read has its weights there; name another file", "bad.weights")
+    yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}… has its weights there; name another file", "other.weights")
+    yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link that leads to itself", "out.onnx")
+    yield Bad("states of something else", foreign_states, "the first states go there, and it is there already, of something else; move it away", "out.state.npz")
+    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which speaks of what folding removes; leave --fold out")
+    yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
+    yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be a number that is not infinite")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
     yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "one of the arguments -o/--output --out-dir is required", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")

@@ -72,7 +72,8 @@ def test_check_never_hands_an_empty_sequence_to_the_fused_operator():
     model.graph.node.insert(0, onnx.helper.make_node("Slice", ["X", "zero", "zero", "zero"], ["cut"]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
     report = rnn_lower.check(model, rnn_lower.lower(model))
-    assert report.ok
+    assert all(output.ok for output in report.outputs)
+    assert "the same in all runs" in report.nothing_compared
     assert "empty" in report.judge
 
 
@@ -380,3 +381,30 @@ def test_branches_that_no_input_takes_are_told():
     lowered = rnn_lower.lower(model)
     assert rnn_lower.check(model, lowered, inputs=feeds).missed == ("If 'if': only its then_branch ran",)
     assert rnn_lower.check(model, lowered, runs=10).missed == ()
+
+
+def test_strings_among_the_initializers():
+    model, _ = build(Case("GRU", 17, optional=("B",), outputs=("Y_h",)))
+    model.graph.initializer.append(onnx.helper.make_tensor("a", onnx.TensorProto.STRING, [1], [b"a"]))
+    model.graph.initializer.append(onnx.helper.make_tensor("b", onnx.TensorProto.STRING, [1], [b"b"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0), "zero"))
+    model.graph.node.append(onnx.helper.make_node("Greater", ["Y_h", "zero"], ["positive"]))
+    model.graph.node.append(onnx.helper.make_node("Where", ["positive", "a", "b"], ["said"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("said", onnx.TensorProto.STRING, None))
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+
+
+@pytest.mark.parametrize("bound", [5.0, 6.0])
+def test_an_output_that_is_one_value_in_all_shapes_says_nothing(bound):
+    model, _ = build(Case("GRU", 17, optional=("B",), outputs=("Y_h",), dynamic=True))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(bound), "bound"))
+    model.graph.node.append(onnx.helper.make_node("Greater", ["Y_h", "bound"], ["large"]))
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("large", onnx.TensorProto.BOOL, None))
+    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert not report.ok
+    assert "the same in all runs" in report.nothing_compared
+
+
+def test_an_infinite_clip_is_none():
+    model, _ = build(Case("GRU", 17, optional=("B",), clip=float("inf")))
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
