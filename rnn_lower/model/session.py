@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -19,13 +19,13 @@ from rnn_lower.emit.versions import TABLE, said_alike
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
-from rnn_lower.model.facts import RESHAPES, UNSAID, Facts
+from rnn_lower.model.claims import claims_of_bodies, doubtful, reshaped
+from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.scopes import (
     Scope,
     count_nodes,
     default_opset,
     recurrent_nodes,
-    subgraphs,
     taken_names,
     with_bodies,
 )
@@ -148,8 +148,8 @@ class Session:
         ends = set(self._model.graph.outputs)
         taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
         given = [value for place in self.places for value in place.node.node.outputs]
-        bodies = dict(_claims_of_bodies(taken))
-        for value in (*taken, *given, *_reshaped(given), *bodies, *self._facts.contradicted()):
+        bodies = dict(claims_of_bodies(taken))
+        for value in {*doubtful(taken, self._facts), *given, *reshaped(given), *bodies, *self._facts.contradicted()}:
             producer = value.producer()
             graph = bodies.get(value) if producer is None else producer.graph
             if value.shape is None or not isinstance(graph, ir.Graph) or value in ends:
@@ -327,30 +327,6 @@ class Session:
         used = (known(value) for place in self.places for value in place.node.inputs.values())
         counts = collections.Counter(source for one in used if one is not None for source in one.sources)
         return frozenset(identity for identity, count in counts.items() if count > 1)
-
-
-def _reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
-    """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
-    waiting = list(values)
-    while waiting:
-        for user, place in waiting.pop().uses():
-            if user.op_type in RESHAPES and place == 0:
-                yield from user.outputs
-                waiting += user.outputs
-
-
-def _claims_of_bodies(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
-    """What the bodies of nodes on which values depend take and give: what is declared of it is believed of results."""
-    waiting, seen = list(values), set()
-    while waiting:
-        producer = waiting.pop().producer()
-        if producer is None or producer in seen:
-            continue
-        seen.add(producer)
-        waiting += [value for value in producer.inputs if value is not None]
-        for _, body in subgraphs(producer):
-            yield from ((value, body) for value in (*body.inputs, *body.outputs))
-            waiting += list(body.outputs)
 
 
 def read_nodes(model: ir.Model, facts: Facts | None = None) -> list[RecurrentNode]:

@@ -86,9 +86,8 @@ class _Context:
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
-        fed = {name for node in new.node if _emitted(node) for name in node.input}
         if self._versions is None:
-            told = self._without_unsaid(old.value_info, infos, emitted | fed | _reshaped(new, emitted))
+            told = self._without_unsaid(old.value_info, infos, emitted | _above(new) | _reshaped(new, emitted))
             yield from _same(f"{path}: value_info", told, infos)
         bodies = {value.name for value in old.output} if old is not self._before.graph else set()
         yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies), new.output)
@@ -267,6 +266,16 @@ def _equal(a: Any, b: Any) -> bool:
 def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
     if not _equal(list(old), list(new)):
         yield f"{told} has changed"
+
+
+def _above(graph: tensors.Holder) -> set[str]:
+    """What the emitted nodes of a graph and of its bodies are computed from, its nodes being in their order."""
+    found: set[str] = set()
+    for node in reversed(graph.node):
+        inner = set().union(*map(_above, tensors.graphs_of(node)))
+        if inner or _emitted(node) or not found.isdisjoint(node.output):
+            found |= {*node.input, *inner}
+    return found
 
 
 def _reshaped(graph: onnx.GraphProto, emitted: set[str]) -> set[str]:

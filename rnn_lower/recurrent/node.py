@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -280,7 +279,7 @@ def _activations(
 
 def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
     """RNN: a negative value is off. GRU, LSTM: 0 is what exporters write for off; a negative value makes no sense."""
-    if clip is None or clip == math.inf or (op == "RNN" and clip < 0):
+    if clip is None or clip == float("inf") or (op == "RNN" and clip < 0):
         return None
     if clip != clip:
         raise InvalidNodeError("clip is NaN; it must be a number")

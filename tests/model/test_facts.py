@@ -375,3 +375,19 @@ def test_a_size_that_may_be_is_left():
     assert info == next(info for info in graph.value_info if info.name == "beyond")
     info.type.tensor_type.shape.dim[0].ClearField("dim_value")
     assert only_recurrent_nodes_changed((model, None), (lowered, None)) == ["graph: value_info has changed"]
+
+
+@pytest.mark.parametrize("form", ["scan", "loop"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_a_false_size_further_up(op, form):
+    """What inference makes of it would be believed of X, and products be reshaped by it."""
+    model, _ = build(Case(op, 17, dynamic=True, optional=("B",)))
+    model.graph.node[0].input[0] = "x"
+    model.graph.node.insert(0, onnx.helper.make_node("Neg", ["p"], ["x"]))
+    model.graph.node.insert(0, onnx.helper.make_node("Relu", ["X"], ["p"]))
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("p", 1, [5, 2, 3]))
+    lowered = rnn_lower.lower(model, form=form)
+    for T, N in ((2, 5), (10, 1), (6, 3)):
+        feeds = build(Case(op, 17, T=T, N=N, dynamic=True, optional=("B",)))[1]
+        close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []

@@ -1,0 +1,49 @@
+"""Values of which a model may claim sizes that are not so, and whose claims runtimes would believe of emitted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from rnn_lower.model.facts import RESHAPES, Facts
+from rnn_lower.model.scopes import subgraphs
+
+
+def doubtful(values: Sequence[ir.Value], facts: Facts) -> set[ir.Value]:
+    """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
+    waiting, seen = list(values), set()
+    while waiting:
+        value = waiting.pop()
+        producer = value.producer()
+        if producer is None or value in seen:
+            continue
+        seen.add(value)
+        shape = facts.shape(value)
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            waiting += [one for one in producer.inputs if one is not None]
+    return {*values, *seen}
+
+
+def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
+    """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
+    waiting = list(values)
+    while waiting:
+        for user, place in waiting.pop().uses():
+            if user.op_type in RESHAPES and place == 0:
+                yield from user.outputs
+                waiting += user.outputs
+
+
+def claims_of_bodies(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
+    """What the bodies of nodes on which values depend take and give: what is declared of it is believed of results."""
+    waiting, seen = list(values), set()
+    while waiting:
+        producer = waiting.pop().producer()
+        if producer is None or producer in seen:
+            continue
+        seen.add(producer)
+        waiting += [value for value in producer.inputs if value is not None]
+        for _, body in subgraphs(producer):
+            yield from ((value, body) for value in (*body.inputs, *body.outputs))
+            waiting += list(body.outputs)
