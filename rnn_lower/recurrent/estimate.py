@@ -1,4 +1,4 @@
-"""How large a straight line will be, told by one of two and one of three steps: all later steps are alike."""
+"""How large a straight line will be, told by two short ones: all later steps are alike."""
 
 from __future__ import annotations
 
@@ -26,19 +26,25 @@ class Size:
         return Size(self.nodes + other.nodes, self.nbytes + other.nbytes)
 
 
+FEW, MORE = 8, 15
+"""Steps of the short lines. Seven further ones make one Concat more where a target takes only seven parts."""
+
+
 def unrolled(node: RecurrentNode, opset: int, habits: Habits) -> Size | None:
-    """Of a node of known length, in the time that five steps take; None when the node cannot be unrolled.
+    """Of a node of known length, in the time that these steps take; None when the node cannot be unrolled.
 
     Where a target makes constants of the masks of known lengths, it is that of steps that are valid for all rows.
     """
     length = node.static_length
     assert length is not None
     try:
-        two, three = (_measured(_of_steps(node, steps), opset, habits) for steps in (2, 3))
+        few, more = (_measured(_of_steps(node, steps), opset, habits) for steps in (FEW, MORE))
     except UnsupportedError:  # which lowering says, with where it happened
         return None
-    more = max(length - 2, 0)
-    return Size(two.nodes + more * (three.nodes - two.nodes), two.nbytes + more * (three.nbytes - two.nbytes))
+    share = max(length - FEW, 0) / (MORE - FEW)
+    return Size(
+        few.nodes + round(share * (more.nodes - few.nodes)), few.nbytes + round(share * (more.nbytes - few.nbytes))
+    )
 
 
 def _of_steps(node: RecurrentNode, steps: int) -> RecurrentNode:
