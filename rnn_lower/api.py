@@ -107,7 +107,7 @@ def lower_file(
     def work() -> list[Record]:
         ready, left = prepared(document, chosen)
         records = lower_document(ready, left)
-        with files.staged(ready, destination, progress, left.dims, force, _read(document, source, destination)) as made:
+        with files.staged(ready, destination, progress, left.dims, force, _kept(document, source, destination)) as made:
             if accept is None or accept(os.fspath(made.path)):
                 made.commit()
         return records
@@ -169,9 +169,9 @@ def stream_file(
         made = making.make(document, wish, chosen)
         with (
             files.staged(
-                made.document, destination, progress, made.dims, force, _read(document, source, destination)
+                made.document, destination, progress, made.dims, force, _kept(document, source, destination)
             ) as staged,
-            making.staged_states(destination, made.plan) as place,
+            making.staged_states(destination, made.plan, force) as place,
         ):
             if accept is None or accept(os.fspath(staged.path), made):
                 place(staged.commit)
@@ -180,7 +180,7 @@ def stream_file(
     return _told_with(source, work)
 
 
-def _read(document: Document, source: Any, destination: Any) -> frozenset[files.Inode]:
+def _kept(document: Document, source: Any, destination: Any) -> frozenset[files.Inode]:
     """The data files of a model that stays."""
     in_place = os.path.realpath(source) == os.path.realpath(destination)
     return frozenset() if in_place else files.data_of(document)

@@ -161,22 +161,22 @@ class Staged:
 @contextlib.contextmanager
 def staged(
     document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
-    dims: Mapping[str, int] | None = None, force: bool = False, read: Collection[Inode] = (),
+    dims: Mapping[str, int] | None = None, force: bool = False, kept: Collection[Inode] = (),
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there.
 
-    read: the data files of another model that this one was made of, which are neither replaced nor removed.
+    kept: the data files of another model that this one was made of, which are neither replaced nor removed.
     """
     told, made = os.fspath(destination), None
     try:
         with contextlib.ExitStack() as stack:
             try:
-                path = checked_destination(Path(destination), force, read)
+                path = checked_destination(Path(destination), force, kept)
                 streamed = str(path) == "-" or (path.exists() and not path.is_file())
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
                 if not streamed:
                     leftovers.remove_left_behind(folder)
-                made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), read)
+                made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), kept)
                 stack.callback(made.close)
                 _write(document, made, progress, dims)
             except OSError as error:
@@ -254,8 +254,11 @@ def write_text(text: str, destination: str | os.PathLike[str], force: bool = Fal
         raise _unwritable(told, error) from None
 
 
-def checked_destination(path: Path, force: bool, read: Collection[Inode] = (), text: bool = False) -> Path:
-    """Where the file really goes, links followed."""
+def checked_destination(path: Path, force: bool, kept: Collection[Inode] = (), text: bool = False) -> Path:
+    """Where the file really goes, links followed. Raises RnnLowerError when it cannot go there.
+
+    kept: files that are not replaced.  text: it is no model, so that any ending will do.
+    """
     if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
         return path
     real = Path(os.path.realpath(path))
@@ -267,15 +270,15 @@ def checked_destination(path: Path, force: bool, read: Collection[Inode] = (), t
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR and not force:
         raise RnnLowerError(f"{path}: cannot be written: it is read-only; --force replaces it all the same")
-    owner = _owner(real, read) if real.is_file() else None
+    owner = _owner(real, kept) if real.is_file() else None
     if owner is not None:
         raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
     return real
 
 
-def _owner(path: Path, read: Collection[Inode]) -> str | None:
+def _owner(path: Path, kept: Collection[Inode]) -> str | None:
     """The model that has weights in a file: the one that is read, or a neighbour."""
-    if _inode(path) in read:
+    if _inode(path) in kept:
         return "the model that is read"
     with contextlib.suppress(OSError):
         for other in sorted(path.parent.glob("*.onnx")):

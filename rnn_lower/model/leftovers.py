@@ -89,12 +89,11 @@ def spans(path: Path) -> dict[str, tuple[int, int]]:
         return {}
     found: dict[str, tuple[int, int]] = {}
     for tensor in filter(tensors.is_external, tensors.tensors(model)):
-        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
         with contextlib.suppress(ValueError):
-            begin = int(entries.get("offset") or 0)
-            end = begin + (int(entries["length"]) if entries.get("length") else tensors.size_of(tensor) or 0)
-            first, last = found.get(entries.get("location", ""), (begin, end))
-            found[entries.get("location", "")] = (min(first, begin), max(last, end))
+            begin, length = tensors.extent(tensor, tensors.size_of(tensor) or 0)
+            first, last = found.get(location, (begin, begin + length))
+            found[location] = (min(first, begin), max(last, begin + length))
     return found
 
 

@@ -138,6 +138,12 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
         )
 
 
+def extent(tensor: onnx.TensorProto, size: int) -> tuple[int, int]:
+    """Offset and length of external data, as the tensor says or by its size in bytes. Raises ValueError."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return int(entries.get("offset") or 0), int(entries["length"]) if entries.get("length") else size
+
+
 def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     """Where the data of an external tensor lies, links followed.
 
@@ -163,8 +169,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     if wanted is None:
         raise RnnLowerError(f"{told} holds texts, which external data cannot")
     try:
-        offset = int(entries.get("offset") or 0)
-        length = int(entries["length"]) if entries.get("length") else wanted
+        offset, length = extent(tensor, wanted)
     except ValueError:
         raise RnnLowerError(f"{told}: offset or length of its external data is no number") from None
     if offset < 0 or length != wanted:

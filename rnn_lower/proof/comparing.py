@@ -65,7 +65,7 @@ def _one_value(a: Any, b: Any) -> bool:
     """Whether all of both, whatever their shapes, is one and the same value."""
     if isinstance(a, list):
         return False
-    both = np.concatenate([np.ravel(a), np.ravel(b)]) if np.asarray(a).dtype == np.asarray(b).dtype else np.arange(2)
+    both = np.concatenate([np.ravel(a), np.ravel(b)])
     return bool(both.size) and bool(np.all(both == both[0]))
 
 

@@ -84,7 +84,9 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
 
 
 @contextlib.contextmanager
-def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Callable[[Callable[[], None]], None]]:
+def staged_states(
+    destination: str | os.PathLike[str], plan: Plan, force: bool = False
+) -> Iterator[Callable[[Callable[[], None]], None]]:
     """The first states in a file beside the model, with .state.npz in place of .onnx, under a name of its own as yet.
 
     Answers what puts it in place around the commit of the model. The states of the model before go first, so that
@@ -94,7 +96,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
         yield lambda commit: commit()
         return
-    place = files.checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), False, text=True)
+    place = files.checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), force, text=True)
     if place.exists() and not (place.is_file() and _has_states(path)):
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"

@@ -71,6 +71,15 @@ def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch, capsys):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_read_only_states_are_replaced_by_force(tmp_path, capsys):
+    command = ["stream", DENOISER, "-o", str(tmp_path / "out.onnx"), "--time", "time"]
+    assert cli.main(command) == 0
+    (tmp_path / "out.state.npz").chmod(0o444)
+    assert cli.main(command) == 2
+    assert "out.state.npz: cannot be written: it is read-only; --force" in capsys.readouterr().err
+    assert cli.main([*command, "--force"]) == 0
+
+
 def test_an_interruption_leaves_what_was_there(tmp_path, monkeypatch):
     (tmp_path / "out.onnx").write_bytes(b"old")
 
