@@ -125,7 +125,10 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         try:
             yield
         except RnnLowerError as error:
-            raise type(error)(str(error).replace(path, "-")) from None
+            told = str(error).replace(path, "-")
+            if f"{folder}{os.sep}" in told:  # where there is nothing but the model
+                told = "-: the model has weights in a file beside it, which a stream cannot carry; name a file"
+            raise type(error)(told) from None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ import dataclasses
 import io
 import json
 import multiprocessing
+import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -81,8 +83,20 @@ def _ends(work: Command, each: Sequence[argparse.Namespace], jobs: int) -> Itera
         yield from (_one(work, arguments) for arguments in each)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    with futures.ProcessPoolExecutor(jobs, spawn) as pool:
+    with futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent) as pool:
         yield from pool.map(_one, [work] * len(each), each)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(BAD)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _one(work: Command, arguments: argparse.Namespace) -> End:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -68,6 +69,10 @@ def test_through_pipes(models):
     assert (quiet.returncode, quiet.stderr) == (0, b"")
     assert run("check", models[0], "-", given=end.stdout).returncode == 0
     assert b"LSTM" in run("inspect", "-", given=data).stdout
+    onnx.save_model(onnx.load(models[1]), models[1], save_as_external_data=True, location="w.bin", size_threshold=0)
+    outside = run("inspect", "-", given=models[1].read_bytes())
+    assert outside.returncode == 2
+    assert b"-: the model has weights in a file beside it, which a stream cannot carry" in outside.stderr
     bad = run("inspect", "-", given=b"no model")
     assert bad.returncode == 2
     assert bad.stderr.startswith(b"rnn-lower: error: -: not an ONNX model")
@@ -95,3 +100,33 @@ def test_jobs_however_it_was_started(way, tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.onnx"))) == 2
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="how processes are found needs /proc")
+def test_jobs_end_with_the_process_that_started_them(tmp_path):
+    big = build(Case("GRU", 17))[0]
+    big.graph.node.extend([onnx.helper.make_node("Relu", ["X"], [f"relu{i}"]) for i in range(20_000)])
+    for name in "abcd":
+        onnx.save(big, tmp_path / f"{name}.onnx")
+    command = [sys.executable, "-m", "rnn_lower", "lower", *map(str, sorted(tmp_path.glob("*.onnx")))]
+    with subprocess.Popen([*command, "--out-dir", str(tmp_path / "out"), "--jobs", "2"]) as parent:
+        while len(workers := _children(parent.pid)) < 3:  # two, and what tidies up after them
+            assert parent.poll() is None, "it ended before its workers were seen"
+            time.sleep(0.02)
+        parent.kill()
+    ends = time.monotonic() + 60
+    while any(_runs(pid) for pid in workers):
+        assert time.monotonic() < ends, "workers wait for work that nobody will give them"
+        time.sleep(0.1)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -59,14 +59,29 @@ class Document:
         return Document(proto, self.folder)
 
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
-        """The model as a function leaves it that may change anything; what onnx_ir cannot carry is lost on the way."""
-        model: ir.Model = ir.serde.deserialize_model(self.proto)
+        """The model as a function leaves it that may change anything; what is no part of what runs may be lost.
+
+        Raises UnsupportedError for a model with something that runs and that onnx_ir does not carry.
+        """
+        if any(isinstance(holder, onnx.GraphProto) and holder.sparse_initializer for holder in self._holders()):
+            raise _not_carried("a sparse initializer")
+        try:
+            model: ir.Model = ir.serde.deserialize_model(self.proto)
+        except Exception as error:  # onnx_ir raises whatever it trips over, and says why last
+            why: BaseException = error
+            while why.__cause__ is not None:
+                why = why.__cause__
+            raise _not_carried(f"all of it: {one_line(why)}") from None
         if self.folder is not None:
             for value in values(model):
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value.base_dir = self.folder
         change(model)
         return Document(ir.serde.serialize_model(model), self.folder)
+
+    def _holders(self) -> Iterator[tensors.Holder]:
+        for one in (self.proto.graph, *self.proto.functions):
+            yield from tensors.graphs_in(one)
 
     @functools.cached_property
     def outline(self) -> onnx.ModelProto:
@@ -230,6 +245,10 @@ def _as_no_model() -> Iterator[None]:
         raise RnnLowerError("not an ONNX model: it has a name that is no UTF-8 text") from None
     except Exception as error:  # onnx_ir raises whatever it trips over
         raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
+
+
+def _not_carried(what: str) -> UnsupportedError:
+    return UnsupportedError(f"folding goes through onnx_ir, which does not carry {what}; leave --fold or --set out")
 
 
 def _sort(model: ir.Model) -> None:

@@ -264,7 +264,7 @@ def checked_destination(path: Path, force: bool, kept: Collection[Inode] = (), t
     real = Path(os.path.realpath(path))
     if real.is_symlink():
         raise RnnLowerError(f"{path}: cannot be written: it is a link that leads to itself")
-    if not text and onnx.serialization.registry.get_format_from_file_extension(real.suffix) not in (None, "protobuf"):
+    if not text and not is_binary(real):
         raise RnnLowerError(f"{path}: cannot be written: its ending is that of a text format; name it .onnx")
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
@@ -274,6 +274,11 @@ def checked_destination(path: Path, force: bool, kept: Collection[Inode] = (), t
     if owner is not None:
         raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
     return real
+
+
+def is_binary(path: Path) -> bool:
+    """Whether a model of this name is protobuf's bytes, not one of the texts that `onnx` writes too."""
+    return onnx.serialization.registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
 
 
 def _owner(path: Path, kept: Collection[Inode]) -> str | None:

@@ -159,6 +159,8 @@ class Pair:
             return (
                 f"{ORT} does not know the operator {self._unknown}; the original model can be neither run nor checked"
             )
+        if "No corresponding Numpy type" in error:
+            return f"{ORT} cannot hand over an input or output of this type to be compared; --prove does without"
         wanted = "; ".join(map(_declaration, samples.required_inputs(self.original.model)))
         return f"the original model does not run with the inputs: {error}; give others (--inputs X.npz with {wanted})"
 

@@ -16,7 +16,7 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import tensors
+from rnn_lower.model import files, tensors
 from rnn_lower.model.document import Document
 from rnn_lower.proof import reference
 from rnn_lower.proof.samples import Feeds
@@ -33,7 +33,8 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     external = any(map(tensors.is_external, tensors.tensors(document.proto)))
     values = (*document.proto.graph.input, *document.proto.graph.output)
     plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
-    if path is not None and external and plain and path.isprintable():  # onnxruntime takes text only
+    # onnxruntime takes names that are text, of files that are not.
+    if path is not None and external and plain and path.isprintable() and files.is_binary(Path(path)):
         session = _session(path)
     else:
         proto = onnx.ModelProto()

@@ -41,6 +41,9 @@ SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 FACTORS = (1.0, 0.3, 3.0, 0.1, 1.0, 0.03, 10.0, 1.0)
 """What all are multiplied with, by set, in models so small that a run takes several sets of inputs."""
 
+LARGEST_DEFAULT = 1 << 24
+"""Bytes of a default up to which other values are given in its place."""
+
 CHEAP_WEIGHTS, CHEAP_INPUTS, CHEAP_NODES = 1_000_000, 20_000, 100
 """Bytes of weights, elements of inputs, and nodes up to which a run takes next to no time beside loading the model."""
 
@@ -52,6 +55,7 @@ RANKS = (3, 2, 1, 4, 0)
 
 INTEGER_LIMITS = (2, 1, 6, 100)
 LARGEST_FLOAT16 = 6e4
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
@@ -77,6 +81,15 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
 
 def required_inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
+
+
+def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
+    """Inputs that a caller may leave out -> what they are then. Before IR version 4 nobody could give another."""
+    held = {str(value.name): value.const_value for value in model.graph.inputs if (model.ir_version or 0) >= 4}
+    return {
+        name: tensor.numpy() for name, tensor in held.items()
+        if tensor is not None and tensor.dtype in _FLOATS and tensor.nbytes <= LARGEST_DEFAULT
+    }  # fmt: skip
 
 
 def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
@@ -110,7 +123,7 @@ class Samples:
         nodes = read_nodes(model) if nodes is None else nodes
         self._ties = _ties(nodes)
         self._ranks = {str(v.name): rank for v in self._inputs if (rank := _rank(v, nodes, fixed)) is not None}
-        self._fixed = fixed
+        self._fixed, self._defaults = fixed, _defaults(model)
         values_by_name = {str(value.name): value for value in self._inputs}
         named = ((_symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
         self._known = {self._ties.find(symbol): size for symbol, size in named}
@@ -145,10 +158,12 @@ class Samples:
             scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
             scaled = [FACTORS[part] * scale for scale in scales]
             limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
-            yield {
+            given = {
                 str(value.name): self._sample(value, rng, sizes, scaled, limit_of_integers, index + part, attempt)
                 for value in self._inputs
             }
+            others = self._defaults if index % 3 == 1 and attempt < 4 else {}
+            yield given | {name: _near(rng, default) for name, default in others.items()}
 
     def keep(self, feeds: Feeds) -> None:
         """Remember the sizes of inputs that the model took."""
@@ -325,6 +340,12 @@ def _ranges(model: ir.Model) -> dict[str, np.ndarray]:
                         numbers | {n + 1 for n in numbers} | {n - 1 for n in numbers}
                     )  # type: ignore[index]
     return {name: np.array(sorted(numbers)) for name, numbers in found.items()}
+
+
+def _near(rng: np.random.Generator, default: np.ndarray) -> np.ndarray:
+    """Another value than a default, of its kind: weights stay weights, and zeros become small."""
+    size = np.abs(default.astype(np.float64)) if np.any(default) else 1.0
+    return np.asarray(default + (0.1 * size * rng.uniform(-1, 1, default.shape)).astype(default.dtype))
 
 
 def _array(

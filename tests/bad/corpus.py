@@ -1080,6 +1080,7 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
     yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
     yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)
+    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot hand over an input or output of this type to be compared; --prove does without")
     yield Bad("never runs", changed(never_runs, "--check"), runs)
     yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; give inputs (--inputs X.npz)")
     yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is no tensor of a known type; give inputs (--inputs X.npz)")
@@ -1135,6 +1136,24 @@ def training(model: Model) -> None:
     model.training_info.add().algorithm.name = "step"
 
 
+def sparse(model: Model) -> None:
+    values = numpy_helper.from_array(np.array([1.5], np.float32), "sparse")
+    indices = numpy_helper.from_array(np.array([1]))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [5]))
+
+
+def sparse_attribute(model: Model) -> None:
+    sparse(model)
+    constant = helper.make_node("Constant", [], ["unused"], sparse_value=model.graph.sparse_initializer.pop())
+    model.graph.node.append(constant)
+
+
+def four_bits(model: Model) -> None:
+    model.opset_import[0].version = 21
+    model.graph.node.append(helper.make_node("Cast", ["Y_h"], ["small"], to=TensorProto.INT4))
+    model.graph.output.append(helper.make_tensor_value_info("small", TensorProto.INT4, None))
+
+
 def writing(
     out: str, prepare: Callable[[Path], object] | None = None, *options: object, with_data: bool = False
 ) -> Build:
@@ -1188,6 +1207,8 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link that leads to itself", "out.onnx")
     yield Bad("states of something else", foreign_states, "the first states go there, and it is there already, of something else; move it away", "out.state.npz")
     yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which speaks of what folding removes; leave --fold out")
+    yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding goes through onnx_ir, which does not carry a sparse initializer; leave --fold or --set out")
+    yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding goes through onnx_ir, which does not carry all of it: …; leave --fold or --set out")
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
     yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be a number that is not infinite")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)

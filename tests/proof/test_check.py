@@ -168,6 +168,16 @@ def test_coarse_types_get_one_unit_in_the_last_place(dtype):
         assert comparing.compare("y", a, b, rtol=1e-6, atol=0.0).ok == ok
 
 
+@pytest.mark.parametrize("ending", ["onnx", "onnxjson", "onnxtxt", "textproto", "model"])
+def test_the_judge_is_the_same_for_every_way_to_write_a_model(ending, tmp_path):
+    path = tmp_path / f"m.{ending}"
+    onnx.save(build(Case("GRU", 17))[0], path, save_as_external_data=True, location="w", size_threshold=0)
+    rnn_lower.lower_file(path, tmp_path / "lowered.onnx")
+    report = rnn_lower.check(path, tmp_path / "lowered.onnx")
+    assert report.ok
+    assert report.judge == runners.ORT
+
+
 def test_bfloat16_beside_external_data(tmp_path):
     """onnxruntime's Python interface does not take it, wherever the weights are."""
     weight = onnx.numpy_helper.from_array(np.array([1.0, 2.0], np.float32), "weight")

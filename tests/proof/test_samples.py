@@ -95,3 +95,32 @@ def test_inputs_without_a_shape(rank):
     direct = build(Case("GRU", 17))[0]
     direct.graph.input[0].type.tensor_type.ClearField("shape")
     assert rnn_lower.check(direct, rnn_lower.lower(direct)).ok
+
+
+def with_defaults() -> onnx.ModelProto:
+    """Weights and a state that a caller may give, and need not."""
+    model = build(Case("LSTM", 17, optional=("initial_h",), weights="input"))[0]
+    rng = np.random.default_rng(3)
+    for value in (value for value in model.graph.input if value.name != "X"):
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        array = np.zeros(shape) if value.name == "initial_h" else rng.uniform(-1, 1, shape)
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), value.name))
+    return model
+
+
+@pytest.mark.parametrize("name", ["W", "R", "initial_h"])
+def test_defaults_are_varied(name):
+    """A model that computes with a default whatever it is given would agree as long as nobody gives anything."""
+    model = with_defaults()
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).ok
+    assert rnn_lower.check(model, lowered, runs=1).ok
+    place = [value.name for value in lowered.graph.input].index(name)
+    del lowered.graph.input[place]
+    assert not rnn_lower.check(model, lowered).ok
+
+
+def test_defaults_that_nobody_could_give_stay():
+    model = with_defaults()
+    model.ir_version = 3
+    assert all(set(next(samples.Samples(ir.from_proto(model)).candidates(index))) == {"X"} for index in range(3))
