@@ -83,7 +83,9 @@ def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
 
 
 def _infer(proto: onnx.ModelProto, follow: bool) -> onnx.ModelProto:
-    found: onnx.ModelProto = onnx.shape_inference.infer_shapes(without_annotations(proto), data_prop=follow)
+    content = without_annotations(proto).SerializeToString()  # so that the copy is gone when the next ones are made
+    found: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
+    del content
     del found.functions[:]
     _drop_plain_nodes(found.graph)
     return found
