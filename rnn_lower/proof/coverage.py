@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.model import tensors
 from rnn_lower.model.document import Document
+from rnn_lower.model.evaluating import evaluator
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.proof import reference
 
@@ -49,7 +50,7 @@ class Coverage:
         try:
             if proto.functions:
                 proto = onnx.inliner.inline_local_functions(proto)
-            self._evaluator = ReferenceEvaluator(proto, new_ops=list(reference.operators(self._watch)))
+            self._evaluator = evaluator(proto, reference.operators(self._watch))
         except Exception:  # what it does not take is not looked at
             self._evaluator = None
 

@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnxruntime
-from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, tensors
 from rnn_lower.model.document import Document
+from rnn_lower.model.evaluating import evaluator
 from rnn_lower.proof import reference
 from rnn_lower.proof.samples import Feeds
 
@@ -84,8 +84,8 @@ def open_reference(document: Document, change: Change | None = None) -> Run:
         tensors.embed(proto, document.folder)
     if proto.functions:  # the evaluator does not pass its operators on to functions
         proto = onnx.inliner.inline_local_functions(proto)
-    evaluator = ReferenceEvaluator(proto, new_ops=list(reference.OPERATORS))
-    return lambda feeds: list(evaluator.run(None, feeds))
+    ready = evaluator(proto, reference.OPERATORS)
+    return lambda feeds: list(ready.run(None, feeds))
 
 
 def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:

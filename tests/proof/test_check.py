@@ -418,3 +418,19 @@ def test_an_output_that_is_one_value_in_all_shapes_says_nothing(bound):
 def test_an_infinite_clip_is_none():
     model, _ = build(Case("GRU", 17, optional=("B",), clip=float("inf")))
     assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_what_one_node_does_not_want_reaches_no_other(op):
+    """onnx's evaluator keeps unwanted outputs under no name, and an input without a name is one that is not given."""
+    model, feeds = build(Case(op, 17, outputs=("Y",), dtype="double"))
+    (first,) = (node for node in model.graph.node if node.op_type == op)
+    first.output.append("")
+    second = onnx.NodeProto.FromString(first.SerializeToString())
+    second.output[0], second.name = "again", "second"
+    second.input.extend([""] * (5 - len(second.input)))
+    model.graph.node.append(second)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("again", onnx.TensorProto.DOUBLE, None))
+    one, other = run_reference(model, feeds)
+    np.testing.assert_array_equal(one, other)
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
