@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = sys.stdout and (not arguments.quiet or _asks_for_output(arguments))
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        with _stopped_by_sigterm(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
+        with _stopped_as_by_ctrl_c(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
             with _stdin_as_file(arguments):
                 code = command(arguments)
             sys.stdout.flush()
@@ -132,8 +132,8 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, so that it tidies up. Only the main thread may ask for that."""
+def _stopped_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM, and a terminal that closes, end a run as Ctrl-C does: it tidies up. For the main thread only."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -141,8 +141,13 @@ def _stopped_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -7,7 +7,7 @@ model of that one node. So nothing but the converted nodes changes, wherever the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -17,7 +17,9 @@ from onnx_ir import convenience
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.emit.names import Names
 from rnn_lower.errors import ConversionError, UnsupportedError
+from rnn_lower.model import tensors
 from rnn_lower.model.facts import Facts
+from rnn_lower.model.meaning import meant
 from rnn_lower.model.outline import SHOWN, UNSEEN
 from rnn_lower.model.scopes import (
     DEFAULT_DOMAINS,
@@ -107,6 +109,8 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         if not held <= set(new.attributes):
             raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown there")
         return False
+    if opset < scope.opset and any(subgraphs(node)) and (why := _wrong(node, new, facts.kind)):
+        raise _refusal(node, scope.opset, opset, why)
     if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
         if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
             raise _refusal(node, scope.opset, opset, "Scan of opset 8 has a batch axis of its own")
@@ -120,14 +124,27 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
 
 
 def _takes(schema: onnx.defs.OpSchema, node: ir.Node, facts: Facts) -> bool:
-    """Whether an older version of the node's operator says the same, as far as element types are known."""
-    for place, value in enumerate(node.inputs):
-        dtype = None if value is None else facts.dtype(value)
-        formal = schema.inputs[min(place, len(schema.inputs) - 1)]  # the last one may stand for many
-        if dtype is not None and f"tensor({dtype.name.lower()})" not in formal.types:
-            return False
+    """Whether an older version of the node's operator says the same, as far as types are known."""
+    if _wrong(node, schema, facts.kind):
+        return False
     numbers = [number for a in node.attributes.values() for number in np.ravel(a.value if _is_int(a) else 0)]
     return schema.since_version >= 11 or min(numbers, default=0) >= 0
+
+
+def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value], str | None]) -> str:
+    """What a node says that a version of its operator does not take, or nothing. kind: as in `Facts`."""
+    unknown = set(node.attributes) - set(schema.attributes)
+    if unknown:
+        return f"its attribute '{min(unknown)}' is unknown there"
+    if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
+        return "it has more inputs or outputs than there are"
+    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for place, value in enumerate(values):
+            found = None if value is None else kind(value)
+            formal = formals[min(place, len(formals) - 1)]  # the last one may stand for many
+            if found is not None and found not in formal.types:
+                return f"{formal.name} is {found}, which it does not take there"
+    return ""
 
 
 def _is_int(attribute: ir.Attr) -> bool:
@@ -166,17 +183,32 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
         raise _refusal(node, current, opset, "it has an attribute that the converters cannot be shown")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         raise _refusal(node, current, opset, "its attributes are the function's; inline the function (onnx.inliner)")
-    alone = _alone(node, current, facts)
-    first_error: Exception | None = None
+    said = meant(node, current, opset, facts)
+    if isinstance(said, str):
+        raise _refusal(node, current, opset, said)
+    alone = _alone(node, current, opset, facts)
+    kinds = {value.name: facts.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
+    first_error: Exception | str | None = None
     for convert in (_with_onnx, _with_onnxscript):
         try:
             found = convert(alone, current, opset)
         except Exception as error:  # converters raise whatever their adapters raise
             first_error = first_error or error
             continue
-        if found is not None and default_opset(found.opset_imports) == opset:
+        if found is None or default_opset(found.opset_imports) != opset:
+            continue
+        wrong = [_wrong_at(one, opset, kinds) for one in found.graph]
+        if not any(wrong):
+            for one in found.graph:
+                one.attributes.update(said if one.op_type in (node.op_type, "Resize") else {})
             return found.graph
+        first_error = first_error or next(filter(None, wrong))
     raise _refusal(node, current, opset, first_error or "no converter serves")
+
+
+def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None]) -> str:
+    schema = _schema(node.op_type, opset)
+    return f"{node.op_type} is unknown there" if schema is None else _wrong(node, schema, lambda v: kinds.get(v.name))
 
 
 def _with_onnx(model: onnx.ModelProto, _: int, opset: int) -> ir.Model:
@@ -193,20 +225,32 @@ def _with_onnxscript(model: onnx.ModelProto, current: int, opset: int) -> ir.Mod
     return converted
 
 
-def _alone(node: ir.Node, opset: int, facts: Facts) -> onnx.ModelProto:
-    """A model of one node, with what is known of its inputs and outputs."""
+def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> onnx.ModelProto:
+    """A model of one node at its current opset, with what is known of its inputs and outputs.
+
+    An attribute that is unknown at the new opset, and says what goes without saying, is left out.
+    """
     inputs, initializers = {}, {}
     for value in node.inputs:
         tensor = known_tensor(value)
-        if tensor is not None and value is not None and tensor.nbytes <= SHOWN:
+        if tensor is not None and value is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes <= SHOWN:
             initializers[value.name] = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), name=value.name))
         elif value is not None:
             inputs[value.name] = _value_info(value, facts)
     outputs = [_value_info(value, facts) for value in node.outputs if value.name]
-    graph = onnx.helper.make_graph(
-        [ir.serde.serialize_node(node)], "one", list(inputs.values()), outputs, list(initializers.values())
-    )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
+    proto, old, new = ir.serde.serialize_node(node), _schema(node.op_type, current), _schema(node.op_type, opset)
+    if old is not None and new is not None:
+        known = set(new.attributes)
+        idle = {name for name, a in old.attributes.items() if name not in known and a.default_value.name}
+        tensors.remove_if(
+            proto.attribute, lambda a: a.name in idle and _says(a) == _says(old.attributes[a.name].default_value)
+        )
+    graph = onnx.helper.make_graph([proto], "one", list(inputs.values()), outputs, list(initializers.values()))
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", current)], ir_version=10)
+
+
+def _says(attribute: onnx.AttributeProto) -> object:
+    return onnx.helper.get_attribute_value(attribute)
 
 
 def _value_info(value: ir.Value, facts: Facts) -> onnx.ValueInfoProto:

@@ -121,9 +121,21 @@ class Facts:
         found = self._inferred_type(value)
         return ir.DataType(found.elem_type) if found is not None and found.elem_type else None
 
+    def kind(self, value: ir.Value) -> str | None:
+        """The type as schemas write it, say tensor(float) or seq(tensor(int64)); None when unknown."""
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            return _kind_of(ir.serde.serialize_type(value.type))
+        dtype = self.dtype(value)
+        if dtype is not None:
+            return _kind_of(onnx.helper.make_tensor_type_proto(dtype.value, None))
+        info = self._inferred_info(value)
+        return None if info is None else _kind_of(info.type)
+
     def is_given(self, value: ir.Value) -> bool:
         """Whether the callers of a function pass a parameter at all; what is no parameter is there."""
-        passed = {argument is not None for argument in self._arguments.get(value, [value])}
+        if value not in self._arguments:
+            return True
+        passed = {argument is not None and self.is_given(argument) for argument in self._arguments[value]}
         if len(passed) > 1:
             raise UnsupportedError(
                 f"a function is called with '{value.name}' and without it, and one body cannot serve both;"
@@ -154,10 +166,13 @@ class Facts:
         return found
 
     def _inferred_type(self, value: ir.Value) -> onnx.TypeProto.Tensor | None:
+        info = self._inferred_info(value)
+        return info.type.tensor_type if info is not None and info.type.HasField("tensor_type") else None
+
+    def _inferred_info(self, value: ir.Value) -> onnx.ValueInfoProto | None:
         producer = value.producer()
         owner = value.graph if producer is None else producer.graph
-        info = self._inferred.get(owner, {}).get(value.name)
-        return info.type.tensor_type if info is not None and info.type.HasField("tensor_type") else None
+        return self._inferred.get(owner, {}).get(value.name)
 
     @functools.cached_property
     def _inferred(self) -> _Inferred:
@@ -179,6 +194,17 @@ class Facts:
             graph: {info.name: info for info in (*proto.value_info, *proto.input, *proto.output)}
             for graph, proto in pairs
         }
+
+
+def _kind_of(proto: onnx.TypeProto) -> str | None:
+    held = proto.WhichOneof("value")
+    if held == "tensor_type":
+        found = proto.tensor_type.elem_type
+        return f"tensor({ir.DataType(found).name.lower()})" if found else None
+    if held not in ("sequence_type", "optional_type"):
+        return None
+    inner = _kind_of(getattr(proto, held).elem_type)
+    return inner and f"{'seq' if held == 'sequence_type' else 'optional'}({inner})"
 
 
 def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:

@@ -11,10 +11,11 @@ import onnx.inliner
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.isolated import isolated
 from rnn_lower.model.outline import without_annotations
-from rnn_lower.model.scopes import recurrent_nodes
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, nodes, recurrent_nodes, taken_names
 
 MARK = "rnn_lower.index"
 """Under which a node of the copy is found again, wherever inlining and folding have put it."""
@@ -34,6 +35,19 @@ def fold(model: ir.Model) -> None:
     """
     _optimizer().fold_constants(model, onnx_shape_inference=True, input_size_limit=LIMIT, output_size_limit=LIMIT)
     ir.passes.common.RemoveUnusedNodesPass()(model)
+    _complete(model)
+
+
+def _complete(model: ir.Model) -> None:
+    """Say again what is not given or not wanted, where it has to be said: by a Loop, and in calls of functions."""
+    names = Names(taken_names(model))
+    for node, scope in nodes(model):
+        if node.op_identifier() in model.functions:
+            for value in node.outputs:  # without a name it would not be written
+                value.name = value.name or names.unique("unwanted")
+        elif node.domain in DEFAULT_DOMAINS and onnx.defs.has(node.op_type, scope.opset):
+            least = onnx.defs.get_schema(node.op_type, scope.opset).min_input
+            node.resize_inputs(max(least, len(node.inputs)))
 
 
 def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:

@@ -21,7 +21,7 @@ from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.folding import dead_nodes
 from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
-from rnn_lower.proof import guard, proving, reached, runtimes, samples
+from rnn_lower.proof import guard, nudge, proving, reached, runtimes, samples
 from rnn_lower.proof.comparing import Comparison
 from rnn_lower.proof.coverage import Coverage
 from rnn_lower.proof.report import CheckReport
@@ -65,8 +65,9 @@ def compare_models(
         coverage.add(feeds)
 
     for index, part in itertools.product(range(runs), range(sets)):
-        candidates = given or sampled.candidates(index, part)
-        comparison.add(models.output_names, *models.run(candidates, took))
+        feeds, expected, actual = models.run(given or sampled.candidates(index, part), took)
+        undecided = nudge.undecided(models.original, feeds, expected, actual)
+        comparison.add(models.output_names, expected, actual, undecided)
     _reach_more(models, sampled, comparison, runs)
     touched = _touched(models.original.model)
     # What depends on no input is the same in all runs, and all there is to compare.
@@ -136,8 +137,8 @@ class Pair:
 
     def run(
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None
-    ) -> tuple[list[Any], list[Any]]:
-        """Results of both for the first inputs that the original takes, which `keep` is called with."""
+    ) -> tuple[Feeds, list[Any], list[Any]]:
+        """The first inputs that the original takes, and the results of both; `keep` is called with what it takes."""
         first_error, overflowed = "", None
         for feeds in candidates:
             try:
@@ -148,10 +149,10 @@ class Pair:
             keep(feeds)
             # Where values overflow, fused kernels go ways of their own; tamer inputs tell more.
             if all(map(_is_finite, expected)) or not all(map(_is_finite, feeds.values())):
-                return expected, self.lowered_results(feeds)
-            overflowed = overflowed or (expected, feeds)
+                return feeds, expected, self.lowered_results(feeds)
+            overflowed = overflowed or (feeds, expected)
         if overflowed is not None:
-            return overflowed[0], self.lowered_results(overflowed[1])
+            return *overflowed, self.lowered_results(overflowed[0])
         raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(first_error)}")
 
     def _why_not(self, error: str) -> str:

@@ -56,7 +56,7 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     nodes = [node for node in judging.Pair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
     pair = judging.Pair(_with_outputs(before, nodes), _with_outputs(after, nodes))
     taken: list[Feeds] = []
-    expected, actual = pair.run(_candidates(pair, after, inputs, seed), taken.append)
+    _, expected, actual = pair.run(_candidates(pair, after, inputs, seed), taken.append)
     found = {
         name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
         if isinstance(wanted, np.ndarray)

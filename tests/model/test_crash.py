@@ -17,7 +17,7 @@ def test_killed_at_random_moments(tmp_path):
     assert tally.counts["kills"] == 15
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_killed_before_every_line_that_handles_files(number, tmp_path):
     tally = every_line(0.1, number, tmp_path, stride=5)
     assert tally.faults == []

@@ -391,3 +391,23 @@ def test_a_false_size_further_up(op, form):
         feeds = build(Case(op, 17, T=T, N=N, dynamic=True, optional=("B",)))[1]
         close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
     assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("given", [False, True])
+def test_what_no_caller_of_a_caller_gives_is_not_there(depth, given):
+    """A function may pass on what nobody has passed to it."""
+    model, feeds = build(Case("GRU", 17, optional=("initial_h",)))
+    (node,) = model.graph.node
+    names = ["X", "W", "R", "initial_h"]
+    inner = onnx.NodeProto.FromString(node.SerializeToString())
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
+    for level in range(depth):
+        function = onnx.helper.make_function("own", f"F{level}", names, list(node.output), [inner], imports)
+        model.functions.append(function)
+        inner = onnx.helper.make_node(f"F{level}", names, node.output, domain="own")
+    model.opset_import.append(imports[1])
+    call = onnx.helper.make_node(f"F{depth - 1}", names if given else names[:3], node.output, "call", domain="own")
+    model.graph.node[0].CopyFrom(call)
+    lowered = rnn_lower.lower(model)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))

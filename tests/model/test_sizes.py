@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
@@ -164,3 +165,35 @@ def test_operators_that_are_left_are_named(caplog):
     with caplog.at_level(logging.WARNING, logger="rnn_lower"):
         rnn_lower.lower(model)
     assert "2 DynamicQuantizeLSTM (com.microsoft) remain" in caplog.text
+
+
+def loop_without_values() -> onnx.ModelProto:
+    """A Loop that carries nothing says that it has no condition, which takes an empty name."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["going"], ["still"]), helper.make_node("Relu", ["x"], ["r"])], "b",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("going", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("still", TensorProto.BOOL, []), helper.make_tensor_value_info("r", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    model, _ = build(Case("GRU", 17))
+    model.graph.node.append(helper.make_node("Identity", ["X"], ["x"]))
+    model.graph.node.append(helper.make_node("Loop", ["twice", ""], ["all"], body=body))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2), "twice"))
+    model.graph.output.append(helper.make_tensor_value_info("all", TensorProto.FLOAT, None))
+    return model
+
+
+def call_of_which_one_result_is_not_wanted() -> onnx.ModelProto:
+    model, _ = build(Case("GRU", 17))
+    body = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"])]
+    model.functions.append(helper.make_function("own", "Both", ["x"], ["a", "b"], body, [helper.make_opsetid("", 17)]))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.graph.node.append(helper.make_node("Both", ["X"], ["relu", ""], domain="own"))
+    model.graph.output.append(helper.make_tensor_value_info("relu", TensorProto.FLOAT, None))
+    return model
+
+
+@pytest.mark.parametrize("made", [loop_without_values, call_of_which_one_result_is_not_wanted])
+def test_folding_says_what_is_not_there(made):
+    model = made()
+    for lowered in (rnn_lower.lower(model, fold=True), ir.to_proto(rnn_lower.lower(ir.from_proto(model), fold=True))):
+        assert rnn_lower.check(model, lowered).ok

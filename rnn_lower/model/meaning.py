@@ -1,0 +1,81 @@
+"""Operators whose meaning changed with a version while what they say may stay as it is: converters let them pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.emit.constants import known_tensor
+from rnn_lower.model.facts import Facts
+
+Attributes = dict[str, ir.Attr]
+
+Rule = Callable[[ir.Node, int, Facts], "Attributes | str"]
+"""For a node and the opset wanted: what the converted node has to say for it to mean the same, or why it cannot."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """since: the opset from which on the operators mean something else.  up, down: how to cross it; None: as it is."""
+
+    op_types: tuple[str, ...]
+    since: int
+    up: Rule | None = None
+    down: Rule | None = None
+
+
+def meant(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes | str:
+    """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
+    found: Attributes = {}
+    for change in CHANGES:
+        if node.op_type not in change.op_types or (current < change.since) == (opset < change.since):
+            continue
+        rule = change.up if current < opset else change.down
+        said = {} if rule is None else rule(node, opset, facts)
+        if isinstance(said, str):
+            return said
+        found |= said
+    return found
+
+
+def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    """Softmax-12 takes all axes from `axis` on as one, Softmax-13 takes that axis alone: the last one is both."""
+    shape = facts.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    given = node.attributes.get("axis")
+    axis = given.as_int() if given is not None else 1 if opset >= 13 else -1
+    last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
+    if not last:
+        return (
+            "at opset 13 its `axis` changed from where the flattened part begins to the one axis; only the last is both"
+        )
+    if shape is None and opset < 11:
+        return f"opset {opset} has no negative `axis`, and the rank of its input is not known"
+    return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}
+
+
+def _asymmetric(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    """Before opset 11 a place was divided by the scale, and rounded down; half pixels are the default since then."""
+    found = {"coordinate_transformation_mode": ir.AttrString("coordinate_transformation_mode", "asymmetric")}
+    mode = node.attributes.get("mode")
+    if mode is not None and mode.as_string() != "nearest":
+        return found
+    scales = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
+    numbers = node.attributes["scales"].as_floats() if "scales" in node.attributes else scales
+    if numbers is None or np.min(np.asarray(numbers if scales is None else scales.numpy()), initial=1) < 1:
+        return "before opset 11 nothing says which of two neighbours is nearest where it makes smaller, or may do so"
+    return found | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
+
+
+def _by_channel(node: ir.Node, opset: int, facts: Facts) -> str:
+    return "at opset 21 its scale and bias changed from one for each group to one for each channel"
+
+
+CHANGES = (
+    Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
+    Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down
+    Change(("Upsample", "Resize"), 11, up=_asymmetric),
+    Change(("GroupNormalization",), 21, up=_by_channel, down=_by_channel),
+)

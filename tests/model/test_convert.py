@@ -1,0 +1,212 @@
+"""Conversion to another opset means the same, or is refused: by the operators' own test cases, and where meaning changed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower.model.scopes import default_opset
+from rnn_lower.options import OP_TYPES
+
+PARTS = 12
+OPSETS = (11, 12, 17, 21)
+
+Trial = tuple[str, onnx.ModelProto, dict[str, Any]]
+
+
+@functools.cache
+def trials() -> list[Trial]:
+    """onnx's test cases of single nodes, each also with its smaller inputs as initializers."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    found: list[Trial] = []
+    for case in collect_testcases(None):
+        model = case.model
+        if model is None or case.name.endswith("_expanded") or any(n.op_type in OP_TYPES for n in model.graph.node):
+            continue
+        given = case.data_sets[0][0]
+        feeds = {value.name: array for value, array in zip(model.graph.input, given, strict=False)}
+        found.append((case.name, model, feeds))
+        known = [name for name in list(feeds)[1:] if isinstance(feeds[name], np.ndarray) and np.size(feeds[name]) <= 64]
+        if known:
+            copy = onnx.ModelProto.FromString(model.SerializeToString())
+            kept = [value for value in copy.graph.input if value.name not in known]
+            copy.graph.initializer.extend(numpy_helper.from_array(feeds[name], name) for name in known)
+            del copy.graph.input[:]
+            copy.graph.input.extend(kept)
+            found.append((f"{case.name}, known", copy, {k: v for k, v in feeds.items() if k not in known}))
+    return found
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.filterwarnings("ignore")
+def test_the_operators_own_cases(part):
+    compared, wrong = 0, []
+    for name, model, feeds in trials()[part::PARTS]:
+        try:
+            wanted = run(model, feeds)
+        except Exception:  # not every case runs there
+            continue
+        for opset in OPSETS:
+            if opset == default_opset({entry.domain: entry.version for entry in model.opset_import}):
+                continue
+            try:
+                converted = rnn_lower.lower(model, opset=opset)
+            except rnn_lower.RnnLowerError:
+                continue
+            problem = difference(converted, feeds, wanted)
+            compared += problem is not None
+            wrong += [f"{name} at {opset}: {problem}"] if problem else []
+    assert wrong == []
+    assert compared > 50
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    """With one thread: starting more takes longer than any of these nodes."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def difference(model: onnx.ModelProto, feeds: dict[str, Any], wanted: list[Any]) -> str | None:
+    """What is wrong, or nothing; None where onnxruntime has no kernel for an older version."""
+    try:
+        found = run(model, feeds)
+    except Exception as error:
+        return None if "NOT_IMPLEMENTED" in str(error) else str(error)[:200]
+    return "" if all(map(alike, wanted, found)) else "other values"
+
+
+def alike(wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, list):
+        return len(wanted) == len(found) and all(map(alike, wanted, found))
+    a, b = np.asarray(wanted), np.asarray(found)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return bool(np.allclose(a, b, 1e-4, 1e-4, equal_nan=True)) if a.dtype.kind in "fc" else bool(np.array_equal(a, b))
+
+
+def one(op: str, opset: int, inputs: tuple[np.ndarray, ...] = (), ranked: bool = True, **attributes: Any) -> Trial:
+    """One node whose first input is [2, 3, 4, 5], given at run time."""
+    names = [f"c{place}" for place in range(len(inputs))]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node(op, ["r", *names], ["y"], **attributes)], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 4, 5] if ranked else None)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], list(map(numpy_helper.from_array, inputs, names)),
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    return op, model, {"x": np.random.default_rng(2).standard_normal((2, 3, 4, 5)).astype(np.float32)}
+
+
+def means_the_same(trial: Trial, opset: int, **options: Any) -> None:
+    _, model, feeds = trial
+    converted = rnn_lower.lower(model, opset=opset, **options)
+    assert difference(converted, feeds, run(model, feeds)) == ""
+
+
+FLATTENING = ("Softmax", "LogSoftmax", "Hardmax")
+
+
+@pytest.mark.parametrize("op", FLATTENING)
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize(("before", "after"), [(7, 13), (12, 17), (13, 12), (17, 11), (22, 8)])
+def test_the_axis_of_a_softmax(op, axis, before, after):
+    """Up to opset 12 all axes from it on, from 13 on it alone."""
+    trial = one(op, before, **({} if axis is None else {"axis": axis}))
+    is_last = axis == 3 or (axis is None and before >= 13)
+    if op == "Hardmax" and before >= 13:
+        with pytest.raises(rnn_lower.UnsupportedError, match="onnx has no converter for it"):
+            rnn_lower.lower(trial[1], opset=after)
+    elif is_last or (before < 13 and op != "Hardmax"):
+        means_the_same(trial, after)
+    else:
+        with pytest.raises(rnn_lower.UnsupportedError, match="only the last is both"):
+            rnn_lower.lower(trial[1], opset=after)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_the_last_axis_of_an_unknown_rank(op):
+    trial = one(op, 13, ranked=False, axis=-1)
+    means_the_same(trial, 12)
+    with pytest.raises(rnn_lower.UnsupportedError, match="rank of its input is not known"):
+        rnn_lower.lower(trial[1], opset=10)
+
+
+SCALES = {"twice": [1, 1, 2, 2], "broken": [1, 1, 1.5, 1.7], "smaller": [1, 1, 0.6, 0.5]}
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(("op", "before"), [("Upsample", 7), ("Upsample", 9), ("Resize", 10)])
+@pytest.mark.parametrize("after", [11, 13, 18, 21])
+def test_where_a_resized_pixel_comes_from(op, before, scales, mode, after):
+    """Before opset 11 places were divided by the scale, since then half pixels are the default."""
+    numbers = np.array(SCALES[scales], np.float32)
+    if op == "Upsample" and scales == "smaller":
+        pytest.skip("it makes nothing smaller")
+    trial = (
+        one(op, before, mode=mode, scales=numbers.tolist()) if before == 7 else one(op, before, (numbers,), mode=mode)
+    )
+    if mode == "nearest" and scales == "smaller":
+        with pytest.raises(rnn_lower.UnsupportedError, match="which of two neighbours is nearest"):
+            rnn_lower.lower(trial[1], opset=after)
+    else:
+        means_the_same(trial, after)
+
+
+def test_group_normalization_by_group_and_by_channel():
+    trial = one("GroupNormalization", 18, (np.ones(1, np.float32), np.zeros(1, np.float32)), num_groups=1)
+    means_the_same(trial, 20)
+    with pytest.raises(rnn_lower.UnsupportedError, match="one for each group to one for each channel"):
+        rnn_lower.lower(trial[1], opset=21)
+
+
+@pytest.mark.parametrize(
+    ("op", "before", "after", "attributes"),
+    [
+        ("AveragePool", 19, 17, {"kernel_shape": [2, 2], "dilations": [2, 1]}),
+        ("ReduceMax", 18, 17, {"noop_with_empty_axes": 1}),
+        ("ReduceSum", 13, 12, {"noop_with_empty_axes": 1}),
+    ],
+)
+def test_what_an_older_version_cannot_say(op, before, after, attributes):
+    _, model, _ = one(op, before, **attributes)
+    with pytest.raises(rnn_lower.UnsupportedError, match=f"its attribute '{list(attributes)[-1]}' is unknown there"):
+        rnn_lower.lower(model, opset=after)
+    if op != "AveragePool":
+        means_the_same(one(op, before, noop_with_empty_axes=0), after)  # which goes without saying
+
+
+def test_types_that_an_older_version_does_not_take():
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x"], ["s"]),
+        helper.make_node("Identity", ["s"], ["t"]),
+        helper.make_node("ConcatFromSequence", ["t"], ["y"], axis=0),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 14)], ir_version=7
+    )
+    onnxruntime.InferenceSession(model.SerializeToString())
+    with pytest.raises(rnn_lower.UnsupportedError, match="Identity"):
+        rnn_lower.lower(model, opset=13)
+
+
+def test_texts_that_are_known():
+    words = numpy_helper.from_array(np.array(["a", "b"], object), "words")
+    graph = helper.make_graph(
+        [helper.make_node("Equal", ["x", "words"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", TensorProto.STRING, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.BOOL, [2])], [words],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    with pytest.raises(rnn_lower.UnsupportedError, match="Equal"):
+        rnn_lower.lower(model, opset=17)
