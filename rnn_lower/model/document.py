@@ -194,7 +194,7 @@ class Document:
                 tensor = value.const_value if keep is None else keep(value)
                 proto.initializer.append(ir.serde.serialize_tensor(tensor))
         unsaid = graph.meta.get(UNSAID, {})
-        for info in (*proto.value_info, *(() if graph is self.model.graph else (*proto.input, *proto.output))):
+        for info in (*proto.value_info, *proto.output, *(() if graph is self.model.graph else proto.input)):
             if info.name in unsaid:
                 _unsay(info, unsaid[info.name])
         described = {info.name for info in (*proto.value_info, *proto.output)}

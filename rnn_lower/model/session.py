@@ -141,21 +141,26 @@ class Session:
     def _unsay(self) -> None:
         """Take back sizes that nothing confirms of what the nodes take and give, and those that inference contradicts.
 
-        Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else.
+        Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else. So
+        those of the model's own outputs are taken back too where they are near, and only there, with a warning.
         """
         if not self.places:
             return
-        ends = set(self._model.graph.outputs)
         taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
         given = [value for place in self.places for value in place.node.node.outputs]
         bodies = dict(claims_of_bodies(taken))
-        for value in {*doubtful(taken, self._facts), *given, *reshaped(given), *bodies, *self._facts.contradicted()}:
+        near = {*doubtful(taken, self._facts), *given, *reshaped(given)}
+        ends = set(self._model.graph.outputs)
+        for value in {*near, *bodies, *self._facts.contradicted()}:
             producer = value.producer()
             graph = bodies.get(value) if producer is None else producer.graph
-            if value.shape is None or not isinstance(graph, ir.Graph) or value in ends:
+            if value.shape is None or not isinstance(graph, ir.Graph) or (value in ends and value not in near):
                 continue
-            value.shape = ir.Shape(self._facts.shape(value) or ())
+            said, value.shape = value.shape, ir.Shape(self._facts.shape(value) or ())
             graph.meta.setdefault(UNSAID, {})[value.name] = value.shape
+            if value in ends and not _confirmed(said, value.shape):
+                told = "output '%s' declares %s, of which runtimes would believe what nothing confirms; it says %s now"
+                logger.warning(told, value.name, said, value.shape)
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""
@@ -327,6 +332,11 @@ class Session:
         used = (known(value) for place in self.places for value in place.node.inputs.values())
         counts = collections.Counter(source for one in used if one is not None for source in one.sources)
         return frozenset(identity for identity, count in counts.items() if count > 1)
+
+
+def _confirmed(said: ir.Shape, found: ir.Shape) -> bool:
+    pairs = zip(said, found, strict=False)
+    return len(said) == len(found) and all(one == other for one, other in pairs if isinstance(one, int))
 
 
 def read_nodes(model: ir.Model, facts: Facts | None = None) -> list[RecurrentNode]:

@@ -86,11 +86,11 @@ class _Context:
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
+        near = emitted | _above(new) | _reshaped(new, emitted)
         if self._versions is None:
-            told = self._without_unsaid(old.value_info, infos, emitted | _above(new) | _reshaped(new, emitted))
-            yield from _same(f"{path}: value_info", told, infos)
+            yield from _same(f"{path}: value_info", self._without_unsaid(old.value_info, infos, near), infos)
         bodies = {value.name for value in old.output} if old is not self._before.graph else set()
-        yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies), new.output)
+        yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies or near), new.output)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
         taken = {value.name for value in old.input} if bodies else set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import onnx_ir as ir
 import pytest
 from judge import close, every_node, run_onnxruntime
 from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
 from paths import own_models
 
 import rnn_lower
@@ -411,3 +413,66 @@ def test_what_no_caller_of_a_caller_gives_is_not_there(depth, given):
     model.graph.node[0].CopyFrom(call)
     lowered = rnn_lower.lower(model)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def dynamic(nodes: list[onnx.NodeProto], outputs: dict[str, list[Any]], op: str, D: int = 1) -> onnx.ModelProto:
+    """Nodes around one of H = 4 that reads x or X, with false or true sizes of outputs."""
+    rng, gates = np.random.default_rng(0), {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    tensors = [
+        numpy_helper.from_array(rng.standard_normal((D, gates * 4, width)).astype(np.float32), name)
+        for name, width in (("W", 3), ("R", 4))
+    ]
+    tensors += [numpy_helper.from_array(np.array(v), n) for n, v in (("one", [1]), ("joined", [0, 0, -1]))]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["T", "N", 3])
+    graph = helper.make_graph(nodes, "g", [x], infos, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+FALSE = [[5, 2], [1, 2], [7, 1], [7, 4], [14, 1], [28, 2]]
+
+
+@pytest.mark.parametrize("form", ["scan", "loop"])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("sizes", FALSE, ids=str)
+@pytest.mark.parametrize("where", ["what it reads", "what it gives", "what is made of it", "of both directions"])
+def test_false_sizes_of_outputs(where, sizes, op, form, caplog):
+    """An output of the model may be what a node reads: a runtime believes what is declared of it."""
+    D = 2 if where == "of both directions" else 1
+    before = [helper.make_node("Relu", ["X"], ["x"])] if where == "what it reads" else []
+    node = helper.make_node(
+        op,
+        ["x" if before else "X", "W", "R"],
+        ["Y", "Y_h"],
+        hidden_size=4,
+        direction=["forward", "bidirectional"][D - 1],
+    )
+    after = {
+        "what is made of it": [helper.make_node("Squeeze", ["Y", "one"], ["y"])],
+        "of both directions": [
+            helper.make_node("Transpose", ["Y"], ["turned"], perm=[0, 2, 1, 3]),
+            helper.make_node("Reshape", ["turned", "joined"], ["y"]),
+        ],
+    }.get(where, [])
+    T, N = sizes
+    shapes = {"Y": [T, 1, N, 4], "Y_h": [1, N, 4]} if where == "what it gives" else {"Y": None, "Y_h": None}
+    shapes |= {"x": [T, N, 3]} if before else {"y": [T, N, 4 * D]} if after else {}
+    model = dynamic([*before, node, *after], shapes, op, D)
+    feeds = {"X": np.random.default_rng(1).standard_normal((7, 2, 3)).astype(np.float32)}
+    lowered = rnn_lower.lower(model, form=form)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+    assert only_recurrent_nodes_changed((model, None), (lowered, None)) == []
+    if where != "of both directions":
+        assert "declares" in caplog.text
+
+
+def test_sizes_of_outputs_that_follow_stay():
+    model, _ = build(Case("GRU", 17))
+    assert rnn_lower.lower(model).graph.output == model.graph.output
+
+
+def test_sizes_of_outputs_elsewhere_stay(caplog):
+    nodes = [helper.make_node("GRU", ["X", "W", "R"], ["Y"], hidden_size=4), helper.make_node("Relu", ["X"], ["z"])]
+    model = dynamic(nodes, {"Y": None, "z": [3, 3, 3]}, "GRU")
+    assert rnn_lower.lower(model).graph.output == model.graph.output
+    assert "declares" not in caplog.text
