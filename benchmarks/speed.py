@@ -3,8 +3,8 @@
     python benchmarks/speed.py [--quick | --small] [--threads 1 2] [--docs docs]
 
 Prints the geometric means that the project has goals for, then one line per configuration. Nothing is asserted. Without
---quick it also writes docs/speed.md and docs/speed.png; with --small only the sections on small layers, stacks,
-held-out sizes and whole models are measured, and put in place of those that are there.
+--quick it also writes docs/speed.md and docs/speed.png; with --small only the sections on small layers, shared
+loops, held-out sizes and whole models are measured, and put in place of those that are there.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from onenode import Case, build  # noqa: E402
 from report import Report  # noqa: E402
-from stacks import stack  # noqa: E402
+from shared import parallel, stacks  # noqa: E402
 from timing import mean, ratios, session  # noqa: E402
 from whole import section  # noqa: E402
 
@@ -237,29 +237,6 @@ def small(report: Report, threads: list[int], seconds: float) -> None:
     report.table(SMALL, ("operator", "direction", "H", *columns), rows, ABOUT_SMALL)
 
 
-STACKS = "Stacks: T = 64, N = 1, I = H, one thread"
-ABOUT_STACKS = """Time over that of the fused nodes: each layer in a Scan of its own, and all in one (`--fuse-stacks`). From three
-layers on, up to H = 64, one is faster on every size here; two layers, and larger ones, whose products in the loop cost more than the nodes
-that are saved, stay apart. A mask in every step instead of a loop for the first steps costs 20 to 25 % more, the products with W and R
-as one of joined inputs nothing less."""
-
-
-def stacks(report: Report, seconds: float) -> None:
-    rows = []
-    for op, layers, H in itertools.product(("LSTM", "GRU"), (3, 4, 6, 14), (8, 16, 32, 64)):
-        model = stack(op, T=64, layers=layers, bidirectional=False, H=H)
-        models = {"fused": model, "apart": rnn_lower.lower(model), "one": rnn_lower.lower(model, fuse_stacks=True)}
-        feeds = {"X": np.random.default_rng(0).standard_normal((64, 1, H)).astype(np.float32)}
-        found = ratios({key: session(one, 1) for key, one in models.items()}, feeds, seconds)
-        apart, one = found["apart"][1], found["one"][1]
-        rows.append(
-            [op, str(layers), str(H), f"{found['fused'][0]:.0f}", f"{apart:.2f}", f"{one:.2f}", f"{one / apart:.2f}"]
-        )
-    report.table(
-        STACKS, ("operator", "layers", "H", "fused, us", "apart", "one loop", "one / apart"), rows, ABOUT_STACKS
-    )
-
-
 HELD_OUT = 48
 
 
@@ -336,6 +313,7 @@ def nodes_cost(report: Report, threads: list[int], seconds: float) -> None:
     """What --small measures."""
     small(report, threads, seconds)
     stacks(report, seconds)
+    parallel(report, threads, seconds)
     held_out(report, seconds)
     section(report, threads, 4 * seconds)
 

@@ -44,7 +44,7 @@ class Options:
         False, "leave the nodes that the target was measured to run right as they are, and no slower"
     )
     as_function: bool = _option(False, "keep each lowered node as a call of a function, nodes alike of the same one")
-    fuse_stacks: bool = _option(False, "let the layers of a stack share one loop where that was measured to be faster")
+    fuse_stacks: bool = _option(False, "let stacks, and independent nodes alike, share a loop where that is faster")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:

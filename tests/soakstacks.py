@@ -1,4 +1,4 @@
-"""Soak: random stacks in one loop (fuse_stacks), against the fused operators on onnxruntime, or the oracle.
+"""Soak: random stacks, and nodes beside each other, in one loop (fuse_stacks), against the fused operators on onnxruntime, or the oracle.
 
     python tests/soakstacks.py [--count 20000] [--minutes 10] [--seed 5] [--failures FOLDER]
 
@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+from beside import beside
 from judge import close, every_node, judged, run_onnxruntime, run_reference
 from soaking import soak_parser
 from stacks import BETWEEN, GATES, TYPES, chain
 
 import rnn_lower
+from rnn_lower.recurrent import parallel, shared
 from rnn_lower.recurrent import stack as stacking
 from rnn_lower.recurrent.node import OPERATORS
 
@@ -50,43 +52,65 @@ def drawn(rng: np.random.Generator) -> tuple[dict[str, Any], str]:
     return case, str(rng.choice(["scan", "loop"]))
 
 
+def drawn_beside(rng: np.random.Generator) -> tuple[dict[str, Any], str]:
+    """What `beside` takes, and a form."""
+    case, form = drawn(rng)
+    for name in ("layers", "between", "dynamic"):
+        del case[name]
+    nodes = int(rng.integers(2, 5))
+    directions = [str(name) for name in rng.choice(["forward", "reverse", "bidirectional"], int(rng.integers(1, 4)))]
+    case |= {"nodes": nodes, "blocks": int(rng.integers(1, 4)), "directions": tuple(directions)}
+    if rng.random() < 0.3:
+        case |= {"one_x": True, "dynamic": bool(rng.integers(2)), "blocks": 1}
+    if len(set(case.get("activations", []))) > 1 and case["op"] != "RNN":
+        case["directions"] = tuple(directions[:1])
+    if "activations" in case:
+        case["blocks"] = 1  # what is not bounded overflows from block to block
+    return case, form
+
+
+def built(case: dict[str, Any]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    return chain(**case) if "layers" in case else beside(**case)
+
+
 def compare(case: dict[str, Any], form: str) -> bool:
-    """Raises when the stack and the judge differ; answers whether its layers share a loop."""
-    model, feeds = chain(**case)
+    """Raises when the lowered model and the judge differ; answers whether nodes share a loop."""
+    model, feeds = built(case)
     lowered = rnn_lower.lower(model, form=form, fuse_stacks=True)
     wanted = judged(model, feeds)
     loose = {"rtol": 1e-2, "atol": 1e-2} if case["dtype"] == "float16" else {}  # the layers apart round between them
     try:
         close(run_onnxruntime(lowered, feeds), wanted, **loose)
     except AssertionError:  # gates that are not bounded have led where float32 overflows or cancels
-        model, feeds = chain(**{**case, "dtype": "double"})
+        model, feeds = built({**case, "dtype": "double"})
         wide = rnn_lower.lower(model, form=form, fuse_stacks=True)
         close(run_onnxruntime(wide, feeds), run_reference(model, feeds))
-    return any(entry.key == stacking.MEMBERS for node in every_node(lowered) for entry in node.metadata_props)
+    return any(entry.key == shared.MEMBERS for node in every_node(lowered) for entry in node.metadata_props)
 
 
 def features(case: dict[str, Any], together: bool) -> Iterator[str]:
     yield "together" if together else "apart"
-    yield from (f"{name} {case[name]}" for name in ("op", "layers", "dtype", "between"))
+    names = ("op", "layers", "dtype", "between", "nodes", "blocks", "directions")
+    yield from (f"{name} {case[name]}" for name in names if name in case)
     yield from (name for name in ("clip", "activations", "linear_before_reset", "input_forget") if name in case)
 
 
 def main() -> int:
     arguments = soak_parser(__doc__).parse_args()
     for op in GATES:
-        stacking.PAYS[op] = stacking.Paying(2, 64, 8)  # where it pays is a matter of speed
+        stacking.PAYS[op] = parallel.PAYS[op] = shared.Paying(2, 64, 8)  # where it pays is a matter of speed
     rng, end = np.random.default_rng(arguments.seed), time.monotonic() + 60 * arguments.minutes
     counts: collections.Counter[str] = collections.Counter()
     passed = failed = 0
     while passed + failed < arguments.count and time.monotonic() < end:
-        case, form = drawn(rng)
+        case, form = drawn(rng) if rng.integers(2) else drawn_beside(rng)
         try:
             counts.update(features(case, compare(case, form)))
             passed += 1
         except Exception as error:  # whatever goes wrong is a finding
             failed += 1
             arguments.failures.mkdir(parents=True, exist_ok=True)
-            onnx.save(chain(**case)[0], arguments.failures / f"stack_{failed}.onnx")
+            onnx.save(built(case)[0], arguments.failures / f"stack_{failed}.onnx")
             (arguments.failures / f"stack_{failed}.txt").write_text(
                 f"{case}\n{form}\n{type(error).__name__}: {error}\n"
             )

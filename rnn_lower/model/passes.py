@@ -183,13 +183,16 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         convenience.replace_nodes_and_values(
             new.place.scope.graph, new.place.node.node, new.gone, new.nodes, new.old_values, new.new_values
         )
+    groups = [new for new in session.replacements if new.group is not None and not new.group.ordered]
+    for root in {new.place.scope.root for new in groups}:
+        root.sort()  # what reads the first nodes of a group may stand before the last, where all are now
     remove_unused(session.places)
     _warn_of_others(model)
     records = {}
     for new in session.replacements:
         node = new.place.node
-        for layer in () if new.stack is None else new.stack.layers[:-1]:
-            records[layer.node] = Record(layer, new.form, 0, f"in the loop of '{node.name}'")
+        for other in () if new.group is None else new.group.nodes[:-1]:
+            records[other.node] = Record(other, new.form, 0, f"in the loop of '{node.name}'")
         warning = session.warnings.get(node.node, "")
         records[node.node] = Record(node, new.form, new.count, new.why, warning, tuple(new.emitted))
     return [records[place.node.node] for place in session.places]

@@ -21,6 +21,7 @@ from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.claims import claims_of_bodies, doubtful, reshaped
 from rnn_lower.model.facts import UNSAID, Facts
+from rnn_lower.model.groups import Group, groups
 from rnn_lower.model.scopes import (
     Scope,
     count_nodes,
@@ -29,12 +30,11 @@ from rnn_lower.model.scopes import (
     taken_names,
     with_bodies,
 )
-from rnn_lower.model.stacks import Stack, stacks
 from rnn_lower.options import Options
 from rnn_lower.recurrent import estimate
-from rnn_lower.recurrent.lowering import given_outlines, lower_node
+from rnn_lower.recurrent.lowering import Lowered, given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
-from rnn_lower.recurrent.stack import lower_stack, pays
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, pays
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
@@ -56,7 +56,7 @@ class Place:
 class Replacement:
     """What takes the place of a recurrent node: nodes, and a new value for each output that is used.
 
-    stack: where it is the last layer of one that shares a loop.
+    group: where it is the last one of several that share a loop.
     called: where that is a call, the nodes of its function.  why: of the form.
     """
 
@@ -67,14 +67,14 @@ class Replacement:
     new_values: list[ir.Value]
     called: Sequence[ir.Node] = ()
     why: str = ""
-    stack: Stack | None = None
+    group: Group | None = None
 
     @property
     def gone(self) -> list[ir.Node]:
         """What it replaces."""
-        if self.stack is None:
+        if self.group is None:
             return [self.place.node.node]
-        return [*(layer.node for layer in self.stack.layers), *self.stack.between]
+        return [*(node.node for node in self.group.nodes), *self.group.between]
 
     @property
     def emitted(self) -> Sequence[ir.Node]:
@@ -124,7 +124,7 @@ class Session:
         planned = self._plan()
         for opset in {place.scope.opset for place in self.places}:
             review(opset)
-        found = [self._emit(place, form, stack) for place, form, stack in self._stacked(planned)]
+        found = [self._emit(place, form, group) for place, form, group in self._grouped(planned)]
         for pool in self._pools.values():
             for value in pool.initializers:
                 self._model.graph.register_initializer(value)
@@ -220,29 +220,34 @@ class Session:
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         return dataclasses.replace(place, node=dataclasses.replace(node, **known)) if known else place
 
-    def _stacked(self, planned: Sequence[tuple[Place, str]]) -> Iterator[tuple[Place, str, Stack | None]]:
-        """Where nodes are replaced, and in which form; layers that share a loop are where the last one is."""
-        found: dict[int, Stack] = {}
-        if self._options.fuse_stacks:
-            known = {id(place.node): (form, place.scope.opset) for place, form in planned}
-            for stack in stacks([place.node for place, _ in planned], self._facts):
-                (form, opset), *more = {known[id(layer)] for layer in stack.layers}
-                if not more and pays(stack.layers, form, opset, self._target.habits):
-                    found[id(stack.layers[-1])] = stack
-            if not found:
-                logger.warning("fuse_stacks: no layers share a loop, since none are a stack, or it would not be faster")
-        below = {id(layer) for stack in found.values() for layer in stack.layers[:-1]}
-        yield from ((place, form, found.get(id(place.node))) for place, form in planned if id(place.node) not in below)
+    def _grouped(self, planned: Sequence[tuple[Place, str]]) -> Iterator[tuple[Place, str, Group | None]]:
+        """Where nodes are replaced, and in which form; those that share a loop are where the last one is."""
+        known = {id(place.node): (form, place.scope.opset) for place, form in planned}
 
-    def _emit(self, place: Place, form: str, stack: Stack | None) -> Replacement:
+        def one_loop_pays(nodes: Sequence[RecurrentNode], measured: Mapping[str, Paying]) -> bool:
+            (form, opset), *more = {known[id(node)] for node in nodes}
+            return not more and pays(nodes, measured.get(nodes[0].op_type), form, opset, self._target.habits)
+
+        found: list[Group] = []
+        if self._options.fuse_stacks:
+            found = groups([place.node for place, _ in planned], self._facts, one_loop_pays)
+            if not found:
+                told = "none are a stack or independent and alike, or it would not be faster"
+                logger.warning("fuse_stacks: no nodes share a loop, since %s", told)
+        last = {id(group.nodes[-1]): group for group in found}
+        others = {id(node) for group in found for node in group.nodes[:-1]}
+        yield from ((place, form, last.get(id(place.node))) for place, form in planned if id(place.node) not in others)
+
+    def _emit(self, place: Place, form: str, group: Group | None) -> Replacement:
         node, habits = place.node, self._target.habits
+        members = (node,) if group is None else group.nodes
         if place.scope.graph is not self._model.graph:  # what runs many times is of many sizes
             habits = dataclasses.replace(habits, name_batch=False)
         try:
             if self._options.as_function and node.outputs:
                 return self._call(place, form, habits)
             common = (form, place.scope.opset, self._names, self._pool(place.scope), habits, max(0, self._left))
-            lowered = lower_node(node, *common) if stack is None else lower_stack(stack.layers, *common)
+            lowered = _alone(lower_node(node, *common)) if group is None else group.lower(members, *common)
             self._check_import(place, lowered.nodes)
         except UnmetError as error:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
@@ -250,12 +255,15 @@ class Session:
             raise self._untaken(place, form, error) from None
         except UnsupportedError as error:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
-        self._hold(place, lowered.nodes, (node,) if stack is None else stack.layers)
+        self._hold(place, lowered.nodes, members)
         self._spend(node, count_nodes(lowered.nodes))
-        made = self._replacement(place, form, lowered.nodes, lowered.outputs)
-        if stack is None:
-            return made
-        return dataclasses.replace(made, stack=stack, why=f"one loop with the {len(stack.layers) - 1} layers below")
+        outputs = {
+            old.outputs[name]: new
+            for old, own in zip(members, lowered.outputs, strict=True)
+            for name, new in own.items()
+        }
+        made = self._replacement(place, form, lowered.nodes, outputs)
+        return made if group is None else dataclasses.replace(made, group=group, why=group.why)
 
     def _call(self, place: Place, form: str, habits: Habits) -> Replacement:
         call, inside, new = self._calls.call(place.node, place.scope, form, habits, max(0, self._left))
@@ -263,7 +271,7 @@ class Session:
             self._hold(place, inside, (place.node,))
             self._check_import(place, inside)
             self._spend(place.node, count_nodes(inside))
-        outputs = dict(zip(place.node.outputs, call.outputs, strict=True))
+        outputs = dict(zip(place.node.outputs.values(), call.outputs, strict=True))
         return dataclasses.replace(self._replacement(place, form, [call], outputs), called=inside)
 
     def _spend(self, node: RecurrentNode, count: int) -> None:
@@ -274,14 +282,12 @@ class Session:
             raise UnmetError(f"{node.describe()}: {what}", [Lack(what, nodes=True)])
 
     def _replacement(
-        self, place: Place, form: str, nodes: list[ir.Node], outputs: Mapping[str, ir.Value]
+        self, place: Place, form: str, nodes: list[ir.Node], outputs: Mapping[ir.Value, ir.Value]
     ) -> Replacement:
-        old_values = [place.node.outputs[name] for name in outputs]
-        new_values = list(outputs.values())
-        for old, new in zip(old_values, new_values, strict=True):
+        for old, new in outputs.items():
             new.doc_string = old.doc_string
             new.metadata_props.update(old.metadata_props)
-        return Replacement(place, form, nodes, old_values, new_values, why=self._why(place, form))
+        return Replacement(place, form, nodes, [*outputs], [*outputs.values()], why=self._why(place, form))
 
     def _why(self, place: Place, form: str) -> str:
         """Why it has this form, for people."""
@@ -337,6 +343,10 @@ class Session:
 def _confirmed(said: ir.Shape, found: ir.Shape) -> bool:
     pairs = zip(said, found, strict=False)
     return len(said) == len(found) and all(one == other for one, other in pairs if isinstance(one, int))
+
+
+def _alone(lowered: Lowered) -> LoweredGroup:
+    return LoweredGroup(lowered.nodes, [lowered.outputs])
 
 
 def read_nodes(model: ir.Model, facts: Facts | None = None) -> list[RecurrentNode]:

@@ -22,7 +22,7 @@ from rnn_lower.proof.interpreter import MARK
 from rnn_lower.proof.nodes import Question, answer
 from rnn_lower.proof.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
 from rnn_lower.recurrent.node import display_name
-from rnn_lower.recurrent.stack import MEMBERS
+from rnn_lower.recurrent.shared import MEMBERS
 
 Graphs = dict[ir.Graph | ir.Function, ir.Graph | ir.Function]
 
@@ -122,7 +122,7 @@ def _proofs(before: Document, after: Document, points: int, seed: int, most_case
             continue
         name = node.name or wanted[0].name or node.op_type
         if display_name(node) in together:
-            told = "it shares a loop with other layers; check compares these"
+            told = "it shares a loop with other nodes; check compares these"
             yield NodeProof(name, node.op_type, scope.path, OUT_OF_SCOPE, reason=told)
             continue
         if None in replaced:

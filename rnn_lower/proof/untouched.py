@@ -17,6 +17,7 @@ from rnn_lower.model.outline import inferred, sizes_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proof.inlining import inlined
+from rnn_lower.recurrent.shared import MEMBERS
 
 MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
@@ -32,7 +33,7 @@ def only_recurrent_nodes_changed(
 
     Emitted nodes are known by their metadata, new weights by being used by those alone. External data is compared by
     content, wherever it lies. opset, dims: what was asked for; with `opset` nodes of operators that have another
-    version there may differ, and so may the order around them.
+    version there may differ, and so may the order around them. Where nodes share a loop the order may be another too.
     """
     (old, old_folder), (new, new_folder) = before, after
     new = inlined(new, old)
@@ -174,6 +175,8 @@ class _Context:
             before = [node for node in before if not self._converted(node)]
             names = {tuple(node.output) for node in before}
             after = [node for node in after if tuple(node.output) in names]
+        if any(entry.key == MEMBERS for node in new.node for entry in node.metadata_props):
+            before, after = (sorted(nodes, key=lambda node: [*node.output]) for nodes in (before, after))
         if len(before) != len(after):
             yield f"{path}: {len(before)} other nodes before, {len(after)} after"
         for a, b in zip(before, after, strict=False):

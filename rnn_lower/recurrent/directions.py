@@ -81,9 +81,9 @@ def side_by_side(e: Emitter, directions: Sequence[Direction], span: Span) -> Dir
     with e.scope("both"):
         streams = [_stream(e, directions, place, span) for place in range(len(first.streams))]
         cell = beside(e, cells)
-        zeros = filled(0.0, (*lead, span.static_batch or 0, span.hidden_size), e.dtype)
+        zeros = filled(0.0, (span.static_batch or 0, span.hidden_size), e.dtype)
         initial = [
-            on_new_axis(e, states, [0], "initial") or zeros
+            on_new_axis(e, [zeros if state is None else state for state in states], [0], "initial")
             for states in zip(*(direction.initial for direction in directions), strict=True)
         ]
     return Direction("both", False, cell, streams, tuple(initial), first.masked, lead)

@@ -61,11 +61,11 @@ def lower_node(
     sequence = read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     together = go_side_by_side(e, node, form)
     directions = [
-        _direction(e, node, sequence, place, _parts(node, place, together)) for place in range(node.num_directions)
+        direction_of(e, node, sequence, place, _parts(node, place, together)) for place in range(node.num_directions)
     ]
     tracks = [side_by_side(e, directions, sequence.span)] if together else directions
     results = [_carried(e, node, form, direction, sequence) for direction in tracks]
-    outputs = _outputs(e, node, sequence, results)
+    outputs = outputs_of(e, node, sequence, results)
     return Lowered(e.nodes, {name: own_value(e, value, name) for name, value in outputs.items()})
 
 
@@ -150,7 +150,8 @@ def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]
 # -- one direction ---------------------------------------------------------------------------------------------------
 
 
-def _direction(e: Emitter, node: RecurrentNode, sequence: InputSequence, direction: int, parts: Parts) -> Direction:
+def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direction: int, parts: Parts) -> Direction:
+    """All that one direction takes, outside of its loop. parts: the gates of each product."""
     reverse = node.directions[direction]
     name = "reverse" if reverse else "forward"
     with e.scope(name):
@@ -178,7 +179,7 @@ def _parts(node: RecurrentNode, direction: int, together: bool) -> Parts:
     return kind.fewest if together or len(set(first_two)) == 1 or "P" in node.inputs else kind.by_activation
 
 
-def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: InputSequence) -> _Carried:
+def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: InputSequence) -> Carried:
     stacked = "Y" in node.outputs and not sequence.single
     track = direction.track(CELLS[node.op_type], node.operator.states, stacked)
     with e.scope(direction.name):
@@ -281,12 +282,13 @@ def initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, no
 # -- the outputs -----------------------------------------------------------------------------------------------------
 
 
-_Carried = tuple[Direction, Result]
+Carried = tuple[Direction, Result]
 
 
-def _outputs(
-    e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[_Carried]
+def outputs_of(
+    e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[Carried]
 ) -> dict[str, Operand]:
+    """What the node gives, by name, from what its directions, or the track that they share, came to."""
     outputs: dict[str, Operand] = {}
     states = node.operator.states
     for name in node.outputs:
@@ -308,7 +310,7 @@ def _empty(node: RecurrentNode, name: str) -> Constant:
     return filled(0.0, shape, node.dtype)
 
 
-def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[_Carried]) -> Operand:
+def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[Carried]) -> Operand:
     """Y [seq_length, num_directions, batch_size, hidden_size], 0 where a sequence is over."""
     if sequence.single:  # the one step's state is the final state
         return e.unsqueeze(_final(e, results, 0, "Y_step"), [0], "Y")
@@ -321,7 +323,7 @@ def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, result
     return e.concat(parts, 1, "Y")
 
 
-def _final(e: Emitter, results: Sequence[_Carried], state: int, name: str) -> Operand:
+def _final(e: Emitter, results: Sequence[Carried], state: int, name: str) -> Operand:
     """A final state [num_directions, batch_size, hidden_size]."""
     parts = [
         finals[state] if direction.lead else e.unsqueeze(finals[state], [0], f"{name}_direction")

@@ -15,8 +15,7 @@ a fifth of the time. A layer that is done goes on with whatever comes; what it g
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,94 +23,54 @@ import onnx_ir as ir
 from rnn_lower.emit.constants import ConstantPool, constant, filled
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits, Operand
 from rnn_lower.recurrent.cells import CELLS, Cell, CellKind
 from rnn_lower.recurrent.directions import Step, beside, masked, on_new_axis
 from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
     ARITHMETIC,
-    Lowered,
     Parameters,
     cell_of,
-    given,
     given_outlines,
     initial_state,
     input_bias,
-    is_full,
     own_value,
     read_sequence,
 )
 from rnn_lower.recurrent.node import RecurrentNode
-
-MEMBERS = "rnn_lower.stack"
-"""Metadata of the emitted nodes: the names of the layers, as JSON."""
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, is_whole, kind_of, origin_of
 
 END = int(np.iinfo(np.int32).max)
 
 
-@dataclasses.dataclass(frozen=True)
-class Paying:
-    """From how many layers on, and up to which hidden and batch size, one loop was measured to be faster."""
-
-    layers: int
-    hidden_size: int
-    batch_size: int = 1
-
-
 PAYS = {"LSTM": Paying(3, 64), "GRU": Paying(3, 64)}
+"""By operator; three layers of 64 take 0.8 of the time (docs/speed.md)."""
 
 
 def fits(below: RecurrentNode, node: RecurrentNode) -> bool:
     """Whether a node can share the loop of the one that it reads, which is another of the same kind and size."""
     return (
-        _kind(below) == _kind(node)
-        and node.direction in ("forward", "foward")
+        kind_of(below) == kind_of(node)
+        and {below.direction, node.direction} <= {"forward", "foward"}
         and node.layout == 0
         and node.static_batch is not None
         and node.input_size == below.hidden_size
-        and _is_whole(below)
-        and _is_whole(node)
-    )
-
-
-def _kind(node: RecurrentNode) -> tuple[object, ...]:
-    flags = (node.clip, node.linear_before_reset, node.input_forget, "P" in node.inputs, "B" in node.inputs)
-    return (node.op_type, node.dtype, node.direction, node.hidden_size, node.batch_size, node.activations, *flags)
-
-
-def _is_whole(node: RecurrentNode) -> bool:
-    lengths = node.inputs.get("sequence_lens")
-    return lengths is None or is_full(given(lengths), node.seq_length)
-
-
-def pays(layers: Sequence[RecurrentNode], form: str, opset: int, habits: Habits) -> bool:
-    """Whether one loop for these layers is faster than one for each."""
-    first = layers[0]
-    measured, batch = PAYS.get(first.op_type), first.static_batch
-    return (
-        measured is not None
-        and habits.directions_side_by_side
-        and form != "unroll"
-        and opset >= TABLE["Where"].since
-        and batch is not None
-        and 0 < batch <= measured.batch_size
-        and first.hidden_size <= measured.hidden_size
-        and len(layers) >= measured.layers
+        and is_whole(below)
+        and is_whole(node)
     )
 
 
 def lower_stack(
     layers: Sequence[RecurrentNode], form: str, opset: int, names: Names, pool: ConstantPool, habits: Habits,
     max_nodes: int | None = None,
-) -> Lowered:  # fmt: skip
-    """Emit one loop for layers that fit, at an opset; the outputs are those of the last layer.
+) -> LoweredGroup:  # fmt: skip
+    """Emit one loop for layers that fit, at an opset; only the last layer's outputs are there.
 
     Raises UnsupportedError as `lower_node`.
     """
     first, last = layers[0], layers[-1]
     e = Emitter(
-        opset, ARITHMETIC.get(first.dtype, first.dtype), names, pool, f"{last.name}/stack", _origin(layers), habits,
+        opset, ARITHMETIC.get(first.dtype, first.dtype), names, pool, f"{last.name}/stack", origin_of(layers), habits,
         max_nodes,
     )  # fmt: skip
     for layer in layers:
@@ -122,12 +81,8 @@ def lower_stack(
         if name in last.outputs:
             found[name] = e.slice(state, 0, len(layers) - 1, len(layers), name)
     values = {name: e.cast(found[name], e.dtype, last.dtype, f"{name}_cast") for name in last.outputs}
-    return Lowered(e.nodes, {name: own_value(e, value, name) for name, value in values.items()})
-
-
-def _origin(layers: Sequence[RecurrentNode]) -> Mapping[str, str]:
-    names = [layer.name for layer in layers]
-    return {**layers[0].origin, "rnn_lower.node": ", ".join(names), MEMBERS: json.dumps(names)}
+    outputs = {name: own_value(e, value, name) for name, value in values.items()}
+    return LoweredGroup(e.nodes, [*({} for _ in layers[1:]), outputs])
 
 
 @dataclasses.dataclass(frozen=True)

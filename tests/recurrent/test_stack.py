@@ -15,6 +15,7 @@ from stacks import BETWEEN, GATES, TYPES, chain
 
 import rnn_lower
 from rnn_lower.proof.untouched import only_recurrent_nodes_changed
+from rnn_lower.recurrent import shared
 from rnn_lower.recurrent import stack as stacking
 
 FORMS = ("scan", "loop")
@@ -22,7 +23,7 @@ FORMS = ("scan", "loop")
 
 def right(model: onnx.ModelProto, feeds: dict[str, np.ndarray], form: str = "scan", together: bool = True) -> None:
     lowered = rnn_lower.lower(model, form=form, fuse_stacks=True)
-    members = [entry for node in lowered.graph.node for entry in node.metadata_props if entry.key == stacking.MEMBERS]
+    members = [entry for node in lowered.graph.node for entry in node.metadata_props if entry.key == shared.MEMBERS]
     assert bool(members) == together
     wanted = judged(model, feeds)
     close(run_onnxruntime(lowered, feeds), wanted)
@@ -33,7 +34,7 @@ def right(model: onnx.ModelProto, feeds: dict[str, np.ndarray], form: str = "sca
 def any_size(monkeypatch):
     """Where one loop pays is a matter of speed."""
     for op in GATES:
-        monkeypatch.setitem(stacking.PAYS, op, stacking.Paying(2, 64, 8))
+        monkeypatch.setitem(stacking.PAYS, op, shared.Paying(2, 64, 8))
 
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -150,7 +151,7 @@ def test_names_and_provenance():
     lowered = rnn_lower.lower(chain("LSTM", 3)[0], fuse_stacks=True)
     for node in lowered.graph.node:
         told = {entry.key: entry.value for entry in node.metadata_props}
-        assert json.loads(told[stacking.MEMBERS]) == ["layer0", "layer1", "layer2"]
+        assert json.loads(told[shared.MEMBERS]) == ["layer0", "layer1", "layer2"]
         assert told["rnn_lower.node"] == "layer0, layer1, layer2"
         assert node.name.startswith("layer2/")
 
