@@ -19,7 +19,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.errors import ConversionError, UnsupportedError
 from rnn_lower.model import tensors
 from rnn_lower.model.facts import Facts
-from rnn_lower.model.meaning import meant
+from rnn_lower.model.meaning import meant, unknown_value
 from rnn_lower.model.outline import SHOWN, UNSEEN
 from rnn_lower.model.scopes import (
     DEFAULT_DOMAINS,
@@ -119,7 +119,8 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         return False
     if _signature(old) != _signature(new) or scope.opset < 7 or new.deprecated:
         return True
-    # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11).
+    # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11),
+    # values of attributes. The texts of OneHot and ConvTranspose (11) say otherwise of odd cases; runtimes do not.
     return opset < scope.opset and not (opset >= 8 and _takes(new, node, facts))
 
 
@@ -138,6 +139,8 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
         return f"its attribute '{min(unknown)}' is unknown there"
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
         return "it has more inputs or outputs than there are"
+    if told := unknown_value(node, schema.since_version):
+        return told
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for place, value in enumerate(values):
             found = None if value is None else kind(value)

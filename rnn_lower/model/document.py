@@ -67,6 +67,8 @@ class Document:
             raise _not_carried("a sparse initializer")
         try:
             model: ir.Model = ir.serde.deserialize_model(self.proto)
+        except MemoryError:
+            raise
         except Exception as error:  # onnx_ir raises whatever it trips over, and says why last
             why: BaseException = error
             while why.__cause__ is not None:

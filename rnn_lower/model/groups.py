@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,43 +12,41 @@ from rnn_lower.model.facts import RESHAPES, Facts
 from rnn_lower.model.scopes import subgraphs, with_bodies
 from rnn_lower.recurrent import parallel, stack
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import LoweredGroup, Paying
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, are_enough
 
 KEEPS_ORDER = (*RESHAPES, "Identity", "Transpose")
 """What exporters put between layers. A Transpose is one of them as long as it moves axes of size 1 only."""
-
-
-Lower = Callable[..., LoweredGroup]
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Recurrent nodes that share a loop, in the order of the graph; all can be where the last one is.
 
-    between: nodes that go with them.  ordered: whether nothing between needs what they give.
+    lower: emits it.  between: nodes that go with them.  why: of its form, for people.
     """
 
     nodes: tuple[RecurrentNode, ...]
-    lower: Lower
+    lower: Callable[..., LoweredGroup]
+    why: str
     between: tuple[ir.Node, ...] = ()
-    ordered: bool = True
-
-    @property
-    def why(self) -> str:
-        """Of its form, for people."""
-        others = len(self.nodes) - 1
-        return f"one loop with the {others} layers below" if self.ordered else f"one loop with {others} others alike"
 
 
-Pays = Callable[[Sequence[RecurrentNode], "Mapping[str, Paying]"], bool]
-"""Whether one loop for these nodes is faster, by what was measured for each operator."""
+May = Callable[[RecurrentNode, "Paying | None"], Hashable]
+"""What nodes that may share a loop have in common, by what was measured of their operator; None where it never pays."""
 
 
-def groups(nodes: Sequence[RecurrentNode], facts: Facts, pays: Pays) -> list[Group]:
+def groups(nodes: Sequence[RecurrentNode], facts: Facts, may: May) -> list[Group]:
     """Every node is in one group at most."""
-    found = [group for group in stacks(nodes, facts) if pays(group.nodes, stack.PAYS)]
+    found = [group for group in stacks(nodes, facts) if _pays(group.nodes, stack.PAYS, may)]
     taken = {id(node) for group in found for node in group.nodes}
-    return [*found, *_parallel([node for node in nodes if id(node) not in taken], found, pays)]
+    left = [node for node in nodes if id(node) not in taken]
+    return [*found, *_parallel(left, [group.nodes for group in found], may)]
+
+
+def _pays(nodes: Sequence[RecurrentNode], pays: Mapping[str, Paying], may: May) -> bool:
+    measured = pays.get(nodes[0].op_type)
+    keys = {may(node, measured) for node in nodes}
+    return measured is not None and are_enough(nodes, measured) and len(keys) == 1 and None not in keys
 
 
 # -- each reads what the one before gives, and nobody else does -------------------------------------------------------
@@ -66,7 +65,8 @@ def stacks(nodes: Sequence[RecurrentNode], facts: Facts) -> Iterator[Group]:
             layer, passed = below[id(layers[0])]
             layers.insert(0, layer)
             between += passed
-        yield Group(tuple(layers), stack.lower_stack, tuple(between))
+        why = f"one loop with the {len(layers) - 1} layers below"
+        yield Group(tuple(layers), stack.lower_stack, why, tuple(between))
 
 
 def _below(
@@ -108,47 +108,58 @@ def _in_order(node: ir.Node, facts: Facts) -> ir.Value | None:
 # -- none reads anything of another -----------------------------------------------------------------------------------
 
 
-def _parallel(nodes: Sequence[RecurrentNode], others: Sequence[Group], pays: Pays) -> list[Group]:
+def _parallel(nodes: Sequence[RecurrentNode], others: Sequence[Sequence[RecurrentNode]], may: May) -> Iterator[Group]:
     """Groups of two and more. others: of nodes that share a loop already, so that what one needs all need."""
+    keys = {id(node): may(node, parallel.PAYS.get(node.op_type)) for node in nodes if node.outputs}
+    candidates = [node for node in nodes if keys.get(id(node)) is not None]
+    needs = _needs([*candidates, *itertools.chain.from_iterable(others)])
     found: list[list[RecurrentNode]] = []
-    for node in nodes:
+    for node in candidates:
         for members in found:
-            if _joins(node, members, [*(group.nodes for group in others), *found]):
+            alike = keys[id(node)] == keys[id(members[0])] and node.node.graph is members[0].node.graph
+            if alike and parallel.fits(members[0], node) and _are_independent(node, members, [*others, *found], needs):
                 members.append(node)
                 break
         else:
             found.append([node])
-    together = (tuple(members) for members in found if len(members) > 1)
-    return [
-        Group(members, parallel.lower_parallel, ordered=False) for members in together if pays(members, parallel.PAYS)
-    ]
+    for members in found:
+        if len(members) > 1 and are_enough(members, parallel.PAYS[members[0].op_type]):
+            yield Group(tuple(members), parallel.lower_parallel, f"one loop with {len(members) - 1} others alike")
 
 
-def _joins(
-    node: RecurrentNode, members: Sequence[RecurrentNode], all_groups: Sequence[Sequence[RecurrentNode]]
+Needs = Mapping[ir.Node, frozenset[ir.Node]]
+
+
+def _needs(nodes: Sequence[RecurrentNode]) -> Needs:
+    """Which of these nodes each of them needs, in its own graph, be it by way of others."""
+    found: dict[ir.Node, frozenset[ir.Node]] = {}
+    recurrent = {node.node for node in nodes}
+    for graph in {node.node.graph: None for node in nodes}:
+        assert graph is not None
+        for node in graph:
+            above = {value.producer() for value in _taken(node)} & found.keys()
+            sets = {found[one] | {one} if one in recurrent else found[one] for one in above if one is not None}
+            found[node] = next(iter(sets)) if len(sets) == 1 else frozenset().union(*sets)
+    return {node: found[node] for node in recurrent}
+
+
+def _are_independent(
+    node: RecurrentNode, members: Sequence[RecurrentNode], groups: Sequence[Sequence[RecurrentNode]], needs: Needs
 ) -> bool:
-    if node.node.graph is not members[0].node.graph or not parallel.fits(members[0], node):
+    """Whether a node and the members of a group need none of each other; what one of a group needs, all need."""
+    together = {node.node, *(member.node for member in members)}
+    if needs[node.node] & together:
         return False
-    together = [*members, node]
-    return not _needed(together, [together if group is members else group for group in all_groups]) & {
-        member.node for member in together
-    }
-
-
-def _needed(members: Sequence[RecurrentNode], all_groups: Sequence[Sequence[RecurrentNode]]) -> set[ir.Node]:
-    """The nodes of their graph that have to run before they can, all members of a group being one."""
-    group_of = {member.node: group for group in all_groups for member in group}
-    graph, found = members[0].node.graph, set[ir.Node]()
-    waiting = [member.node for member in members]
+    mates = {one.node: [other.node for other in group] for group in groups for one in group}
+    waiting, seen = list(together), set[ir.Node]()
     while waiting:
-        for value in _taken(waiting.pop()):
-            producer = value.producer()
-            if producer is None or producer.graph is not graph or producer in found:
-                continue
-            mates = [mate.node for mate in group_of.get(producer, ())] or [producer]
-            found.update(mates)
-            waiting += mates
-    return found
+        for needed in needs[waiting.pop()] - seen:
+            if needed in together:
+                return False
+            own = mates.get(needed, [needed])
+            seen.update(own)
+            waiting += own
+    return True
 
 
 def _taken(node: ir.Node) -> Iterator[ir.Value]:

@@ -41,6 +41,24 @@ def meant(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes |
     return found
 
 
+VALUES = {
+    ("Resize", "coordinate_transformation_mode", "half_pixel_symmetric"): 19,
+    ("Pad", "mode", "wrap"): 19,
+    ("ScatterElements", "reduction", "max"): 18, ("ScatterElements", "reduction", "min"): 18,
+    ("ScatterND", "reduction", "max"): 18, ("ScatterND", "reduction", "min"): 18,
+}  # fmt: skip
+"""Values of attributes that are older than the values -> since which version of the operator they are there."""
+
+
+def unknown_value(node: ir.Node, version: int) -> str:
+    """A value of an attribute that a version of the node's operator does not know, or nothing."""
+    for (op_type, name, value), since in VALUES.items():
+        said = node.attributes.get(name) if node.op_type == op_type and version < since else None
+        if said is not None and not said.is_ref() and said.value == value:
+            return f"its attribute '{name}' says {value}, which is unknown there"
+    return ""
+
+
 def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     """Softmax-12 takes all axes from `axis` on as one, Softmax-13 takes that axis alone: the last one is both."""
     shape = facts.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None

@@ -183,7 +183,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         convenience.replace_nodes_and_values(
             new.place.scope.graph, new.place.node.node, new.gone, new.nodes, new.old_values, new.new_values
         )
-    groups = [new for new in session.replacements if new.group is not None and not new.group.ordered]
+    groups = [new for new in session.replacements if new.group is not None]
     for root in {new.place.scope.root for new in groups}:
         root.sort()  # what reads the first nodes of a group may stand before the last, where all are now
     remove_unused(session.places)

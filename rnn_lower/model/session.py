@@ -34,7 +34,7 @@ from rnn_lower.options import Options
 from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import Lowered, given_outlines, lower_node
 from rnn_lower.recurrent.node import RecurrentNode, read_node
-from rnn_lower.recurrent.shared import LoweredGroup, Paying, pays
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, may_pay
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
@@ -149,9 +149,9 @@ class Session:
         taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
         given = [value for place in self.places for value in place.node.node.outputs]
         bodies = dict(claims_of_bodies(taken))
-        near = {*doubtful(taken, self._facts), *given, *reshaped(given)}
+        near = dict.fromkeys((*doubtful(taken, self._facts), *given, *reshaped(given)))
         ends = set(self._model.graph.outputs)
-        for value in {*near, *bodies, *self._facts.contradicted()}:
+        for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted())):
             producer = value.producer()
             graph = bodies.get(value) if producer is None else producer.graph
             if value.shape is None or not isinstance(graph, ir.Graph) or (value in ends and value not in near):
@@ -224,13 +224,13 @@ class Session:
         """Where nodes are replaced, and in which form; those that share a loop are where the last one is."""
         known = {id(place.node): (form, place.scope.opset) for place, form in planned}
 
-        def one_loop_pays(nodes: Sequence[RecurrentNode], measured: Mapping[str, Paying]) -> bool:
-            (form, opset), *more = {known[id(node)] for node in nodes}
-            return not more and pays(nodes, measured.get(nodes[0].op_type), form, opset, self._target.habits)
+        def may(node: RecurrentNode, measured: Paying | None) -> tuple[str, int] | None:
+            form, opset = known[id(node)]
+            return (form, opset) if may_pay(node, measured, form, opset, self._target.habits) else None
 
         found: list[Group] = []
         if self._options.fuse_stacks:
-            found = groups([place.node for place, _ in planned], self._facts, one_loop_pays)
+            found = groups([place.node for place, _ in planned], self._facts, may)
             if not found:
                 told = "none are a stack or independent and alike, or it would not be faster"
                 logger.warning("fuse_stacks: no nodes share a loop, since %s", told)

@@ -65,9 +65,7 @@ def compare_models(
         coverage.add(feeds)
 
     for index, part in itertools.product(range(runs), range(sets)):
-        feeds, expected, actual = models.run(given or sampled.candidates(index, part), took)
-        undecided = nudge.undecided(models.original, feeds, expected, actual)
-        comparison.add(models.output_names, expected, actual, undecided)
+        models.add_to(comparison, *models.run(given or sampled.candidates(index, part), took))
     _reach_more(models, sampled, comparison, runs)
     touched = _touched(models.original.model)
     # What depends on no input is the same in all runs, and all there is to compare.
@@ -99,7 +97,7 @@ def _reach_more(models: Pair, sampled: samples.Samples, comparison: Comparison, 
             expected = models.original_results(feeds)
             after = models.unreached()
             if len(after) < len(before):
-                comparison.add(models.output_names, expected, models.lowered_results(feeds))
+                models.add_to(comparison, feeds, expected, models.lowered_results(feeds))
             before = after
 
 
@@ -124,6 +122,7 @@ class Pair:
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
+        self._run_nudged: Run | None = None
         self._on = on
         if on is not None:
             self._run_lowered = runtimes.open_runtime(on, self.lowered)
@@ -154,6 +153,24 @@ class Pair:
         if overflowed is not None:
             return *overflowed, self.lowered_results(overflowed[0])
         raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(first_error)}")
+
+    def add_to(self, comparison: Comparison, feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
+        """One run; what a rounding decides is no difference."""
+        places, undecided = nudge.differing(expected, actual), {}
+        if places and self.judge == ORT:
+            with contextlib.suppress(Exception):  # runtimes raise whatever they raise, and then nothing is excused
+                self._run_nudged = self._run_nudged or self._open_nudged()
+                run = functools.partial(self._run_nudged, feeds)
+                undecided = nudge.undecided(run, places, expected, actual)
+        comparison.add(self.output_names, expected, actual, undecided)
+
+    def _open_nudged(self) -> Run:
+        def change(proto: onnx.ModelProto) -> None:
+            if guard.needed(self.nodes):
+                guard.add(proto)
+            nudge.add(proto)
+
+        return open_onnxruntime(self.original, change=change)
 
     def _why_not(self, error: str) -> str:
         if self._unknown:

@@ -41,8 +41,8 @@ SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 FACTORS = (1.0, 0.3, 3.0, 0.1, 1.0, 0.03, 10.0, 1.0)
 """What all are multiplied with, by set, in models so small that a run takes several sets of inputs."""
 
-LARGEST_DEFAULT = 1 << 24
-"""Bytes of a default up to which other values are given in its place."""
+LARGEST_DEFAULTS = 1 << 24
+"""Bytes of defaults up to which other values are given in their place."""
 
 CHEAP_WEIGHTS, CHEAP_INPUTS, CHEAP_NODES = 1_000_000, 20_000, 100
 """Bytes of weights, elements of inputs, and nodes up to which a run takes next to no time beside loading the model."""
@@ -85,11 +85,17 @@ def required_inputs(model: ir.Model) -> list[ir.Value]:
 
 def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
     """Inputs that a caller may leave out -> what they are then. Before IR version 4 nobody could give another."""
-    held = {str(value.name): value.const_value for value in model.graph.inputs if (model.ir_version or 0) >= 4}
-    return {
-        name: tensor.numpy() for name, tensor in held.items()
-        if tensor is not None and tensor.dtype in _FLOATS and tensor.nbytes <= LARGEST_DEFAULT
-    }  # fmt: skip
+    found: dict[str, np.ndarray] = {}
+    left = LARGEST_DEFAULTS
+    for value in model.graph.inputs if (model.ir_version or 0) >= 4 else ():
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in _FLOATS or tensor.nbytes > left:
+            continue
+        array = tensor.numpy()
+        if np.all(np.isfinite(array.astype(np.float64))):
+            found[str(value.name)] = array
+            left -= tensor.nbytes
+    return found
 
 
 def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
@@ -150,7 +156,7 @@ class Samples:
         """
         plans: list[_Plan] = [_Plan(), *([_Plan(known=self._kept)] if self._kept else [])]
         plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
-        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1)]
+        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(known=self._kept)]
         for attempt, plan in enumerate(plans):
             rng = np.random.default_rng([self._seed, index, attempt, part])
             sizes = _Sizes(rng, index, plan, self._times, self._ties, {**plan.known, **self._known})

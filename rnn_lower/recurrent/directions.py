@@ -78,7 +78,7 @@ def side_by_side(e: Emitter, directions: Sequence[Direction], span: Span) -> Dir
     first = directions[0]
     lead = (len(directions),)
     cells = [direction.cell for direction in directions]
-    with e.scope("both"):
+    with e.scope("together"):
         streams = [_stream(e, directions, place, span) for place in range(len(first.streams))]
         cell = beside(e, cells)
         zeros = filled(0.0, (span.static_batch or 0, span.hidden_size), e.dtype)
@@ -86,7 +86,7 @@ def side_by_side(e: Emitter, directions: Sequence[Direction], span: Span) -> Dir
             on_new_axis(e, [zeros if state is None else state for state in states], [0], "initial")
             for states in zip(*(direction.initial for direction in directions), strict=True)
         ]
-    return Direction("both", False, cell, streams, tuple(initial), first.masked, lead)
+    return Direction("together", False, cell, streams, tuple(initial), first.masked, lead)
 
 
 def _stream(e: Emitter, directions: Sequence[Direction], place: int, span: Span) -> Stream:

@@ -13,7 +13,7 @@ from rnn_lower.emit.writer import Habits
 from rnn_lower.recurrent.lowering import given, is_full
 from rnn_lower.recurrent.node import RecurrentNode
 
-MEMBERS = "rnn_lower.stack"
+MEMBERS = "rnn_lower.together"
 """Metadata of the emitted nodes: the names of the nodes that share the loop, as JSON."""
 
 
@@ -34,19 +34,22 @@ class Paying:
     batch_size: int = 1
 
 
-def pays(nodes: Sequence[RecurrentNode], measured: Paying | None, form: str, opset: int, habits: Habits) -> bool:
-    """Whether one loop for these nodes, which fit, is faster than one for each."""
-    first = nodes[0]
+def may_pay(node: RecurrentNode, measured: Paying | None, form: str, opset: int, habits: Habits) -> bool:
+    """Whether a node is one of those for which a loop with enough others is faster."""
     return (
         measured is not None
         and habits.directions_side_by_side
         and form != "unroll"
         and opset >= TABLE["Where"].since
-        and first.static_batch is not None
-        and 0 < first.static_batch <= measured.batch_size
-        and first.hidden_size <= measured.hidden_size
-        and sum(node.num_directions for node in nodes) >= measured.directions
+        and node.static_batch is not None
+        and 0 < node.static_batch <= measured.batch_size
+        and node.hidden_size <= measured.hidden_size
     )
+
+
+def are_enough(nodes: Sequence[RecurrentNode], measured: Paying) -> bool:
+    """Whether there are as many as it takes, each direction counting by itself."""
+    return sum(node.num_directions for node in nodes) >= measured.directions
 
 
 def kind_of(node: RecurrentNode) -> tuple[object, ...]:

@@ -51,8 +51,9 @@ def fits(below: RecurrentNode, node: RecurrentNode) -> bool:
     """Whether a node can share the loop of the one that it reads, which is another of the same kind and size."""
     return (
         kind_of(below) == kind_of(node)
-        and {below.direction, node.direction} <= {"forward", "foward"}
+        and below.direction == node.direction == "forward"
         and node.layout == 0
+        and (below.layout == 0 or below.static_batch == 1)  # else Y has its rows first
         and node.static_batch is not None
         and node.input_size == below.hidden_size
         and is_whole(below)

@@ -185,6 +185,19 @@ def test_what_an_older_version_cannot_say(op, before, after, attributes):
         means_the_same(one(op, before, noop_with_empty_axes=0), after)  # which goes without saying
 
 
+@pytest.mark.parametrize(
+    ("op", "before", "after", "inputs", "attributes"),
+    [
+        ("Resize", 19, 18, [np.zeros(0, np.float32), np.array([1, 1, 2, 2], np.float32)], {"coordinate_transformation_mode": "half_pixel_symmetric"}),
+        ("ScatterND", 18, 16, [np.zeros((1, 1), np.int64), np.ones((1, 3, 4, 5), np.float32)], {"reduction": "max"}),
+    ],
+)  # fmt: skip
+def test_values_that_an_older_version_does_not_know(op, before, after, inputs, attributes):
+    _, model, _ = one(op, before, tuple(inputs), **attributes)
+    with pytest.raises(rnn_lower.UnsupportedError, match=next(iter(attributes.values()))):
+        rnn_lower.lower(model, opset=after)
+
+
 def test_types_that_an_older_version_does_not_take():
     nodes = [
         helper.make_node("SequenceConstruct", ["x"], ["s"]),

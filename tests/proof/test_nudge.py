@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rnn_lower
 from rnn_lower.model.document import Document
 from rnn_lower.proof import nudge
+from rnn_lower.proof.runners import open_onnxruntime
 
 H = 16
 
@@ -57,18 +58,64 @@ def test_what_is_decided():
     """Of two states that are the same a rounding says which is larger; of two that are not it does not."""
     model = tagger(0)
     for tensor in model.graph.initializer:
-        array = numpy_helper.to_array(tensor).copy()
         if tensor.name != "words":
-            array[:] = 0
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros(tensor.dims, np.float32), tensor.name))
     bias = np.zeros((1, 6 * H), np.float32)
     bias[0, 2 * H :][:3] = (1.0, 1.0, 0.5)  # the first two states are alike
     model.graph.initializer.append(numpy_helper.from_array(bias, "B"))
     model.graph.node[0].input.append("B")
-    feeds = {"x": np.zeros((20, 4, 3), np.float32)}
-    first, second = np.zeros((20, 1, 4, 1), np.int64), np.ones((20, 1, 4, 1), np.int64)
-    assert nudge.undecided(Document(model), feeds, [first], [first]) == {}
-    assert nudge.undecided(Document(model), feeds, [first], [second])[0].all()
+    tags = [np.full((20, 1, 4, 1), number) for number in range(3)]
+    assert explained(model, tags[0], tags[1]).all()
+    assert not explained(model, tags[0], tags[2]).any()
     bias[0, 2 * H] = 1.1
     model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(bias, "B"))
-    assert not nudge.undecided(Document(model), feeds, [first], [second])[0].any()
+    assert not explained(model, tags[0], tags[1]).any()
+
+
+def explained(model: onnx.ModelProto, expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    nudged = onnx.ModelProto.FromString(model.SerializeToString())
+    nudge.add(nudged)
+    run = open_onnxruntime(Document(nudged))
+    feeds = {"x": np.zeros((20, 4, 3), np.float32)}
+    return nudge.undecided(lambda: run(feeds), [0], [expected], [actual])[0]
+
+
+def test_large_integers_of_other_weights_are_a_difference():
+    """A rounding moves them all, and never to where other weights would."""
+    model, wrong = large_integers(0), large_integers(1)
+    assert not rnn_lower.check(model, rnn_lower.lower(wrong), exact=False).ok
+
+
+def large_integers(seed: int) -> onnx.ModelProto:
+    model = tagger(seed)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2**27), "large"))
+    del model.graph.node[-1]
+    model.graph.node.append(helper.make_node("Mul", ["y", "large"], ["product"]))
+    model.graph.node.append(helper.make_node("Cast", ["product"], ["tags"], to=TensorProto.INT64))
+    return model
+
+
+def test_outputs_that_are_sequences():
+    model = tagger(0)
+    del model.graph.node[-1]
+    model.graph.initializer.append(numpy_helper.from_array(np.array([5, 15]), "parts"))
+    model.graph.node.append(helper.make_node("SplitToSequence", ["y", "parts"], ["tags"], axis=0))
+    model.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("tags", TensorProto.FLOAT, None))
+    assert rnn_lower.check(model, rnn_lower.lower(model), exact=False).ok
+
+
+def test_nothing_is_nudged_where_it_would_end_the_process():
+    """A GRU without steps ends onnxruntime."""
+    model = tagger(0)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
+    wrong = rnn_lower.lower(tagger_of_ones(model))
+    assert not rnn_lower.check(model, wrong, exact=False).ok
+    report = rnn_lower.check(model, wrong, exact=False, inputs={"x": np.zeros((0, 4, 3), np.float32)})
+    assert report.nothing_compared
+
+
+def tagger_of_ones(model: onnx.ModelProto) -> onnx.ModelProto:
+    other = onnx.ModelProto.FromString(model.SerializeToString())
+    for tensor in other.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(np.ones(tensor.dims, np.float32), tensor.name))
+    return other

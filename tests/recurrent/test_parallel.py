@@ -179,7 +179,7 @@ def test_random_groups(seed):
 
 @pytest.mark.parametrize(
     ("op", "nodes", "N", "loops_left"),
-    [("LSTM", 2, 1, 1), ("GRU", 2, 1, 2), ("GRU", 3, 1, 1), ("RNN", 3, 1, 3), ("LSTM", 2, 2, 2)],
+    [("LSTM", 2, 1, 1), ("GRU", 3, 1, 3), ("GRU", 4, 1, 1), ("RNN", 4, 1, 4), ("LSTM", 2, 2, 2)],
 )
 def test_where_it_pays(op, nodes, N, loops_left):
     right(*beside(op, nodes, N=N), loops_left)
@@ -188,6 +188,19 @@ def test_where_it_pays(op, nodes, N, loops_left):
 
 def test_where_it_pays_for_directions():
     right(*beside("GRU", 2, directions=("bidirectional",)), 1)
+
+
+def test_nothing_is_emitted_for_what_nobody_wants():
+    model, feeds = beside("LSTM", 3)
+    for node in (node for node in model.graph.node if node.op_type == "LSTM"):
+        if node.name != "node0_0":
+            node.output[0] = f"unwanted_{node.name}"
+    del model.graph.output[1:]
+    lowered = right(model, feeds, 1)
+    assert not any(entry.key == shared.MEMBERS for node in lowered.graph.node for entry in node.metadata_props)
+    lowered = rnn_lower.lower(beside("LSTM", 3)[0], fuse_stacks=True)
+    used = {name for node in lowered.graph.node for name in node.input} | {one.name for one in lowered.graph.output}
+    assert all(used & set(node.output) for node in lowered.graph.node if node.op_type == "Split")
 
 
 def test_names_records_and_proof(tmp_path):
