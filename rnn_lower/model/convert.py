@@ -104,6 +104,11 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         raise _refusal(node, scope.opset, opset, "the operator does not exist there")
     if old.since_version == new.since_version:
         return False
+    said = meant(node, scope.opset, opset, facts)
+    if said:
+        if isinstance(said, str):
+            raise _refusal(node, scope.opset, opset, said)
+        return True
     if node.op_type == "Constant":  # its versions differ in what they may hold
         held = set(node.attributes) or {"sparse_value"}
         if not held <= set(new.attributes):
@@ -187,8 +192,7 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         raise _refusal(node, current, opset, "its attributes are the function's; inline the function (onnx.inliner)")
     said = meant(node, current, opset, facts)
-    if isinstance(said, str):
-        raise _refusal(node, current, opset, said)
+    assert not isinstance(said, str)  # or it would have been refused
     alone = _alone(node, current, opset, facts)
     kinds = {value.name: facts.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
     first_error: Exception | str | None = None

@@ -30,6 +30,8 @@ class Change:
 def meant(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes | str:
     """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
     found: Attributes = {}
+    if any(attribute.is_ref() for attribute in node.attributes.values()):
+        return found  # which nobody can convert
     for change in CHANGES:
         if node.op_type not in change.op_types or (current < change.since) == (opset < change.since):
             continue
@@ -91,9 +93,18 @@ def _by_channel(node: ir.Node, opset: int, facts: Facts) -> str:
     return "at opset 21 its scale and bias changed from one for each group to one for each channel"
 
 
+def _whole_numbers(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    fmod = node.attributes.get("fmod")
+    dtype = facts.dtype(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if dtype is not None and dtype.is_floating_point() and (fmod is None or not fmod.as_int()):
+        return "before opset 28 it takes floating-point numbers with fmod = 1 only"
+    return {}
+
+
 CHANGES = (
     Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down
     Change(("Upsample", "Resize"), 11, up=_asymmetric),
     Change(("GroupNormalization",), 21, up=_by_channel, down=_by_channel),
+    Change(("Mod",), 28, down=_whole_numbers),
 )
