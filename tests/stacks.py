@@ -83,6 +83,13 @@ def stack(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "RNN": [{}, {"activations": ["Relu"]}, {"clip": 0.3}],
+    "GRU": [{}, {"linear_before_reset": 1}, {"linear_before_reset": 1, "B": False}, {"clip": 0.3}],
+    "LSTM": [{}, {"input_forget": 1}, {"clip": 0.3}, {"activations": ["HardSigmoid", "Relu", "Softsign"]}],
+}
+"""Attributes by operator, and without B, with which layers or nodes may share a loop."""
+
 TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}
 BETWEEN: dict[str, list[tuple[str, dict[str, Any], list[int] | None]]] = {
     "squeeze": [("Squeeze", {}, [1])],

@@ -10,19 +10,19 @@ from rnn_lower.model.facts import RESHAPES, Facts
 from rnn_lower.model.scopes import subgraphs
 
 
-def doubtful(values: Sequence[ir.Value], facts: Facts) -> set[ir.Value]:
+def doubtful(values: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
     """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
-    waiting, seen = list(values), set()
+    waiting, seen = list(values), dict[ir.Value, None]()
     while waiting:
         value = waiting.pop()
         producer = value.producer()
         if producer is None or value in seen:
             continue
-        seen.add(value)
+        seen[value] = None
         shape = facts.shape(value)
         if shape is None or not all(isinstance(size, int) for size in shape):
             waiting += [one for one in producer.inputs if one is not None]
-    return {*values, *seen}
+    return dict.fromkeys(values) | seen
 
 
 def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:

@@ -104,19 +104,16 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         raise _refusal(node, scope.opset, opset, "the operator does not exist there")
     if old.since_version == new.since_version:
         return False
-    said = meant(node, scope.opset, opset, facts)
-    if said:
-        if isinstance(said, str):
-            raise _refusal(node, scope.opset, opset, said)
+    if meant(node, scope.opset, opset, facts):  # it is converted with care, or refused
         return True
     if node.op_type == "Constant":  # its versions differ in what they may hold
         held = set(node.attributes) or {"sparse_value"}
         if not held <= set(new.attributes):
             raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown there")
         return False
-    if opset < scope.opset and any(subgraphs(node)) and (why := _wrong(node, new, facts.kind)):
-        raise _refusal(node, scope.opset, opset, why)
     if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
+        if opset < scope.opset and (why := _wrong(node, new, facts.kind)):
+            raise _refusal(node, scope.opset, opset, why)
         if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
             raise _refusal(node, scope.opset, opset, "Scan of opset 8 has a batch axis of its own")
         if node.op_type == "Loop" and new.since_version < 11 and len(node.inputs) < 3:
@@ -192,7 +189,8 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         raise _refusal(node, current, opset, "its attributes are the function's; inline the function (onnx.inliner)")
     said = meant(node, current, opset, facts)
-    assert not isinstance(said, str)  # or it would have been refused
+    if isinstance(said, str):
+        raise _refusal(node, current, opset, said)
     alone = _alone(node, current, opset, facts)
     kinds = {value.name: facts.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
     first_error: Exception | str | None = None
@@ -233,10 +231,7 @@ def _with_onnxscript(model: onnx.ModelProto, current: int, opset: int) -> ir.Mod
 
 
 def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> onnx.ModelProto:
-    """A model of one node at its current opset, with what is known of its inputs and outputs.
-
-    An attribute that is unknown at the new opset, and says what goes without saying, is left out.
-    """
+    """A model of one node at its current opset, with what is known of its inputs and outputs."""
     inputs, initializers = {}, {}
     for value in node.inputs:
         tensor = known_tensor(value)
@@ -245,19 +240,20 @@ def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> onnx.ModelP
         elif value is not None:
             inputs[value.name] = _value_info(value, facts)
     outputs = [_value_info(value, facts) for value in node.outputs if value.name]
-    proto, old, new = ir.serde.serialize_node(node), _schema(node.op_type, current), _schema(node.op_type, opset)
-    if old is not None and new is not None:
-        known = set(new.attributes)
-        idle = {name for name, a in old.attributes.items() if name not in known and a.default_value.name}
-        tensors.remove_if(
-            proto.attribute, lambda a: a.name in idle and _says(a) == _says(old.attributes[a.name].default_value)
-        )
+    proto = _without_idle(ir.serde.serialize_node(node), current, opset)
     graph = onnx.helper.make_graph([proto], "one", list(inputs.values()), outputs, list(initializers.values()))
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", current)], ir_version=10)
 
 
-def _says(attribute: onnx.AttributeProto) -> object:
-    return onnx.helper.get_attribute_value(attribute)
+def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeProto:
+    """The node without attributes that are unknown at the new opset and say what goes without saying."""
+    old, new = (_schema(proto.op_type, version) for version in (current, opset))
+    if old is not None and new is not None:
+        said = onnx.helper.get_attribute_value
+        gone = {name: a.default_value for name, a in old.attributes.items() if name not in new.attributes}
+        idle = {name: said(default) for name, default in gone.items() if default.name}
+        tensors.remove_if(proto.attribute, lambda a: a.name in idle and said(a) == idle[a.name])
+    return proto
 
 
 def _value_info(value: ir.Value, facts: Facts) -> onnx.ValueInfoProto:

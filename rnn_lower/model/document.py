@@ -63,7 +63,9 @@ class Document:
 
         Raises UnsupportedError for a model with something that runs and that onnx_ir does not carry.
         """
-        if any(isinstance(holder, onnx.GraphProto) and holder.sparse_initializer for holder in self._holders()):
+        if any(
+            isinstance(holder, onnx.GraphProto) and holder.sparse_initializer for holder in tensors.holders(self.proto)
+        ):
             raise _not_carried("a sparse initializer")
         try:
             model: ir.Model = ir.serde.deserialize_model(self.proto)
@@ -80,10 +82,6 @@ class Document:
                     value.const_value.base_dir = self.folder
         change(model)
         return Document(ir.serde.serialize_model(model), self.folder)
-
-    def _holders(self) -> Iterator[tensors.Holder]:
-        for one in (self.proto.graph, *self.proto.functions):
-            yield from tensors.graphs_in(one)
 
     @functools.cached_property
     def outline(self) -> onnx.ModelProto:

@@ -29,8 +29,7 @@ def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> Referen
     Without one, onnx 1.23 passes it to every later node that is not given some optional input.
     """
     count = itertools.count()
-    for root in (model.graph, *model.functions):
-        for holder in tensors.graphs_in(root):
-            for node in holder.node:
-                node.output[:] = [name or f"rnn_lower/unwanted/{next(count)}" for name in node.output]
+    for holder in tensors.holders(model):
+        for node in holder.node:
+            node.output[:] = [name or f"rnn_lower/unwanted/{next(count)}" for name in node.output]
     return ReferenceEvaluator(model, new_ops=list(operators))

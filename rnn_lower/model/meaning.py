@@ -49,7 +49,7 @@ VALUES = {
     ("ScatterElements", "reduction", "max"): 18, ("ScatterElements", "reduction", "min"): 18,
     ("ScatterND", "reduction", "max"): 18, ("ScatterND", "reduction", "min"): 18,
 }  # fmt: skip
-"""Values of attributes that are older than the values -> since which version of the operator they are there."""
+"""Values that an attribute has not always had -> the version of the operator that came with them."""
 
 
 def unknown_value(node: ir.Node, version: int) -> str:
@@ -82,11 +82,18 @@ def _asymmetric(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     mode = node.attributes.get("mode")
     if mode is not None and mode.as_string() != "nearest":
         return found
-    scales = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
-    numbers = node.attributes["scales"].as_floats() if "scales" in node.attributes else scales
-    if numbers is None or np.min(np.asarray(numbers if scales is None else scales.numpy()), initial=1) < 1:
+    scales = _scales(node)
+    if scales is None or np.min(scales, initial=1) < 1:
         return "before opset 11 nothing says which of two neighbours is nearest where it makes smaller, or may do so"
     return found | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
+
+
+def _scales(node: ir.Node) -> np.ndarray | None:
+    """Those of Upsample or Resize, as far as they are known."""
+    if "scales" in node.attributes:
+        return np.asarray(node.attributes["scales"].as_floats())
+    tensor = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
+    return None if tensor is None else tensor.numpy()
 
 
 def _by_channel(node: ir.Node, opset: int, facts: Facts) -> str:

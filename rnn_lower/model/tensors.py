@@ -44,6 +44,12 @@ def graphs_in(holder: Holder) -> Iterator[Holder]:
         waiting += [body for node in one.node for body in graphs_of(node)]
 
 
+def holders(model: onnx.ModelProto) -> Iterator[Holder]:
+    """The main graph, every function, and every body in them."""
+    for root in (model.graph, *model.functions):
+        yield from graphs_in(root)
+
+
 def total_size(model: onnx.ModelProto) -> int:
     """Bytes of all tensors of a model, as far as they say how many."""
     return sum(size_of(tensor) or 0 for tensor in tensors(model))

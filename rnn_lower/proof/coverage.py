@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 
 import numpy as np
-import onnx
-import onnx.inliner
 from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.model import tensors
 from rnn_lower.model.document import Document
-from rnn_lower.model.evaluating import evaluator
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.proof import reference
+from rnn_lower.proof.runners import reference_evaluator
 
 SECONDS, WEIGHTS = 0.5, 50_000_000
 """The reference evaluator is slow: it stops after so long, and does not run models with so many bytes of weights."""
@@ -43,16 +42,8 @@ class Coverage:
         return bool(self._ifs)
 
     def _open(self, document: Document) -> None:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(document.proto)
-        if document.folder is not None:
-            tensors.embed(proto, document.folder)
-        try:
-            if proto.functions:
-                proto = onnx.inliner.inline_local_functions(proto)
-            self._evaluator = evaluator(proto, reference.operators(self._watch))
-        except Exception:  # what it does not take is not looked at
-            self._evaluator = None
+        with contextlib.suppress(Exception):  # what it does not take is not looked at
+            self._evaluator = reference_evaluator(document, reference.operators(self._watch))
 
     def _watch(self, node: str, what: str, x: np.ndarray, edges: tuple[float, ...]) -> None:
         self._reached.setdefault((node, what, edges), set()).update(np.searchsorted(edges, np.unique(x)).tolist())

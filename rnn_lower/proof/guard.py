@@ -7,15 +7,13 @@ Every X gets a few nodes before it that pass it on, or make onnxruntime raise an
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from rnn_lower.model.scopes import DEFAULT_DOMAINS
-from rnn_lower.model.tensors import graphs_of
-from rnn_lower.options import OP_TYPES
+from rnn_lower.proof.around import put_around
 from rnn_lower.recurrent.node import RecurrentNode
 
 NAME = "rnn_lower/guard"
@@ -28,27 +26,17 @@ def needed(nodes: Sequence[RecurrentNode]) -> bool:
 
 def add(model: onnx.ModelProto) -> onnx.ModelProto:
     """Guard every recurrent node of a model, in place, wherever it is."""
-    count = _guard(model.graph.node, 0)
-    for function in model.functions:
-        count = _guard(function.node, count)
+    put_around(model, _guarded)
     return model
 
 
-def _guard(nodes: MutableSequence[onnx.NodeProto], count: int) -> int:
-    found: list[onnx.NodeProto] = []
-    for node in nodes:
-        for body in graphs_of(node):
-            count = _guard(body.node, count)
-        if node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS and node.input:
-            count += 1
-            found += _checks(node.input[0], f"{NAME}/{count}")
-            node.input[0] = f"{NAME}/{count}/x"
-        found.append(node)
-    if len(found) > len(nodes):
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in found]
-        del nodes[:]
-        nodes.extend(copies)
-    return count
+def _guarded(node: onnx.NodeProto, number: int) -> list[onnx.NodeProto]:
+    if not node.input:
+        return [node]
+    name = f"{NAME}/{number}"
+    checks = _checks(node.input[0], name)
+    node.input[0] = f"{name}/x"
+    return [*checks, node]
 
 
 def _checks(x: str, name: str) -> list[onnx.NodeProto]:

@@ -39,6 +39,6 @@ def inlined(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
 
 def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Emitted nodes, wherever they are."""
-    holders = (holder for one in (model.graph, *model.functions) for holder in tensors.graphs_in(one))
+    holders = tensors.holders(model)
     nodes = (node for holder in holders for node in holder.node)
     return [node for node in nodes if any(entry.key == MARK for entry in node.metadata_props)]

@@ -14,9 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from rnn_lower.model import tensors
-from rnn_lower.model.scopes import DEFAULT_DOMAINS
-from rnn_lower.options import OP_TYPES
+from rnn_lower.proof.around import put_around
 
 NAME = "rnn_lower/nudge"
 
@@ -40,36 +38,30 @@ def undecided(
     run: Callable[[], Sequence[Any]], places: Sequence[int], expected: Sequence[Any], actual: Sequence[Any]
 ) -> dict[int, np.ndarray]:
     """By the place of an output: where it differs, and what the nudged original gives by `run` is the same at times."""
-    open_ = {place: expected[place] != actual[place] for place in places}
-    found = {place: np.zeros_like(one) for place, one in open_.items()}
+    differs = {place: expected[place] != actual[place] for place in places}
+    found = {place: np.zeros_like(one) for place, one in differs.items()}
     for _ in range(TRIES):
         results = run()
-        for place, one in open_.items():
+        for place, one in differs.items():
             if np.shape(results[place]) == one.shape:
                 found[place] |= one & (results[place] == actual[place])
-        if all(np.array_equal(found[place], one) for place, one in open_.items()):
+        if all(np.array_equal(found[place], one) for place, one in differs.items()):
             break
     return found
 
 
 def add(model: onnx.ModelProto) -> None:
     """Nudge what every recurrent node of a model gives, in place, wherever it is."""
-    count = 0
-    for root in (model.graph, *model.functions):
-        for holder in tensors.graphs_in(root):
-            made: list[onnx.NodeProto] = []
-            for node in holder.node:
-                copy = onnx.NodeProto.FromString(node.SerializeToString())
-                made.append(copy)
-                if node.op_type not in OP_TYPES or node.domain not in DEFAULT_DOMAINS:
-                    continue
-                for place, name in enumerate(node.output):
-                    if name:
-                        count += 1
-                        exact, noise = f"{NAME}/{count}", f"{NAME}/{count}/noise"
-                        copy.output[place] = exact
-                        how = {"low": 1 - SIZE, "high": 1 + SIZE, "seed": float(count)}
-                        made.append(helper.make_node("RandomUniformLike", [exact], [noise], noise, **how))
-                        made.append(helper.make_node("Mul", [exact, noise], [name], exact))
-            del holder.node[:]
-            holder.node.extend(made)
+    put_around(model, _nudged)
+
+
+def _nudged(node: onnx.NodeProto, number: int) -> list[onnx.NodeProto]:
+    made = [node]
+    for place, name in enumerate(node.output):
+        if name:
+            exact = node.output[place] = f"{NAME}/{number}/{place}"
+            noise, seed = f"{exact}/noise", float(10 * number + place)
+            limits = {"low": 1 - SIZE, "high": 1 + SIZE}
+            made.append(helper.make_node("RandomUniformLike", [exact], [noise], noise, seed=seed, **limits))
+            made.append(helper.make_node("Mul", [exact, noise], [name], exact))
+    return made

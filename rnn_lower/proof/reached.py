@@ -17,7 +17,7 @@ from onnx import helper
 
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.model.tensors import graphs_of
-from rnn_lower.options import OP_TYPES
+from rnn_lower.proof.around import is_recurrent
 
 NAME = "rnn_lower/reached"
 INDEX = "rnn_lower.index"
@@ -34,11 +34,7 @@ def nested(model: onnx.ModelProto) -> bool:
 
 
 def _holds(nodes: Nodes) -> bool:
-    return any(_is_recurrent(node) or any(_holds(body.node) for body in graphs_of(node)) for node in nodes)
-
-
-def _is_recurrent(node: onnx.NodeProto) -> bool:
-    return node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS
+    return any(is_recurrent(node) or any(_holds(body.node) for body in graphs_of(node)) for node in nodes)
 
 
 def add(model: onnx.ModelProto) -> dict[int, str]:
@@ -60,7 +56,7 @@ def add(model: onnx.ModelProto) -> dict[int, str]:
 def _recurrent(nodes: Nodes) -> Iterator[onnx.NodeProto]:
     """In the order in which `rnn_lower.model.scopes` walks."""
     for node in nodes:
-        if _is_recurrent(node):
+        if is_recurrent(node):
             yield node
         for body in graphs_of(node):
             yield from _recurrent(body.node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnxruntime
+from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, tensors
@@ -76,6 +77,14 @@ def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
 
 def open_reference(document: Document, change: Change | None = None) -> Run:
     """A runner on onnx.reference, with this project's recurrent operators in place of onnx's own. change: as above."""
+    ready = reference_evaluator(document, reference.OPERATORS, change)
+    return lambda feeds: list(ready.run(None, feeds))
+
+
+def reference_evaluator(
+    document: Document, operators: Iterable[type], change: Change | None = None
+) -> ReferenceEvaluator:
+    """onnx's evaluator of a copy of the model with its weights. operators: in place of onnx's own."""
     proto = onnx.ModelProto()
     proto.CopyFrom(document.proto)
     if change is not None:
@@ -84,8 +93,7 @@ def open_reference(document: Document, change: Change | None = None) -> Run:
         tensors.embed(proto, document.folder)
     if proto.functions:  # the evaluator does not pass its operators on to functions
         proto = onnx.inliner.inline_local_functions(proto)
-    ready = evaluator(proto, reference.OPERATORS)
-    return lambda feeds: list(ready.run(None, feeds))
+    return evaluator(proto, operators)
 
 
 def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:

@@ -16,6 +16,7 @@ from rnn_lower.model.facts import RESHAPES
 from rnn_lower.model.outline import inferred, sizes_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
+from rnn_lower.proof.around import is_recurrent
 from rnn_lower.proof.inlining import inlined
 from rnn_lower.recurrent.shared import MEMBERS
 
@@ -205,7 +206,7 @@ class _Context:
     ) -> bool:
         """needed: names that are used afterwards.  given: those that recurrent nodes took."""
         there = after.get(tuple(node.output))
-        if node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS:
+        if is_recurrent(node):
             return there is None or there.op_type != node.op_type
         if there is not None or needed & set(node.output):
             return False

@@ -19,16 +19,14 @@ from rnn_lower.recurrent.cells import CELLS
 from rnn_lower.recurrent.directions import Direction, side_by_side
 from rnn_lower.recurrent.forms import carry
 from rnn_lower.recurrent.lowering import (
-    ARITHMETIC,
     InputSequence,
     direction_of,
-    given_outlines,
     outputs_of,
     own_value,
     read_sequence,
 )
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import LoweredGroup, Paying, is_whole, kind_of, origin_of
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, is_whole, kind_of
 
 PAYS = {"LSTM": Paying(2, 64), "GRU": Paying(4, 64)}
 """Time over that of the nodes apart, T = 64, N = 1, with one thread and with two: two LSTM 0.76 and 0.94 at most, four
@@ -57,14 +55,10 @@ def lower_parallel(
     Raises UnsupportedError as `lower_node`.
     """
     first, kind = nodes[0], CELLS[nodes[0].op_type]
-    e = Emitter(
-        opset, ARITHMETIC.get(first.dtype, first.dtype), names, pool, f"{nodes[-1].name}/parallel", origin_of(nodes),
-        habits, max_nodes,
-    )  # fmt: skip
+    e = emitter_of(nodes, "parallel", opset, names, pool, habits, max_nodes)
     sequences: list[InputSequence] = []
     tracks: list[Direction] = []
     for place, node in enumerate(nodes):
-        e.search.outlines.update(given_outlines(node))
         with e.scope(f"node{place}"):
             sequences.append(read_sequence(e, node, single=False))
             tracks += [direction_of(e, node, sequences[-1], d, kind.fewest) for d in range(node.num_directions)]

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from rnn_lower.emit.constants import ConstantPool
+from rnn_lower.emit.masks import Emitter
+from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
-from rnn_lower.recurrent.lowering import given, is_full
+from rnn_lower.recurrent.lowering import ARITHMETIC, given, given_outlines, is_full
 from rnn_lower.recurrent.node import RecurrentNode
 
 MEMBERS = "rnn_lower.together"
@@ -64,7 +67,15 @@ def is_whole(node: RecurrentNode) -> bool:
     return lengths is None or is_full(given(lengths), node.seq_length)
 
 
-def origin_of(nodes: Sequence[RecurrentNode]) -> Mapping[str, str]:
-    """The metadata of what is emitted for all of them."""
-    names = [node.name for node in nodes]
-    return {**nodes[0].origin, "rnn_lower.node": ", ".join(names), MEMBERS: json.dumps(names)}
+def emitter_of(
+    nodes: Sequence[RecurrentNode], what: str, opset: int, names: Names, pool: ConstantPool, habits: Habits,
+    max_nodes: int | None,
+) -> Emitter:  # fmt: skip
+    """For what all of them become; names begin with that of the last one and what they share a loop as."""
+    first, members = nodes[0], [node.name for node in nodes]
+    origin = {**first.origin, "rnn_lower.node": ", ".join(members), MEMBERS: json.dumps(members)}
+    dtype = ARITHMETIC.get(first.dtype, first.dtype)
+    e = Emitter(opset, dtype, names, pool, f"{members[-1]}/{what}", origin, habits, max_nodes)
+    for node in nodes:
+        e.search.outlines.update(given_outlines(node))
+    return e

@@ -28,23 +28,21 @@ from rnn_lower.recurrent.cells import CELLS, Cell, CellKind
 from rnn_lower.recurrent.directions import Step, beside, masked, on_new_axis
 from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
-    ARITHMETIC,
     Parameters,
     cell_of,
-    given_outlines,
     initial_state,
     input_bias,
     own_value,
     read_sequence,
 )
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import LoweredGroup, Paying, is_whole, kind_of, origin_of
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, is_whole, kind_of
 
 END = int(np.iinfo(np.int32).max)
 
 
 PAYS = {"LSTM": Paying(3, 64), "GRU": Paying(3, 64)}
-"""By operator; three layers of 64 take 0.8 of the time (docs/speed.md)."""
+"""Time over that of the layers apart, T = 64, N = 1, H = 8 to 64: three LSTM 0.72 to 0.92, three GRU 0.79 to 0.96."""
 
 
 def fits(below: RecurrentNode, node: RecurrentNode) -> bool:
@@ -69,13 +67,8 @@ def lower_stack(
 
     Raises UnsupportedError as `lower_node`.
     """
-    first, last = layers[0], layers[-1]
-    e = Emitter(
-        opset, ARITHMETIC.get(first.dtype, first.dtype), names, pool, f"{last.name}/stack", origin_of(layers), habits,
-        max_nodes,
-    )  # fmt: skip
-    for layer in layers:
-        e.search.outlines.update(given_outlines(layer))
+    last = layers[-1]
+    e = emitter_of(layers, "stack", opset, names, pool, habits, max_nodes)
     finals, y = _carried(e, layers, form)
     found: dict[str, Operand] = {"Y": y}
     for name, state in zip(last.operator.outputs[1:], finals, strict=True):

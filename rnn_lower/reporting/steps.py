@@ -55,8 +55,7 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     before, after = files.load(original), files.load(lowered)
     nodes = [node for node in judging.Pair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
     pair = judging.Pair(_with_outputs(before, nodes), _with_outputs(after, nodes))
-    taken: list[Feeds] = []
-    _, expected, actual = pair.run(_candidates(pair, after, inputs, seed), taken.append)
+    feeds, expected, actual = pair.run(_candidates(pair, after, inputs, seed))
     found = {
         name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
         if isinstance(wanted, np.ndarray)
@@ -66,7 +65,7 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
         for node in nodes if (name := node.outputs["Y"].name or "") in found
     }  # fmt: skip
     outputs = (_steps(name, *found[name], axis) for name, axis in _time_axes(before, nodes).items() if name in found)
-    return OverTime(of_nodes, tuple(outputs), taken[-1])
+    return OverTime(of_nodes, tuple(outputs), feeds)
 
 
 def _candidates(pair: judging.Pair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +11,7 @@ import soakstacks
 from beside import beside
 from judge import close, every_node, judged, loops, run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from stacks import GATES, TYPES
+from stacks import GATES, TYPES, VARIANTS
 
 import rnn_lower
 from rnn_lower.proof.untouched import only_recurrent_nodes_changed
@@ -36,13 +35,6 @@ def any_size(monkeypatch, request):
     if "where_it_pays" not in request.node.name:
         for op in GATES:
             monkeypatch.setitem(parallel.PAYS, op, shared.Paying(2, 64, 8))
-
-
-VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "RNN": [{}, {"activations": ["Relu"]}, {"clip": 0.3}],
-    "GRU": [{}, {"linear_before_reset": 1}, {"linear_before_reset": 1, "B": False}, {"clip": 0.3}],
-    "LSTM": [{}, {"input_forget": 1}, {"clip": 0.3}, {"activations": ["HardSigmoid", "Relu", "Softsign"]}],
-}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import onnx
@@ -11,7 +10,7 @@ import pytest
 import soakstacks
 from judge import close, judged, loops, run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from stacks import BETWEEN, GATES, TYPES, chain
+from stacks import BETWEEN, GATES, TYPES, VARIANTS, chain
 
 import rnn_lower
 from rnn_lower.proof.untouched import only_recurrent_nodes_changed
@@ -35,13 +34,6 @@ def any_size(monkeypatch):
     """Where one loop pays is a matter of speed."""
     for op in GATES:
         monkeypatch.setitem(stacking.PAYS, op, shared.Paying(2, 64, 8))
-
-
-VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "RNN": [{}, {"activations": ["Relu"]}, {"clip": 0.3}],
-    "GRU": [{}, {"linear_before_reset": 1}, {"linear_before_reset": 1, "B": False}, {"clip": 0.3}],
-    "LSTM": [{}, {"input_forget": 1}, {"clip": 0.3}, {"activations": ["HardSigmoid", "Relu", "Softsign"]}],
-}
 
 
 @pytest.mark.usefixtures("any_size")
