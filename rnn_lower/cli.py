@@ -7,10 +7,8 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,6 +16,7 @@ from rnn_lower.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
 from rnn_lower.commands import COMMANDS
 from rnn_lower.deferred import defer
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.stopping import stopped_as_by_ctrl_c
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = sys.stdout and (not arguments.quiet or _asks_for_output(arguments))
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        with _stopped_as_by_ctrl_c(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
+        with stopped_as_by_ctrl_c(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
             with _stdin_as_file(arguments):
                 code = command(arguments)
             sys.stdout.flush()
@@ -129,25 +128,3 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
             if f"{folder}{os.sep}" in told:  # where there is nothing but the model
                 told = "-: the model has weights in a file beside it, which a stream cannot carry; name a file"
             raise type(error)(told) from None
-
-
-@contextlib.contextmanager
-def _stopped_as_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM, and a terminal that closes, end a run as Ctrl-C does: it tidies up. For the main thread only."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # nohup has it ignored
-            signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)

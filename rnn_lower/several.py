@@ -9,15 +9,18 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from rnn_lower import tables
 from rnn_lower.arguments import BAD, Command
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.stopping import stopped_as_by_ctrl_c
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +87,11 @@ def _ends(work: Command, each: Sequence[argparse.Namespace], jobs: int) -> Itera
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     with futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent) as pool:
-        yield from pool.map(_one, [work] * len(each), each)
+        try:
+            yield from pool.map(_in_worker, [work] * len(each), each)
+        except BrokenProcessPool:
+            told = "a process was ended from outside, perhaps for want of memory, and not all is written"
+            raise RnnLowerError(f"--jobs {jobs}: {told}; take --jobs 1") from None
 
 
 def _end_with_parent() -> None:
@@ -94,9 +101,18 @@ def _end_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
-        os._exit(BAD)
+        os.kill(os.getpid(), signal.SIGTERM)  # heard by the main thread, which tidies up if there is anything
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _in_worker(work: Command, arguments: argparse.Namespace) -> End:
+    """As `_one`; the pool ends its workers by SIGTERM when one of them has died."""
+    try:
+        with stopped_as_by_ctrl_c():
+            return _one(work, arguments)
+    except KeyboardInterrupt:
+        os._exit(BAD)  # raised, it would end this model alone, and the worker would wait for another
 
 
 def _one(work: Command, arguments: argparse.Namespace) -> End:

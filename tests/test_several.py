@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from judge import remaining
@@ -118,6 +120,29 @@ def test_jobs_end_with_the_process_that_started_them(tmp_path):
     while any(_runs(pid) for pid in workers):
         assert time.monotonic() < ends, "workers wait for work that nobody will give them"
         time.sleep(0.1)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no terminals that close")
+def test_jobs_whose_terminal_closes_leave_whole_models_alone(tmp_path):
+    big = build(Case("GRU", 17))[0]
+    big.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1 << 24, np.float32), "weights"))
+    big.graph.node.append(onnx.helper.make_node("Identity", ["weights"], ["same"]))
+    for name in "ab":
+        onnx.save(big, tmp_path / f"{name}.onnx")
+    command = [sys.executable, "-m", "rnn_lower", "lower", *map(str, sorted(tmp_path.glob("*.onnx")))]
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        [*command, "--out-dir", str(out), "--jobs", "2"], start_new_session=True, stderr=subprocess.DEVNULL
+    ) as parent:
+        while not (out.is_dir() and any(out.iterdir())):  # one of them is being written
+            assert parent.poll() is None, "it ended before it wrote"
+        os.killpg(parent.pid, signal.SIGHUP)
+    ends = time.monotonic() + 60
+    while left := [path.name for path in out.iterdir() if path.name not in ("a.onnx", "b.onnx")]:
+        assert time.monotonic() < ends, f"left behind: {left}"
+        time.sleep(0.1)
+    for path in out.iterdir():
+        onnx.load(path)
 
 
 def _children(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE, said_alike
 from rnn_lower.emit.writer import Habits
-from rnn_lower.errors import Lack, UnmetError, UnsupportedError, UntakenError
+from rnn_lower.errors import InvalidNodeError, Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.claims import claims_of_bodies, doubtful, reshaped
 from rnn_lower.model.facts import UNSAID, Facts
@@ -33,7 +33,7 @@ from rnn_lower.model.scopes import (
 from rnn_lower.options import Options
 from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import Lowered, given_outlines, lower_node
-from rnn_lower.recurrent.node import RecurrentNode, read_node
+from rnn_lower.recurrent.node import LARGEST_SIZE, RecurrentNode, read_node
 from rnn_lower.recurrent.shared import LoweredGroup, Paying, may_pay
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
@@ -218,6 +218,9 @@ class Session:
         sizes = self._facts.folded_sizes(place.node.node, place.node.layout)
         node = place.node
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
+        for name, size in known.items():
+            if size > LARGEST_SIZE:
+                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; no axis is longer than {LARGEST_SIZE}")
         return dataclasses.replace(place, node=dataclasses.replace(node, **known)) if known else place
 
     def _grouped(self, planned: Sequence[tuple[Place, str]]) -> Iterator[tuple[Place, str, Group | None]]:

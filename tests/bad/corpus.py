@@ -934,6 +934,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, here it is unknown; use --form scan or --form loop")
     yield Bad("length of a loop's own making for OpenCV", changed(looped_length, "--target", "opencv"), "no option mends this: it stays unknown whatever the sizes of the inputs")
     yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; no axis is longer than 2147483647")
+    yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; no axis is longer than 2147483647")
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
     yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
     yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "3 should be input_size, which is 7 by X")

@@ -420,6 +420,30 @@ def test_an_infinite_clip_is_none():
     assert rnn_lower.check(model, rnn_lower.lower(model)).ok
 
 
+LOOPS = {
+    "a condition": "(int64 M, bool go, float[2,3] s) => (float[2,3] e, float[M,2,3] a, float[M] b) { e, a, b = Loop (M, go, s) ",
+    "none": "(int64 M, float[2,3] s) => (float[2,3] e, float[M,2,3] a, float[M] b) { e, a, b = Loop (M, , s) ",
+}
+BODY = """<body: graph = body (int64 i, bool c, float[2,3] x) => (bool again, float[2,3] y, float[2,3] z, float n) {
+    again = Identity (c)
+    f = Cast <to: int = 1> (i)
+    y = Add (x, f)
+    z = Mul (y, y)
+    n = ReduceSum <keepdims: int = 0> (z)
+}>"""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("trips", [1, 3])
+def test_what_a_loop_gives_is_stacked(loop, trips):
+    """onnx's evaluator strings it together, and takes an absent condition for a false one."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> one {LOOPS[loop]} {BODY} }}')
+    feeds = {"M": np.array(trips), "go": np.array(True), "s": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    feeds = {value.name: feeds[value.name] for value in model.graph.input}
+    for actual, expected in zip(run_reference(model, feeds), run_onnxruntime(model, feeds), strict=True):
+        np.testing.assert_array_equal(actual, expected, strict=True)
+
+
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 def test_what_one_node_does_not_want_reaches_no_other(op):
     """onnx's evaluator keeps unwanted outputs under no name, and an input without a name is one that is not given."""
