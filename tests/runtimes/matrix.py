@@ -45,8 +45,8 @@ reference implementation. "Silently wrong" is any other result; "error" is an ex
     pip install torch==2.13.0 && pip install -e '.[test,runtimes]' && pip install --no-deps onnx2torch
     python tests/runtimes/matrix.py openvino tract
 
-Without names, the script measures every runtime that is installed. tinygrad's CPU device needs `clang`. Unrolled graphs of
-long sequences load slowly on some runtimes; `rnn-lower` then prints a warning that says how slowly.
+Without names, the script measures every runtime that is installed. tinygrad's CPU device needs `clang` (19 serves, 14 does
+not). Unrolled graphs of long sequences load slowly on some runtimes; `rnn-lower` then prints a warning that says how slowly.
 
 emx-onnx-cgen (which needs `gcc`), qonnx, jaxonnxruntime (with absl-py), aidge_core with aidge_onnx and aidge_backend_cpu, and onnx2tf
 with tensorflow and ai-edge-litert each come from PyPI; not all of them go into one environment. qonnx 1.0.0 needs onnx
