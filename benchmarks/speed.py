@@ -312,7 +312,7 @@ def timed(run: object, count: int = 50) -> float:
 def nodes_cost(report: Report, threads: list[int], seconds: float) -> None:
     """What --small measures."""
     small(report, threads, seconds)
-    stacks(report, seconds)
+    stacks(report, threads, seconds)
     parallel(report, threads, seconds)
     held_out(report, seconds)
     section(report, threads, 4 * seconds)

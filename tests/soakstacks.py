@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,17 @@ import onnx
 from beside import beside
 from judge import close, every_node, judged, run_onnxruntime, run_reference
 from soaking import soak_parser
-from stacks import BETWEEN, GATES, TYPES, chain
+from stacks import BETWEEN, GATES, TYPES, WIDTHS, any_size, chain
 
 import rnn_lower
-from rnn_lower.recurrent import parallel, shared
-from rnn_lower.recurrent import stack as stacking
+from rnn_lower.recurrent import shared
 from rnn_lower.recurrent.node import OPERATORS
 
-FUNCTIONS = ("Relu", "Tanh", "Sigmoid", "Softsign", "HardSigmoid", "Elu")
+BOUNDED = ("Tanh", "Sigmoid", "Softsign", "HardSigmoid")
+FUNCTIONS = ("Relu", "Elu", *BOUNDED)
 
 
-def drawn(rng: np.random.Generator) -> tuple[dict[str, Any], str]:
+def drawn(rng: np.random.Generator, functions: Sequence[str] = BOUNDED) -> tuple[dict[str, Any], str]:
     """What `chain` takes, and a form."""
     op = str(rng.choice(list(GATES)))
     layers, names = int(rng.integers(2, 7)), ["Y", "Y_h", "Y_c"][: 2 + (op == "LSTM")]
@@ -42,7 +42,7 @@ def drawn(rng: np.random.Generator) -> tuple[dict[str, Any], str]:
     if rng.random() < 0.3:
         case["clip"] = float(rng.choice([0.05, 0.3, 2.0]))
     if rng.random() < 0.4:
-        case["activations"] = [str(name) for name in rng.choice(FUNCTIONS, len(OPERATORS[op].activations))]
+        case["activations"] = [str(name) for name in rng.choice(functions, len(OPERATORS[op].activations))]
     if op == "GRU" and rng.random() < 0.5:
         case["linear_before_reset"] = 1
     if op == "LSTM" and rng.random() < 0.3:
@@ -54,7 +54,7 @@ def drawn(rng: np.random.Generator) -> tuple[dict[str, Any], str]:
 
 def drawn_beside(rng: np.random.Generator) -> tuple[dict[str, Any], str]:
     """What `beside` takes, and a form."""
-    case, form = drawn(rng)
+    case, form = drawn(rng, FUNCTIONS)
     for name in ("layers", "between", "dynamic"):
         del case[name]
     nodes = int(rng.integers(2, 5))
@@ -97,22 +97,22 @@ def features(case: dict[str, Any], together: bool) -> Iterator[str]:
 
 def main() -> int:
     arguments = soak_parser(__doc__).parse_args()
-    for op in GATES:
-        stacking.PAYS[op] = parallel.PAYS[op] = shared.Paying(2, 64, 8)  # where it pays is a matter of speed
     rng, end = np.random.default_rng(arguments.seed), time.monotonic() + 60 * arguments.minutes
     counts: collections.Counter[str] = collections.Counter()
     passed = failed = 0
     while passed + failed < arguments.count and time.monotonic() < end:
         case, form = drawn(rng) if rng.integers(2) else drawn_beside(rng)
+        width = str(rng.choice(list(WIDTHS)))
         try:
-            counts.update(features(case, compare(case, form)))
+            with any_size(WIDTHS[width]):
+                counts.update([*features(case, compare(case, form)), width])
             passed += 1
         except Exception as error:  # whatever goes wrong is a finding
             failed += 1
             arguments.failures.mkdir(parents=True, exist_ok=True)
             onnx.save(built(case)[0], arguments.failures / f"stack_{failed}.onnx")
             (arguments.failures / f"stack_{failed}.txt").write_text(
-                f"{case}\n{form}\n{type(error).__name__}: {error}\n"
+                f"{case}\n{form}, {width}\n{type(error).__name__}: {error}\n"
             )
     for name, count in sorted(counts.items()):
         print(f"{name}: {count}")

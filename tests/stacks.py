@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from rnn_lower.recurrent import parallel, shared
+from rnn_lower.recurrent import stack as stacking
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 STATES = ("none", "constant", "input", "computed")
@@ -102,11 +108,11 @@ BETWEEN: dict[str, list[tuple[str, dict[str, Any], list[int] | None]]] = {
 def chain(
     op: str, layers: int, T: int = 5, N: int = 1, dynamic: bool = False, states: tuple[int, ...] = (), B: bool = True,
     between: str = "squeeze", dtype: str = "float", outputs: tuple[str, ...] = ("Y",), opset: int = 17,
-    I: int = 3, **attributes: Any,
+    I: int = 3, H: int = 4, **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
-    """Layers of hidden size 4, one on the other, of which `states` have first states; the last gives `outputs`."""
+    """Layers of hidden size H, one on the other, of which `states` have first states; the last gives `outputs`."""
     rng, numpy, kind = np.random.default_rng(0), TYPES[dtype], getattr(TensorProto, dtype.upper())
-    nodes, tensors, H, G = [], [], 4, GATES[op]
+    nodes, tensors, G = [], [], GATES[op]
 
     def weight(name: str, *shape: int) -> str:
         tensors.append(numpy_helper.from_array(rng.uniform(-0.7, 0.7, shape).astype(numpy), name))
@@ -136,3 +142,33 @@ def chain(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     return model, {"X": rng.standard_normal((T, N, I)).astype(numpy)}
+
+
+def given_weights(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """With the weights of recurrent nodes as inputs of the model."""
+    taken = {name for node in model.graph.node if node.op_type in GATES for name in node.input[1:4]}
+    weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in taken}
+    for name, value in weights.items():
+        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+        model.graph.input.append(helper.make_tensor_value_info(name, kind, value.shape))
+    tensors = [t for t in model.graph.initializer if t.name not in weights]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(tensors)
+    return model, feeds | weights
+
+
+@contextlib.contextmanager
+def any_size(units: int = 0) -> Iterator[None]:
+    """Nodes of all sizes share a loop, be it faster or not; those beside each other as one wide cell up to so many units."""
+    with contextlib.ExitStack() as patches:
+        for name in ("HIDDEN_SIZE", "BATCH_SIZE"):
+            patches.enter_context(mock.patch.object(shared, name, 1000))
+        patches.enter_context(mock.patch.object(stacking, "PAYS", shared.Paying(10**6)))
+        patches.enter_context(mock.patch.dict(parallel.PAYS, dict.fromkeys(GATES, shared.Paying(units, 2))))
+        yield
+
+
+WIDTHS = {"end to end": 10**6, "side by side": 0}
+"""Units up to which cells are one wide one: always, and never."""

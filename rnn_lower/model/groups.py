@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,7 +13,7 @@ from rnn_lower.model.facts import RESHAPES, Facts
 from rnn_lower.model.scopes import subgraphs, with_bodies
 from rnn_lower.recurrent import parallel, stack
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import LoweredGroup, Paying, are_enough
+from rnn_lower.recurrent.shared import LoweredGroup
 
 KEEPS_ORDER = (*RESHAPES, "Identity", "Transpose")
 """What exporters put between layers. A Transpose is one of them as long as it moves axes of size 1 only."""
@@ -31,42 +32,48 @@ class Group:
     between: tuple[ir.Node, ...] = ()
 
 
-May = Callable[[RecurrentNode, "Paying | None"], Hashable]
-"""What nodes that may share a loop have in common, by what was measured of their operator; None where it never pays."""
+May = Callable[[RecurrentNode], Hashable]
+"""What nodes that may share a loop have in common; None where it never pays."""
 
 
 def groups(nodes: Sequence[RecurrentNode], facts: Facts, may: May) -> list[Group]:
     """Every node is in one group at most."""
-    found = [group for group in stacks(nodes, facts) if _pays(group.nodes, stack.PAYS, may)]
+    found = [group for group in stacks(nodes, facts) if _pays(group.nodes, may)]
     taken = {id(node) for group in found for node in group.nodes}
     left = [node for node in nodes if id(node) not in taken]
     return [*found, *_parallel(left, [group.nodes for group in found], may)]
 
 
-def _pays(nodes: Sequence[RecurrentNode], pays: Mapping[str, Paying], may: May) -> bool:
-    measured = pays.get(nodes[0].op_type)
-    keys = {may(node, measured) for node in nodes}
-    return measured is not None and are_enough(nodes, measured) and len(keys) == 1 and None not in keys
+def _pays(layers: Sequence[RecurrentNode], may: May) -> bool:
+    keys = {may(node) for node in layers}
+    return stack.PAYS.pays(layers) and len(keys) == 1 and None not in keys
 
 
 # -- each reads what the one before gives, and nobody else does -------------------------------------------------------
 
 
 def stacks(nodes: Sequence[RecurrentNode], facts: Facts) -> Iterator[Group]:
-    """All stacks of two and more layers. Nothing else depends on the lower ones."""
+    """All stacks. Nothing else depends on the lower layers of one; a high one is cut into several."""
     given = {node.outputs["Y"]: node for node in nodes if list(node.outputs) == ["Y"]}
     below = {id(node): found for node in nodes if (found := _below(node, given, facts)) is not None}
     lower = {id(layer) for layer, _ in below.values()}
     for node in nodes:
         if id(node) in lower or id(node) not in below:
             continue
-        layers, between = [node], list[ir.Node]()
-        while id(layers[0]) in below:
-            layer, passed = below[id(layers[0])]
-            layers.insert(0, layer)
-            between += passed
-        why = f"one loop with the {len(layers) - 1} layers below"
-        yield Group(tuple(layers), stack.lower_stack, why, tuple(between))
+        chain: list[tuple[RecurrentNode, list[ir.Node]]] = [(node, [])]
+        while (found := below.get(id(chain[0][0]))) is not None:
+            chain.insert(0, found)
+        for run in _runs(chain, max(1, stack.PAYS.units // node.hidden_size)):
+            layers, between = zip(*run, strict=True)
+            why = f"one loop with the {len(layers) - 1} layers below"
+            yield Group(layers, stack.lower_stack, why, tuple(itertools.chain(*between[:-1])))
+
+
+def _runs(chain: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    """Parts of it as even as may be, none longer than `most`."""
+    count = -(-len(chain) // most)
+    cuts = [place * len(chain) // count for place in range(count + 1)]
+    yield from (chain[start:end] for start, end in itertools.pairwise(cuts))
 
 
 def _below(
@@ -108,23 +115,24 @@ def _in_order(node: ir.Node, facts: Facts) -> ir.Value | None:
 # -- none reads anything of another -----------------------------------------------------------------------------------
 
 
-def _parallel(nodes: Sequence[RecurrentNode], others: Sequence[Sequence[RecurrentNode]], may: May) -> Iterator[Group]:
-    """Groups of two and more. others: of nodes that share a loop already, so that what one needs all need."""
-    keys = {id(node): may(node, parallel.PAYS.get(node.op_type)) for node in nodes if node.outputs}
+def _parallel(nodes: Sequence[RecurrentNode], stacked: Sequence[Sequence[RecurrentNode]], may: May) -> Iterator[Group]:
+    """Groups of two directions and more. stacked: nodes that share a loop already, so that what one needs all need."""
+    keys = {id(node): may(node) for node in nodes if node.outputs}
     candidates = [node for node in nodes if keys.get(id(node)) is not None]
-    needs = _needs([*candidates, *itertools.chain.from_iterable(others)])
+    needs = _needs([*candidates, *itertools.chain.from_iterable(stacked)])
     found: list[list[RecurrentNode]] = []
     for node in candidates:
         for members in found:
             alike = keys[id(node)] == keys[id(members[0])] and node.node.graph is members[0].node.graph
-            if alike and parallel.fits(members[0], node) and _are_independent(node, members, [*others, *found], needs):
+            if alike and parallel.fits(members[0], node) and _are_independent(node, members, [*stacked, *found], needs):
                 members.append(node)
                 break
         else:
-            found.append([node])
+            found += [[node]] if parallel.fits(node, node) else []
     for members in found:
-        if len(members) > 1 and are_enough(members, parallel.PAYS[members[0].op_type]):
-            yield Group(tuple(members), parallel.lower_parallel, f"one loop with {len(members) - 1} others alike")
+        if parallel.PAYS[members[0].op_type].pays(members):
+            others = f" with {len(members) - 1} others alike" if len(members) > 1 else " of both directions"
+            yield Group(tuple(members), parallel.lower_parallel, f"one loop{others}")
 
 
 Needs = Mapping[ir.Node, frozenset[ir.Node]]

@@ -34,7 +34,7 @@ from rnn_lower.options import Options
 from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import Lowered, given_outlines, lower_node
 from rnn_lower.recurrent.node import LARGEST_SIZE, RecurrentNode, read_node
-from rnn_lower.recurrent.shared import LoweredGroup, Paying, may_pay
+from rnn_lower.recurrent.shared import LoweredGroup, may_pay
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
@@ -227,9 +227,9 @@ class Session:
         """Where nodes are replaced, and in which form; those that share a loop are where the last one is."""
         known = {id(place.node): (form, place.scope.opset) for place, form in planned}
 
-        def may(node: RecurrentNode, measured: Paying | None) -> tuple[str, int] | None:
+        def may(node: RecurrentNode) -> tuple[str, int] | None:
             form, opset = known[id(node)]
-            return (form, opset) if may_pay(node, measured, form, opset, self._target.habits) else None
+            return (form, opset) if may_pay(node, form, opset, self._target.habits) else None
 
         found: list[Group] = []
         if self._options.fuse_stacks:

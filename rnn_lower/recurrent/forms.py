@@ -38,7 +38,6 @@ class Track:
     reverse: time runs from seq_length - 1 to 0; results still lie at the times they belong to.
     stacked: whether the first state of every step is wanted.
     lead: sizes of the axes before the batch, if any; the batch size is known then.
-    top: of what is stacked, only the last along the first of these axes.
     """
 
     name: str
@@ -49,11 +48,6 @@ class Track:
     reverse: bool
     stacked: bool
     lead: tuple[int, ...] = ()
-    top: bool = False
-
-    @property
-    def stacked_lead(self) -> tuple[int, ...]:
-        return (1,) if self.top else self.lead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +84,7 @@ class Span:
 
 Result = tuple[State, Operand]
 """Final states [*lead, batch_size, hidden_size], and stacked over time the first of them of every step, or None:
-[seq_length, *stacked_lead, batch_size, hidden_size], where no lead counts as one of size 1."""
+[seq_length, *lead, batch_size, hidden_size], where no lead counts as one of size 1."""
 
 Form = Callable[[Emitter, Track, Span], Result]
 
@@ -252,12 +246,8 @@ def _run(
     for value in outputs:
         value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
     if track.stacked:
-        if track.top:
-            y = inside.slice(new_states[0], 0, track.lead[0] - 1, track.lead[0], "Y")
-        else:
-            y = inside.op("Identity", new_states[0], name="Y")
-        assert isinstance(y, ir.Value)
-        y.type, y.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.stacked_lead))
+        y = inside.op("Identity", new_states[0], name="Y")
+        y.type, y.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
         outputs.append(y)
     return outputs
 
@@ -298,4 +288,4 @@ def _shaped(e: Emitter, y: Operand, track: Track, span: Span) -> Operand:
             y = e.reshape_to(y, [seq_length, span.batch_size(), span.hidden_size], "Y_shaped")
         return e.unsqueeze(y, [1], "Y_direction")
     steps, rows = seq_length if isinstance(seq_length, int) else -1, -1 if batch_size is None else batch_size
-    return e.reshape(y, [steps, *(track.stacked_lead or (1,)), rows, span.hidden_size], "Y_shaped")
+    return e.reshape(y, [steps, *(track.lead or (1,)), rows, span.hidden_size], "Y_shaped")

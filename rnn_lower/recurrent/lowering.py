@@ -61,7 +61,7 @@ def lower_node(
     sequence = read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     together = go_side_by_side(e, node, form)
     directions = [
-        direction_of(e, node, sequence, place, _parts(node, place, together)) for place in range(node.num_directions)
+        direction_of(e, node, sequence, place, parts_of(node, place, together)) for place in range(node.num_directions)
     ]
     tracks = [side_by_side(e, directions, sequence.span)] if together else directions
     results = [_carried(e, node, form, direction, sequence) for direction in tracks]
@@ -173,7 +173,7 @@ def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direc
     return Direction(name, reverse, cell, streams, initial, masked)
 
 
-def _parts(node: RecurrentNode, direction: int, together: bool) -> Parts:
+def parts_of(node: RecurrentNode, direction: int, together: bool) -> Parts:
     """The gates of each product: one for each activation where it comes right after the product."""
     kind, first_two = CELLS[node.op_type], node.activations[direction][:2]
     return kind.fewest if together or len(set(first_two)) == 1 or "P" in node.inputs else kind.by_activation

@@ -4,12 +4,14 @@
         h, c = step_of_the_cell(X_1[step] * W_1, X_2[step] * W_2 ..., h, c)
         Y[step] = h
 
-States are [tracks, batch_size, hidden_size], where a node has a track for each of its directions.
+A node has a track for each of its directions. Where these are small their states lie end to end (`wide.py`), else on an
+axis of their own (`directions.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.masks import Emitter
@@ -17,20 +19,23 @@ from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits, Operand
 from rnn_lower.recurrent.cells import CELLS
 from rnn_lower.recurrent.directions import Direction, side_by_side
-from rnn_lower.recurrent.forms import carry
+from rnn_lower.recurrent.forms import Result, Span, carry
 from rnn_lower.recurrent.lowering import (
     InputSequence,
     direction_of,
     outputs_of,
     own_value,
+    parts_of,
     read_sequence,
 )
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, is_whole, kind_of
+from rnn_lower.recurrent.wide import wide
 
-PAYS = {"LSTM": Paying(2, 64), "GRU": Paying(4, 64)}
-"""Time over that of the nodes apart, T = 64, N = 1, with one thread and with two: two LSTM 0.76 and 0.94 at most, four
-0.52 and 0.58, eight 0.43; two GRU 0.83, but 1.29 with two threads, which share each product, four 0.61 and 0.77."""
+PAYS = {"RNN": Paying(128), "GRU": Paying(128, 4), "LSTM": Paying(96, 2)}
+"""Time over that of loops apart, T = 64, N = 1, one thread. One wide cell of two directions of 8 to 64 units: RNN 0.57
+to 0.86, GRU 0.53 to 0.76, LSTM (of 8 to 32) 0.53 to 0.62. With an axis for them: two LSTM 0.70 to 0.76, four 0.37 to
+0.52; four GRU 0.44 to 0.61, and two 0.83, but 1.29 with two threads, which share each product."""
 
 
 def fits(one: RecurrentNode, other: RecurrentNode) -> bool:
@@ -54,34 +59,69 @@ def lower_parallel(
 
     Raises UnsupportedError as `lower_node`.
     """
-    first, kind = nodes[0], CELLS[nodes[0].op_type]
+    first, kind, as_one = nodes[0], CELLS[nodes[0].op_type], PAYS[nodes[0].op_type].is_wide(nodes)
+    parts = parts_of(first, 0, together=not as_one)
     e = emitter_of(nodes, "parallel", opset, names, pool, habits, max_nodes)
     sequences: list[InputSequence] = []
     tracks: list[Direction] = []
     for place, node in enumerate(nodes):
         with e.scope(f"node{place}"):
             sequences.append(read_sequence(e, node, single=False))
-            tracks += [direction_of(e, node, sequences[-1], d, kind.fewest) for d in range(node.num_directions)]
-    together, span = side_by_side(e, tracks, sequences[0].span), sequences[0].span
-    stacked = any("Y" in node.outputs for node in nodes)
-    finals, y = carry(form, e, together.track(kind, first.operator.states, stacked), span)
-    sizes = [node.num_directions for node in nodes]
-    ys = e.split(y, 1, sizes, ["Y"] * len(nodes)) if stacked else [None] * len(nodes)
-    ends = zip(
-        *(_parts(e, nodes, sizes, final, name) for final, name in zip(finals, first.operator.outputs[1:], strict=True)),
-        strict=True,
-    )
+            tracks += [direction_of(e, node, sequences[-1], d, parts) for d in range(node.num_directions)]
+    span, stacked = sequences[0].span, any("Y" in node.outputs for node in nodes)
+
+    def carried(direction: Direction, span: Span) -> Result:
+        return carry(form, e, direction.track(kind, first.operator.states, stacked), span)
+
+    results = (_end_to_end if as_one else _side_by_side)(e, nodes, tracks, span, carried)
     outputs = [
-        {name: own_value(e, value, name) for name, value in outputs_of(e, node, sequence, [(together, own)]).items()}
-        for node, sequence, own in zip(nodes, sequences, zip(ends, ys, strict=True), strict=True)
+        {name: own_value(e, value, name) for name, value in outputs_of(e, node, sequence, own).items()}
+        for node, sequence, own in zip(nodes, sequences, results, strict=True)
     ]
     return LoweredGroup(e.nodes, outputs)
 
 
+Carry = Callable[[Direction, Span], Result]
+Results = list[list[tuple[Direction, Result]]]
+"""Of each node, what its directions, or the track that they share, came to."""
+
+
+def _end_to_end(
+    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
+) -> Results:
+    finals, y = carried(*wide(e, tracks, span))
+    sizes = [span.hidden_size] * len(tracks)
+    ys = [None] * len(tracks) if y is None else e.split(y, 3, sizes, ["Y_by_step"] * len(tracks))
+    names = nodes[0].operator.outputs[1:]
+    ends = zip(*(_parts(e, nodes, 1, sizes, *one) for one in zip(finals, names, strict=True)), strict=True)
+    each = zip(tracks, ends, ys, strict=True)
+    found: Results = []
+    for node in nodes:
+        own = itertools.islice(each, node.num_directions)
+        flips = "Y" in node.outputs
+        found.append([
+            (track, (end, e.flip(of_track, span.seq_length(), "Y_in_order") if flips and track.reverse else of_track))
+            for track, end, of_track in own
+        ])  # fmt: skip
+    return found
+
+
+def _side_by_side(
+    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
+) -> Results:
+    together = side_by_side(e, tracks, span)
+    finals, y = carried(together, span)
+    sizes = [node.num_directions for node in nodes]
+    ys = [None] * len(nodes) if y is None else e.split(y, 1, sizes, ["Y"] * len(nodes))
+    names = nodes[0].operator.outputs[1:]
+    ends = zip(*(_parts(e, nodes, 0, sizes, *one) for one in zip(finals, names, strict=True)), strict=True)
+    return [[(together, (end, own))] for end, own in zip(ends, ys, strict=True)]
+
+
 def _parts(
-    e: Emitter, nodes: Sequence[RecurrentNode], sizes: Sequence[int], final: Operand, name: str
+    e: Emitter, nodes: Sequence[RecurrentNode], axis: int, sizes: Sequence[int], final: Operand, name: str
 ) -> list[Operand]:
-    """A final state of each node, where any of them gives it."""
+    """A final state in its parts, where any of the nodes gives it."""
     if any(name in node.outputs for node in nodes):
-        return e.split(final, 0, sizes, [name] * len(nodes))
-    return [None] * len(nodes)
+        return e.split(final, axis, sizes, [name] * len(sizes))
+    return [None] * len(sizes)

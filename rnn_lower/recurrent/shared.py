@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -28,31 +29,40 @@ class LoweredGroup:
     outputs: Sequence[Mapping[str, ir.Value]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Paying:
-    """From how many directions of nodes on, and up to which hidden and batch size, one loop was seen to be faster."""
-
-    directions: int
-    hidden_size: int
-    batch_size: int = 1
+HIDDEN_SIZE, BATCH_SIZE = 64, 1
+"""Up to which sizes of a node one loop with others was seen to be faster."""
 
 
-def may_pay(node: RecurrentNode, measured: Paying | None, form: str, opset: int, habits: Habits) -> bool:
+def may_pay(node: RecurrentNode, form: str, opset: int, habits: Habits) -> bool:
     """Whether a node is one of those for which a loop with enough others is faster."""
     return (
-        measured is not None
-        and habits.directions_side_by_side
+        habits.directions_side_by_side
         and form != "unroll"
         and opset >= TABLE["Where"].since
         and node.static_batch is not None
-        and 0 < node.static_batch <= measured.batch_size
-        and node.hidden_size <= measured.hidden_size
+        and 0 < node.static_batch <= BATCH_SIZE
+        and node.hidden_size <= HIDDEN_SIZE
     )
 
 
-def are_enough(nodes: Sequence[RecurrentNode], measured: Paying) -> bool:
-    """Whether there are as many as it takes, each direction counting by itself."""
-    return sum(node.num_directions for node in nodes) >= measured.directions
+@dataclasses.dataclass(frozen=True)
+class Paying:
+    """When one loop was seen to be faster than loops apart.
+
+    units: as one wide cell, up to so many hidden units in all.  directions: with an axis for them, from so many on.
+    """
+
+    units: int
+    directions: float = math.inf
+
+    def is_wide(self, nodes: Sequence[RecurrentNode]) -> bool:
+        """Whether nodes that share a loop do so as one wide cell."""
+        units = sum(node.num_directions * node.hidden_size for node in nodes)
+        return units <= self.units and all(activation.bounded for activation in nodes[0].activations[0])
+
+    def pays(self, nodes: Sequence[RecurrentNode]) -> bool:
+        directions = sum(node.num_directions for node in nodes)
+        return directions > 1 and (self.is_wide(nodes) or (len(nodes) > 1 and directions >= self.directions))
 
 
 def kind_of(node: RecurrentNode) -> tuple[object, ...]:

@@ -5,8 +5,9 @@
         h, c = step_of_the_cell(below + biases, h, c)            # for the layers that have begun
         Y[step - (layers - 1)] = h[layers - 1]
 
-States are [layers, batch_size, hidden_size]: each elementwise node of the step serves all layers, each product is of a
-batch of matrices. Only the first layer's product with X is computed for all steps at once.
+All layers are one wide cell (`wide.py`): W of each stands in the block between that of the layer below and its own, so
+that one product does what the steps of all layers multiply. Only the first layer's product with X is computed for all
+steps at once.
 
 The first layers - 1 steps, in which not all layers have begun, are a loop of their own: a mask in every step would cost
 a fifth of the time. A layer that is done goes on with whatever comes; what it gives then reaches nobody in time.
@@ -15,7 +16,7 @@ a fifth of the time. A layer that is done goes on with whatever comes; what it g
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,25 +25,27 @@ from rnn_lower.emit.constants import ConstantPool, constant, filled
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits, Operand
-from rnn_lower.recurrent.cells import CELLS, Cell, CellKind
-from rnn_lower.recurrent.directions import Step, beside, masked, on_new_axis
-from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
+from rnn_lower.recurrent.cells import CELLS, Parts
+from rnn_lower.recurrent.directions import Step, masked
+from rnn_lower.recurrent.forms import Result, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
     Parameters,
     cell_of,
     initial_state,
     input_bias,
     own_value,
+    parts_of,
     read_sequence,
 )
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, is_whole, kind_of
+from rnn_lower.recurrent.wide import blocks, by_gates, wide_cell, wide_initial
 
 END = int(np.iinfo(np.int32).max)
 
-
-PAYS = {"LSTM": Paying(3, 64), "GRU": Paying(3, 64)}
-"""Time over that of the layers apart, T = 64, N = 1, H = 8 to 64: three LSTM 0.72 to 0.92, three GRU 0.79 to 0.96."""
+PAYS = Paying(192)
+"""Time over that of the layers apart, T = 64, N = 1, one thread, three layers of 8 to 64 units: RNN 0.42 to 0.91, GRU
+0.41 to 0.87, LSTM 0.39 to 0.83."""
 
 
 def fits(below: RecurrentNode, node: RecurrentNode) -> bool:
@@ -53,6 +56,7 @@ def fits(below: RecurrentNode, node: RecurrentNode) -> bool:
         and node.layout == 0
         and (below.layout == 0 or below.static_batch == 1)  # else Y has its rows first
         and node.static_batch is not None
+        and isinstance(below.input_size, int)
         and node.input_size == below.hidden_size
         and is_whole(below)
         and is_whole(node)
@@ -67,82 +71,84 @@ def lower_stack(
 
     Raises UnsupportedError as `lower_node`.
     """
-    last = layers[-1]
+    last, H, above = layers[-1], layers[0].hidden_size, len(layers) - 1
     e = emitter_of(layers, "stack", opset, names, pool, habits, max_nodes)
     finals, y = _carried(e, layers, form)
-    found: dict[str, Operand] = {"Y": y}
-    for name, state in zip(last.operator.outputs[1:], finals, strict=True):
+    outputs: dict[str, ir.Value] = {}
+    for name, value in zip(last.operator.outputs, (y, *finals), strict=True):
         if name in last.outputs:
-            found[name] = e.slice(state, 0, len(layers) - 1, len(layers), name)
-    values = {name: e.cast(found[name], e.dtype, last.dtype, f"{name}_cast") for name in last.outputs}
-    outputs = {name: own_value(e, value, name) for name, value in values.items()}
+            axis = 3 if name == "Y" else 1
+            own = e.slice(value, axis, above * H, (above + 1) * H, name)
+            own = own if name == "Y" else e.unsqueeze(own, [0], f"{name}_direction")
+            outputs[name] = own_value(e, e.cast(own, e.dtype, last.dtype, f"{name}_cast"), name)
     return LoweredGroup(e.nodes, [*({} for _ in layers[1:]), outputs])
+
+
+def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> Result:
+    """Final states [batch_size, layers * hidden_size] and, where it is wanted, Y of as many columns, of all layers."""
+    first, count, above = layers[0], len(layers), len(layers) - 1
+    batch, units, sequence = first.static_batch or 0, count * first.hidden_size, read_sequence(e, first, single=False)
+    joined = _joined(e, layers, sequence.x)
+    states, stacked = first.operator.states, "Y" in layers[-1].outputs
+
+    def steps(start: int, end: int) -> list[Stream]:
+        return [dataclasses.replace(one, values=e.slice(one.values, 0, start, end, "steps")) for one in joined.streams]
+
+    begun = np.repeat(np.tri(above, count), first.hidden_size, axis=1)[:, np.newaxis]
+    mask = Stream(constant(begun, ir.DataType.BOOL), ir.DataType.BOOL, (1, units))
+    with e.scope("begin"):
+        track = Track("stack", masked(joined.step), [*steps(0, above), mask], joined.initial, states, False, False)
+        ready, _ = carry(form, e, track, Span(lambda: above, lambda: batch, batch, units))
+    track = Track("stack", joined.step, steps(above, END), ready, states, False, stacked)
+    return carry(form, e, track, Span(sequence.span.seq_length, lambda: batch, batch, units))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-    """All layers as one step. W, b: of the first one, which are used before the steps.  initial: its first states."""
+    """All layers as one wide cell. streams: of all seq_length + layers - 1 steps.  initial: its first states."""
 
     step: Step
-    W: Operand
-    b: Operand
+    streams: Sequence[Stream]
     initial: State
 
 
-def _joined(e: Emitter, layers: Sequence[RecurrentNode]) -> _Joined:
-    kind, zeros = CELLS[layers[0].op_type], filled(0.0, (layers[0].static_batch or 0, layers[0].hidden_size), e.dtype)
-    cells, W, b, states = [], [], [], []
+def _joined(e: Emitter, layers: Sequence[RecurrentNode], x: Operand) -> _Joined:
+    first, kind, count, H = layers[0], CELLS[layers[0].op_type], len(layers), layers[0].hidden_size
+    batch, parts = first.static_batch or 0, parts_of(first, 0, together=False)
+    parameters, cells, initial = [], [], []
     for place, layer in enumerate(layers):
         with e.scope(f"layer{place}"):
-            parameters = Parameters.read(e, layer, 0)
-            cells.append(cell_of(e, layer, 0, kind.fewest, parameters))
-            W.append(parameters.matrix(e, "W", 0, layer.operator.gates))
-            b.append(_bias(e, layer, parameters))
-            initial = (initial_state(e, layer, f"initial_{name}", 0, None) for name in layer.operator.states)
-            states.append([zeros if state is None else state for state in initial])
-    joined = tuple(on_new_axis(e, of_layers, [0], "initial") for of_layers in zip(*states, strict=True))
-    upper_W, upper_b = on_new_axis(e, W[1:], [0], "W"), on_new_axis(e, b[1:], [0, 1], "b")
-    return _Joined(_step(kind, beside(e, cells), upper_W, upper_b, len(layers) - 1), W[0], b[0], joined)
+            parameters.append(Parameters.read(e, layer, 0))
+            cells.append(cell_of(e, layer, 0, parts, parameters[-1]))
+            initial.append([initial_state(e, layer, f"initial_{name}", 0, None) for name in layer.operator.states])
+    recurrent, upper = [], dict[int, Operand]()
+    for place, (start, end) in enumerate(parts):
+        own = {(k, k): cell.weights.recurrent[place] for k, cell in enumerate(cells)}
+        below = {(k - 1, k): one.matrix(e, "W", start, end) for k, one in enumerate(parameters) if k}
+        if start == kind.reset_gate:  # what r scales is the layer's own alone
+            upper[place], below = blocks(e, below, count, end - start, H, "W"), {}
+        recurrent.append(blocks(e, own | below, count, end - start, H, "R"))
+    cell = wide_cell(e, cells, recurrent)
+
+    def step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
+        more = {place: e.add(e.matmul(state[0], W), inputs[place], "projected") for place, W in upper.items()}
+        return kind.step(cell, e, [more.get(place, x) for place, x in enumerate(inputs)], state)
+
+    return _Joined(step, _streams(e, layers, parts, parameters, x), wide_initial(e, initial, (batch, H)))
 
 
-def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> tuple[State, Operand]:
-    """Final states [layers, batch_size, hidden_size], of which the last are true, and Y of the last layer."""
-    first, count, above = layers[0], len(layers), len(layers) - 1
-    batch, columns = first.static_batch or 0, first.operator.gates * first.hidden_size
-    sequence, joined = read_sequence(e, first, single=False), _joined(e, layers)
-    projected = e.add(e.matmul(sequence.x, joined.W, "X_W"), joined.b, "projected")
-    rest = filled(0.0, (above, batch, columns), e.dtype)  # what the first layer reads when it is done
-    x = e.unsqueeze(e.concat([projected, rest], 0), [1], "first_layer")
-
-    def carried(
-        step: Step, streams: Sequence[Stream], states: State, stacked: bool, length: Callable[[], Size]
-    ) -> Result:
-        names, span = first.operator.states, Span(length, lambda: batch, batch, first.hidden_size)
-        return carry(form, e, Track("stack", step, streams, states, names, False, stacked, (count,), top=True), span)
-
-    def steps(start: int, end: int) -> Stream:
-        return Stream(e.slice(x, 0, start, end, "steps"), e.dtype, (1, batch, columns))
-
-    begun = constant(np.tri(above, count)[:, :, np.newaxis, np.newaxis], ir.DataType.BOOL)
-    with e.scope("begin"):
-        streams = [steps(0, above), Stream(begun, ir.DataType.BOOL, (count, 1, 1))]
-        ready, _ = carried(masked(joined.step), streams, joined.initial, False, lambda: above)
-    return carried(joined.step, [steps(above, END)], ready, "Y" in layers[-1].outputs, sequence.span.seq_length)
-
-
-def _bias(e: Emitter, layer: RecurrentNode, parameters: Parameters) -> Operand:
-    """What is added before the step, of all gates; None where nothing is."""
-    parts = [input_bias(e, layer, parameters, *part) for part in CELLS[layer.op_type].fewest]
-    return None if parts[0] is None else e.concat(parts, 0, "bias")
-
-
-def _step(kind: CellKind, cell: Cell, W: Operand, b: Operand, above: int) -> Step:
-    """The step of a cell whose layers but the first, so many, read what the layers below gave in the step before."""
-
-    def stacked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
-        below = e.slice(state[0], 0, 0, above, "below")
-        projected = e.concat([inputs[0], e.add(e.matmul(below, W), b)], 0, "projected")
-        sizes = [(end - start) * cell.hidden_size for start, end in kind.fewest]
-        return kind.step(cell, e, e.split(projected, cell.gate_axis, sizes, ["projected"] * len(sizes)), state)
-
-    return stacked_step
+def _streams(
+    e: Emitter, layers: Sequence[RecurrentNode], parts: Parts, parameters: Sequence[Parameters], x: Operand
+) -> list[Stream]:
+    """X * W of the first layer, nothing for the others, and the biases of all."""
+    first, count, H = layers[0], len(layers), layers[0].hidden_size
+    size, batch = first.input_size if isinstance(first.input_size, int) else 0, first.static_batch or 0
+    rest = filled(0.0, (count - 1, batch, size), e.dtype)  # what the first layer reads when it is done
+    x, streams = e.concat([x, rest], 0, "X_and_rest"), []
+    for start, end in parts:
+        gates, nothing = end - start, filled(0.0, (size, (end - start) * H), e.dtype)
+        W = by_gates(e, [parameters[0].matrix(e, "W", start, end), *[nothing] * (count - 1)], gates, H, 1, "W")
+        biases = [input_bias(e, layer, own, start, end) for layer, own in zip(layers, parameters, strict=True)]
+        values = e.add(e.matmul(x, W, "X_W"), by_gates(e, biases, gates, H, 0, "bias"), "projected")
+        streams.append(Stream(values, e.dtype, (batch, count * gates * H)))
+    return streams

@@ -11,11 +11,11 @@ import soakstacks
 from beside import beside
 from judge import close, every_node, judged, loops, run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from stacks import GATES, TYPES, VARIANTS
+from stacks import GATES, TYPES, VARIANTS, WIDTHS, any_size, given_weights
 
 import rnn_lower
 from rnn_lower.proof.untouched import only_recurrent_nodes_changed
-from rnn_lower.recurrent import parallel, shared
+from rnn_lower.recurrent import shared
 
 FORMS = ("scan", "loop")
 
@@ -29,20 +29,20 @@ def right(model: onnx.ModelProto, feeds: dict[str, np.ndarray], loops_left: int,
     return lowered
 
 
-@pytest.fixture(autouse=True)
-def any_size(monkeypatch, request):
-    """Where one loop pays is a matter of speed."""
-    if "where_it_pays" not in request.node.name:
-        for op in GATES:
-            monkeypatch.setitem(parallel.PAYS, op, shared.Paying(2, 64, 8))
+@pytest.fixture(params=WIDTHS)
+def sizes(request):
+    with any_size(WIDTHS[request.param]):
+        yield
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("op", "variant"), [(op, variant) for op, many in VARIANTS.items() for variant in many])
 def test_variants(op, variant, form):
     right(*beside(op, 3, N=2, **variant), 1, form)
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize(
@@ -53,11 +53,13 @@ def test_directions(op, directions, form):
     right(*beside(op, 3, directions=directions, states=(0, 2), outputs=names), 1, form)
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("outputs", [("Y_h",), ("Y_c",), ("Y", "Y_c"), ("Y_h", "Y_c")])
 def test_outputs(outputs):
     right(*beside("LSTM", 2, outputs=outputs, states=(1,)), 1)
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("op", GATES)
 def test_blocks_of_them(op, form):
@@ -65,6 +67,7 @@ def test_blocks_of_them(op, form):
     right(*beside(op, 2, blocks=3), 3, form)
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("opset", [9, 11, 13, 14, 17, 21])
 def test_opsets(opset, form):
@@ -74,12 +77,14 @@ def test_opsets(opset, form):
         right(*beside("GRU", 3, blocks=2, opset=opset), 2, form)
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("op", GATES)
 def test_types(op, dtype):
     right(*beside(op, 3, dtype=dtype, states=(1,)), 1)
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("one_x", "loops_left"), [(True, 1), (False, 2)])
 def test_a_length_that_is_a_name(one_x, loops_left, form):
@@ -95,6 +100,7 @@ def again(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     graph.node.extend(copies)
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("what", ["reads it", "reads it in a body", "other length", "other clip", "lengths", "graph"])
 def test_nodes_that_stay_apart(what):
     model, feeds = beside("LSTM", 2, N=2, one_x=True)
@@ -130,6 +136,7 @@ def test_nodes_that_stay_apart(what):
     right(model, feeds, 3 if what == "graph" else 2)
 
 
+@pytest.mark.usefixtures("sizes")
 def test_groups_that_would_need_each_other():
     """a and d alike, b and c alike, c reads a and d reads b: one pair may share a loop, not both."""
     model, feeds = beside("GRU", 4, one_x=True)
@@ -144,6 +151,7 @@ def test_groups_that_would_need_each_other():
     right(model, feeds, 3)
 
 
+@pytest.mark.usefixtures("sizes")
 def test_inside_of_bodies():
     model, feeds = beside("GRU", 3, one_x=True)
     inner = onnx.GraphProto(name="inner", node=model.graph.node, output=model.graph.output)
@@ -163,6 +171,16 @@ def test_inside_of_bodies():
     right(model, feeds, 2)
 
 
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("op", GATES)
+def test_weights_that_are_not_known(op, form):
+    """The blocks of the wide cell are put together when the model runs."""
+    model, feeds = given_weights(*beside(op, 3, directions=("forward", "reverse")))
+    right(model, feeds, 1, form)
+
+
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("seed", range(60))
 def test_random_groups(seed):
     case, form = soakstacks.drawn_beside(np.random.default_rng(seed))
@@ -170,18 +188,30 @@ def test_random_groups(seed):
 
 
 @pytest.mark.parametrize(
-    ("op", "nodes", "N", "loops_left"),
-    [("LSTM", 2, 1, 1), ("GRU", 3, 1, 3), ("GRU", 4, 1, 1), ("RNN", 4, 1, 4), ("LSTM", 2, 2, 2)],
-)
-def test_where_it_pays(op, nodes, N, loops_left):
-    right(*beside(op, nodes, N=N), loops_left)
+    ("op", "nodes", "H", "loops_left"),
+    [("LSTM", 2, 4, 1), ("GRU", 2, 4, 1), ("RNN", 2, 4, 1), ("LSTM", 2, 64, 1), ("GRU", 3, 64, 3), ("GRU", 4, 64, 1),
+     ("RNN", 4, 64, 4)],
+)  # fmt: skip
+def test_where_it_pays(op, nodes, H, loops_left):
+    right(*beside(op, nodes, H=H), loops_left)
     assert loops(rnn_lower.lower(beside(op, nodes)[0])) == nodes
 
 
-def test_where_it_pays_for_directions():
-    right(*beside("GRU", 2, directions=("bidirectional",)), 1)
+def test_where_it_pays_for_rows():
+    right(*beside("LSTM", 2, N=2), 2)
 
 
+@pytest.mark.parametrize(("op", "activations"), [("GRU", ["Sigmoid", "Relu"]), ("RNN", ["Relu"])])
+def test_where_it_pays_for_what_may_be_infinite(op, activations):
+    right(*beside(op, 2, activations=activations), 2)
+
+
+@pytest.mark.parametrize(("op", "loops_left"), [("LSTM", 1), ("GRU", 1), ("RNN", 1)])
+def test_where_it_pays_for_directions(op, loops_left):
+    right(*beside(op, 1, directions=("bidirectional",)), loops_left)
+
+
+@pytest.mark.usefixtures("sizes")
 def test_nothing_is_emitted_for_what_nobody_wants():
     model, feeds = beside("LSTM", 3)
     for node in (node for node in model.graph.node if node.op_type == "LSTM"):
@@ -195,6 +225,7 @@ def test_nothing_is_emitted_for_what_nobody_wants():
     assert all(used & set(node.output) for node in lowered.graph.node if node.op_type == "Split")
 
 
+@pytest.mark.usefixtures("sizes")
 def test_names_records_and_proof(tmp_path):
     model, _ = beside("LSTM", 3)
     onnx.save(model, tmp_path / "m.onnx")
@@ -206,6 +237,7 @@ def test_names_records_and_proof(tmp_path):
     assert {node.verdict for node in rnn_lower.prove(model, lowered).nodes} == {"out of scope"}
 
 
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("wrong", ["W0_1", "R0_0", "B0_1"])
 def test_the_check_notices_a_wrong_node(wrong):
     model, _ = beside("LSTM", 2, directions=("forward", "reverse"))

@@ -1,0 +1,87 @@
+"""Several cells as one wide one: their states lie end to end, and what each multiplies stands in its own block.
+
+    [h_1 h_2] * [R_1  0 ]  =  [h_1 * R_1   h_2 * R_2]
+                [ 0  R_2]
+
+A step then costs what one of a larger hidden size does: one product, fused with its sum and activation, of weights that
+are packed, where a batch of products is neither. The zeros are multiplied too, so this is for small cells; and since
+0 * NaN is NaN, a NaN in one reaches the others. An infinity would do so as well, so activations have to be bounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from rnn_lower.emit.constants import filled
+from rnn_lower.emit.masks import Emitter
+from rnn_lower.emit.writer import Operand, declare
+from rnn_lower.recurrent.cells import Cell, Weights
+from rnn_lower.recurrent.directions import Direction
+from rnn_lower.recurrent.forms import Span, Stream
+
+
+def blocks(
+    e: Emitter, parts: Mapping[tuple[int, int], Operand], count: int, gates: int, hidden_size: int, name: str = "R"
+) -> Operand:
+    """[count * H, gates * count * H] of parts [H, gates * H], by row and column, H = hidden_size; elsewhere zeros."""
+    zeros = [filled(0.0, (hidden_size, hidden_size), e.dtype)] * gates
+    cut = {place: e.split(part, 1, [hidden_size] * gates, [f"{name}_gate"] * gates) for place, part in parts.items()}
+    rows = [[cut.get((row, column), zeros) for column in range(count)] for row in range(count)]
+    return e.concat([e.concat(_gate_by_gate(cells), 1, name) for cells in rows], 0, name)
+
+
+def by_gates(e: Emitter, parts: Sequence[Operand], gates: int, hidden_size: int, axis: int, name: str) -> Operand:
+    """What cells have side by side on an axis, gates * H each, as the wide cell has it: gate by gate."""
+    if parts[0] is None:
+        return None
+    cut = [e.split(part, axis, [hidden_size] * gates, [f"{name}_gate"] * gates) for part in parts]
+    return e.concat(_gate_by_gate(cut), axis, name)
+
+
+def _gate_by_gate(cells: Sequence[Sequence[Operand]]) -> list[Operand]:
+    return [of_cell for gate in zip(*cells, strict=True) for of_cell in gate]
+
+
+def wide_cell(e: Emitter, cells: Sequence[Cell], recurrent: Sequence[Operand]) -> Cell:
+    """One cell for all that do not read each other, or do so by what `recurrent` says."""
+    H, weights = cells[0].hidden_size, [cell.weights for cell in cells]
+    reset_bias = by_gates(e, [one.reset_bias for one in weights], 1, H, 0, "Rbh")
+    peepholes = [by_gates(e, all_P, 1, H, 0, "P") for all_P in zip(*(one.peepholes for one in weights), strict=True)]
+    return dataclasses.replace(cells[0], hidden_size=len(cells) * H, weights=Weights(recurrent, reset_bias, peepholes))
+
+
+def wide_initial(e: Emitter, states: Sequence[Sequence[Operand]], shape: tuple[int, int]) -> tuple[Operand, ...]:
+    """First states [batch_size, count * H] of those of each, [batch_size, H] or None for zeros."""
+    zeros = filled(0.0, shape, e.dtype)
+    return tuple(
+        e.concat([zeros if state is None else state for state in of_all], 1, "initial")
+        if any(state is not None for state in of_all) else None
+        for of_all in zip(*states, strict=True)
+    )  # fmt: skip
+
+
+def wide(e: Emitter, directions: Sequence[Direction], span: Span) -> tuple[Direction, Span]:
+    """One direction that holds all, each in the order of its own steps; the batch size is known."""
+    first, count, H, batch = directions[0], len(directions), span.hidden_size, span.static_batch or 0
+    cells = [direction.cell for direction in directions]
+    with e.scope("wide"):
+        streams = [_stream(e, directions, place, span) for place in range(len(first.streams))]
+        recurrent = []
+        for place, stream in enumerate(first.streams):
+            parts = {(k, k): cell.weights.recurrent[place] for k, cell in enumerate(cells)}
+            recurrent.append(blocks(e, parts, count, (stream.shape[-1] or 0) // H, H))
+        cell = wide_cell(e, cells, recurrent)
+        initial = wide_initial(e, [direction.initial for direction in directions], (batch, H))
+    return Direction("wide", False, cell, streams, initial), dataclasses.replace(span, hidden_size=count * H)
+
+
+def _stream(e: Emitter, directions: Sequence[Direction], place: int, span: Span) -> Stream:
+    stream, length, H = directions[0].streams[place], span.seq_length(), span.hidden_size
+    values = [d.streams[place].values for d in directions]
+    parts = [e.flip(v, length) if d.reverse else v for d, v in zip(directions, values, strict=True)]
+    columns = stream.shape[-1] or 0
+    joined = by_gates(e, parts, columns // H, H, 2, "step_by_step")
+    shape = (*stream.shape[:-1], len(directions) * columns)
+    declare(joined, stream.dtype, [length if isinstance(length, int) else None, *shape])
+    return Stream(joined, stream.dtype, shape)
