@@ -57,6 +57,8 @@ def _transpose(given: Parameters, _: int, data: list[Constant]) -> Done | None:
 
 
 def _concat(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+    if len({one.dtype for one in data}) > 1:  # no model of ONNX; whoever runs it says so
+        return None
     axis = given("axis", 99)
     axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
     return Done(("concat", axis), lambda *parts: np.concatenate(parts, axis))

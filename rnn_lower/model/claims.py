@@ -15,14 +15,21 @@ def doubtful(values: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
     waiting, seen = list(values), dict[ir.Value, None]()
     while waiting:
         value = waiting.pop()
-        producer = value.producer()
-        if producer is None or value in seen:
+        if value in seen:
             continue
         seen[value] = None
-        shape = facts.shape(value)
+        producer, shape = value.producer(), facts.shape(value)
+        if producer is None:
+            continue
         if shape is None or not all(isinstance(size, int) for size in shape):
             waiting += [one for one in producer.inputs if one is not None]
     return dict.fromkeys(values) | seen
+
+
+def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
+    """The graph or function that has a value as input or initializer, or the node that gives it."""
+    producer = value.producer()
+    return value.graph if producer is None else producer.graph
 
 
 def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:

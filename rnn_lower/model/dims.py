@@ -131,7 +131,13 @@ def _resolve(inputs: Shapes, dims: Mapping[str, int]) -> _Fixed:
             key, dim = _place(inputs, name, size)
             fixed.places[key] = size
             if isinstance(dim, str) and dim not in NO_NAMES and list(inputs[key[0]] or ()).count(dim) == 1:
-                fixed.symbols[dim] = size  # it tells what it stands for, so it is that size elsewhere too
+                fixed.symbols.setdefault(dim, size)  # it tells what it stands for, so it is that size elsewhere too
+    for (owner, axis), size in fixed.places.items():
+        shape = inputs[owner]
+        symbol = None if shape is None else shape[axis]
+        if isinstance(symbol, str) and fixed.symbols.get(symbol, size) != size:
+            told = f"'{place(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
+            raise RnnLowerError(f"size {size} of {told}; give one size to both")
     for owner, shape in inputs.items():
         missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
         if shape is None and missing:

@@ -68,7 +68,7 @@ class Document:
         ):
             raise _not_carried("a sparse initializer")
         try:
-            model: ir.Model = ir.serde.deserialize_model(self.proto)
+            model = _read(self.proto)
         except MemoryError:
             raise
         except Exception as error:  # onnx_ir raises whatever it trips over, and says why last
@@ -81,7 +81,12 @@ class Document:
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value.base_dir = self.folder
         change(model)
-        return Document(ir.serde.serialize_model(model), self.folder)
+        proto: onnx.ModelProto = ir.serde.serialize_model(model)
+        inputs, said = {value.name for value in proto.graph.input}, {one.name: one for one in self.proto.graph.output}
+        for output in proto.graph.output:
+            if output.name in inputs & said.keys():  # which says nothing of the input
+                output.CopyFrom(said[output.name])
+        return Document(proto, self.folder)
 
     @functools.cached_property
     def outline(self) -> onnx.ModelProto:
@@ -95,7 +100,7 @@ class Document:
     @functools.cached_property
     def model(self) -> ir.Model:
         with _as_no_model():
-            model: ir.Model = ir.serde.deserialize_model(self.outline)
+            model = _read(self.outline)
         self._pair(model.graph, self.proto.graph)
         for ours, function in zip(model.functions.values(), self.proto.functions, strict=True):
             self._pair(ours, function)
@@ -146,14 +151,14 @@ class Document:
         """
         nesting = self.check_nesting()
         self.__dict__.pop("outline", None)  # of what the protobuf was, and large
+        if dims:  # first, so that sizes of values that nothing confirms are taken back as well
+            fix_proto_dims(self.proto, dims)
         try:
             for graph, proto in self._pairs:
                 self._write_graph(graph, proto, keep)
         except ir.serde.SerdeError as error:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
-        if dims:
-            fix_proto_dims(self.proto, dims)
         if nesting > DEEP and not _is_readable(self.proto):
             raise _too_deep("no form nests less than unroll does")
         return self.proto
@@ -219,6 +224,16 @@ class Document:
                 proto.opset_import.add(domain=domain, version=imports[domain])
         for function in list(self.model.functions.values())[len(self.proto.functions) :]:
             self.proto.functions.append(ir.serde.serialize_function(function))
+
+
+def _read(proto: onnx.ModelProto) -> ir.Model:
+    """As onnx_ir, which believes of an input that is an output too what the output declares."""
+    model: ir.Model = ir.serde.deserialize_model(proto)
+    for value, declared in zip(model.graph.inputs, proto.graph.input, strict=True):
+        if value.is_graph_output():
+            alone = ir.serde.deserialize_value_info_proto(declared, None)
+            value.type, value.shape = alone.type, alone.shape
+    return model
 
 
 def _too_deep(advice: str) -> UnsupportedError:

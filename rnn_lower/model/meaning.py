@@ -108,7 +108,14 @@ def _whole_numbers(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     return {}
 
 
+def _mask(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        return "only from opset 12 on the text says what its mask is where nothing is dropped"
+    return {}
+
+
 CHANGES = (
+    Change(("Dropout",), 12, up=_mask, down=_mask),
     Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down
     Change(("Upsample", "Resize"), 11, up=_asymmetric),

@@ -20,17 +20,24 @@ class Scope:
     """A graph, or a function, and what holds for the nodes in it.
 
     root: the main graph or the function that it lies in.  opset: of the default domain.
-    path: for people, e.g. "main graph/then_branch of If 'x'".
+    path: for people, e.g. "main graph/then_branch of If 'x'".  outer: the scope of the node whose body it is.
     """
 
     graph: ir.Graph | ir.Function
     root: ir.Graph | ir.Function
     opset: int
     path: str
+    outer: Scope | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def in_function(self) -> bool:
         return isinstance(self.root, ir.Function)
+
+    def up_to(self, graph: ir.Graph | ir.Function | None) -> Iterator[ir.Graph | ir.Function]:
+        """This graph and those around it, the last of them the given one."""
+        yield self.graph
+        if self.outer is not None and self.graph is not graph:
+            yield from self.outer.up_to(graph)
 
     def bodies(self) -> Iterator[Scope]:
         """The scopes directly below this one."""
@@ -40,7 +47,7 @@ class Scope:
     def _bodies_of(self, node: ir.Node) -> Iterator[Scope]:
         for attribute, body in subgraphs(node):
             told = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
-            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{told}")
+            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{told}", outer=self)
 
     def walk(self) -> Iterator[tuple[ir.Node, Scope]]:
         """Every node in and below this scope, before what lies in its bodies."""

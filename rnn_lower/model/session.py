@@ -19,7 +19,7 @@ from rnn_lower.emit.versions import TABLE, said_alike
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import InvalidNodeError, Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
-from rnn_lower.model.claims import claims_of_bodies, doubtful, reshaped
+from rnn_lower.model.claims import claims_of_bodies, doubtful, owner_of, reshaped
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.groups import Group, groups
 from rnn_lower.model.scopes import (
@@ -150,17 +150,26 @@ class Session:
         given = [value for place in self.places for value in place.node.node.outputs]
         bodies = dict(claims_of_bodies(taken))
         near = dict.fromkeys((*doubtful(taken, self._facts), *given, *reshaped(given)))
-        ends = set(self._model.graph.outputs)
+        main, ends = self._model.graph, set(self._model.graph.outputs)
+        kept = {*main.inputs, *(ends - near.keys())}
         for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted())):
-            producer = value.producer()
-            graph = bodies.get(value) if producer is None else producer.graph
-            if value.shape is None or not isinstance(graph, ir.Graph) or (value in ends and value not in near):
+            known = ir.Shape(self._facts.shape(value) or ())
+            for graph in (owner_of(value), bodies.get(value), *self._bodies_that_take(value)):
+                if isinstance(graph, ir.Graph) and (graph is not main or value not in kept):
+                    graph.meta.setdefault(UNSAID, {})[value.name] = known
+            if value.shape is None or value in kept or value.is_initializer():
                 continue
-            said, value.shape = value.shape, ir.Shape(self._facts.shape(value) or ())
-            graph.meta.setdefault(UNSAID, {})[value.name] = value.shape
-            if value in ends and not _confirmed(said, value.shape):
+            said, value.shape = value.shape, known
+            if value in ends and not _confirmed(said, known):
                 told = "output '%s' declares %s, of which runtimes would believe what nothing confirms; it says %s now"
-                logger.warning(told, value.name, said, value.shape)
+                logger.warning(told, value.name, said, known)
+
+    def _bodies_that_take(self, value: ir.Value) -> Iterator[ir.Graph | ir.Function]:
+        """Bodies around recurrent nodes that take a value from outside, and may declare its sizes too."""
+        users = {user for user, _ in value.uses()}
+        for place in self.places:
+            if place.node.node in users:
+                yield from place.scope.up_to(owner_of(value))
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""

@@ -16,12 +16,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import known_tensor
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.scopes import nodes as all_nodes
 from rnn_lower.model.scopes import values
 from rnn_lower.model.session import read_nodes
+from rnn_lower.proof.integers import PASS_ON, ranges
 from rnn_lower.recurrent.node import RecurrentNode, axes_of
 
 Feeds = dict[str, np.ndarray]
@@ -54,6 +54,9 @@ RANKS = (3, 2, 1, 4, 0)
 """Ranks for inputs that declare no shape."""
 
 INTEGER_LIMITS = (2, 1, 6, 100)
+STEADY = 3
+"""Attempts after which integers are small whose range is guessed: the model may take none of it."""
+
 LARGEST_FLOAT16 = 6e4
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -134,7 +137,7 @@ class Samples:
         named = ((_symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
         self._known = {self._ties.find(symbol): size for symbol, size in named}
         self._kept: dict[Symbol, int] = {}
-        self._limits, self._ranges = _length_limits(nodes), _ranges(model)
+        self._limits, self._ranges = _length_limits(nodes), ranges(model, required_inputs(model))
         # Large weights make every rounding count: what the fused node gives is then no better than chance.
         taken = (node.inputs.get(name) for node in nodes for name in ("W", "R", "B", "P"))
         self._weights = {value.name for value in taken if value is not None and value.is_graph_input()}
@@ -192,8 +195,9 @@ class Samples:
             longest = self._limits[name]
             length = longest if isinstance(longest, int) else sizes.named(longest)
             return _lengths(rng, shape, length, turn).astype(value.dtype.numpy())
-        if value.dtype.is_integer() and name in self._ranges:
-            return np.asarray(rng.choice(self._ranges[name], shape).astype(value.dtype.numpy()))
+        reach = self._ranges.get(name) if value.dtype.is_integer() else None
+        if reach is not None and (reach.is_known or attempt < STEADY):
+            return np.asarray(rng.choice(reach.numbers, shape).astype(value.dtype.numpy()))
         return _array(rng, value.dtype, shape, limit, [1.0] if name in self._weights else scales)
 
 
@@ -313,39 +317,9 @@ def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
 
 def _source(value: ir.Value | None) -> ir.Value | None:
     """Where a value comes from through nodes that pass it on."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in _PASS_ON and node.inputs:
+    while value is not None and (node := value.producer()) is not None and node.op_type in PASS_ON and node.inputs:
         value = node.inputs[0]
     return value
-
-
-_PASS_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
-_COMPARE = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
-
-
-def _ranges(model: ir.Model) -> dict[str, np.ndarray]:
-    """Integer inputs -> the values that make a difference to what takes them: rows of tables, compared constants."""
-    found: dict[str, set[int]] = {}
-    source = {value: str(value.name) for value in required_inputs(model)}
-    for node, _ in all_nodes(model):
-        first = node.inputs[0] if node.inputs else None
-        if node.op_type in _PASS_ON and first in source:
-            source[node.outputs[0]] = source[first]  # type: ignore[index]
-        elif node.op_type == "Gather" and len(node.inputs) == 2 and node.inputs[1] in source and first is not None:
-            axis = node.attributes.get("axis")
-            shape = () if first.shape is None else tuple(map(plain_dim, first.shape))
-            place = 0 if axis is None else axis.as_int()
-            rows = shape[place] if -len(shape) <= place < len(shape) else None
-            if isinstance(rows, int) and rows:
-                found.setdefault(source[node.inputs[1]], set()).update(range(min(rows, 1 << 16)))
-        elif node.op_type in _COMPARE and node.domain == "" and len(node.inputs) == 2:
-            for value, other in ((first, node.inputs[1]), (node.inputs[1], first)):
-                tensor = known_tensor(other)
-                if value in source and tensor is not None and tensor.dtype.is_integer() and tensor.size <= 64:
-                    numbers = {int(number) for number in tensor.numpy().ravel()}
-                    found.setdefault(source[value], set()).update(
-                        numbers | {n + 1 for n in numbers} | {n - 1 for n in numbers}
-                    )  # type: ignore[index]
-    return {name: np.array(sorted(numbers)) for name, numbers in found.items()}
 
 
 def _near(rng: np.random.Generator, default: np.ndarray) -> np.ndarray:

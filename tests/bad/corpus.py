@@ -930,6 +930,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is no model; name it .html, or .svg with --svg", "-o")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
+    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; give one size to both")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
     yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, here it is unknown; use --form scan or --form loop")
     yield Bad("length of a loop's own making for OpenCV", changed(looped_length, "--target", "opencv"), "no option mends this: it stays unknown whatever the sizes of the inputs")

@@ -124,3 +124,42 @@ def test_defaults_that_nobody_could_give_stay():
     model = with_defaults()
     model.ir_version = 3
     assert all(set(next(samples.Samples(ir.from_proto(model)).candidates(index))) == {"X"} for index in range(3))
+
+
+@pytest.mark.parametrize("way", ["Abs", "Add", "Clip", "Max", "Mul", "Where", "Cast"])
+def test_integers_reach_what_they_pick(way):
+    """Rows of an embedding that one model lacks are asked for, whatever the numbers go through on their way there."""
+    model, _ = build(Case("GRU", 17, T=5, N=2))
+    tensors = {"table": np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), "nothing": np.array(0)}
+    tensors |= {"one": np.array(1), "yes": np.array(True), "last": np.array(39)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+    inputs = {
+        "Add": ["ids", "nothing"], "Clip": ["ids", "nothing", "last"], "Max": ["ids", "nothing"], "Mul": ["ids", "one"],
+        "Where": ["yes", "ids", "nothing"],
+    }.get(way, ["ids"])  # fmt: skip
+    said = {"to": INT64} if way == "Cast" else {}
+    model.graph.node.insert(0, helper.make_node("Gather", ["table", "rows"], ["X"]))
+    model.graph.node.insert(0, helper.make_node(way, inputs, ["rows"], **said))
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("ids", INT64, [5, 2]))
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).ok
+    (table,) = (tensor for tensor in lowered.graph.initializer if tensor.name == "table")
+    table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table) * (np.arange(40) < 7)[:, np.newaxis], "table"))
+    assert not rnn_lower.check(model, lowered).ok
+
+
+@pytest.mark.parametrize(("way", "factor"), [("Abs", None), ("Max", 0), ("Mul", 1), ("Mul", 7)])
+def test_lengths_reach_beyond_the_first_steps(way, factor):
+    """Lengths that one model cuts at 2; times 7 most that are tried are too long for any model."""
+    model, _ = build(Case("GRU", 17, dynamic=True, optional=("sequence_lens",)))
+    node = model.graph.node[0]
+    model.graph.initializer.append(numpy_helper.from_array(np.array(factor or 0, np.int32), "factor"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2, np.int32), "two"))
+    node.input[4] = "lengths"
+    taken = ["sequence_lens"] if factor is None else ["sequence_lens", "factor"]
+    model.graph.node.insert(0, helper.make_node(way, taken, ["lengths"]))
+    other = onnx.ModelProto.FromString(model.SerializeToString())
+    other.graph.node[0].output[0] = "long"
+    other.graph.node.insert(1, helper.make_node("Min", ["long", "two"], ["lengths"]))
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+    assert factor == 7 or not rnn_lower.check(model, rnn_lower.lower(other)).ok
