@@ -122,6 +122,25 @@ def test_jobs_end_with_the_process_that_started_them(tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="how processes are found needs /proc")
+def test_a_job_that_is_killed_is_told(tmp_path):
+    big = build(Case("GRU", 17))[0]
+    big.graph.node.extend([onnx.helper.make_node("Relu", ["X"], [f"relu{i}"]) for i in range(20_000)])
+    for name in "ab":
+        onnx.save(big, tmp_path / f"{name}.onnx")
+    command = [sys.executable, "-m", "rnn_lower", "lower", *map(str, sorted(tmp_path.glob("*.onnx")))]
+    command += ["--out-dir", str(tmp_path / "out"), "--jobs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
+        while len(workers := _children(parent.pid)) < 3:  # two, and what tidies up after them
+            assert parent.poll() is None, "it ended before its workers were seen"
+            time.sleep(0.02)
+        os.kill(workers[-1], signal.SIGKILL)
+        told = parent.communicate(timeout=60)[1]
+    assert parent.returncode == 2
+    assert "a process was ended from outside" in told
+    assert told.count("\n") == 1
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no terminals that close")
 def test_jobs_whose_terminal_closes_leave_whole_models_alone(tmp_path):
     big = build(Case("GRU", 17))[0]
