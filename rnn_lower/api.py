@@ -56,7 +56,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     fuse_stacks: let layers that read each other's output in order, forward, share one Scan or Loop of a few more steps,
         and nodes of one size that need nothing of each other, or the directions of one, one of as many, where that was
         measured to be faster. Other nodes may change their order then, and a NaN in one of those that share a loop
-        reaches the others. `prove` cannot follow that, `check` can.
+        reaches the others, of a stack a few steps before its own. `prove` cannot follow that, `check` can.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked

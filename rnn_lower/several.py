@@ -89,6 +89,10 @@ def _ends(work: Command, each: Sequence[argparse.Namespace], jobs: int) -> Itera
     with futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent) as pool:
         try:
             yield from pool.map(_in_worker, [work] * len(each), each)
+        except (KeyboardInterrupt, GeneratorExit):
+            for worker in multiprocessing.active_children():  # or it would wait for what they are at
+                worker.terminate()
+            raise
         except BrokenProcessPool:
             told = "a process was ended from outside, perhaps for want of memory, and not all is written"
             raise RnnLowerError(f"--jobs {jobs}: {told}; take --jobs 1") from None
@@ -111,8 +115,10 @@ def _in_worker(work: Command, arguments: argparse.Namespace) -> End:
     try:
         with stopped_as_by_ctrl_c():
             return _one(work, arguments)
-    except KeyboardInterrupt:
-        os._exit(BAD)  # raised, it would end this model alone, and the worker would wait for another
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+            os._exit(BAD)  # raised, it would end this model alone, and the worker would wait for another
+        raise
 
 
 def _one(work: Command, arguments: argparse.Namespace) -> End:

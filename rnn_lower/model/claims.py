@@ -23,7 +23,7 @@ def doubtful(values: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
             continue
         if shape is None or not all(isinstance(size, int) for size in shape):
             waiting += [one for one in producer.inputs if one is not None]
-    return dict.fromkeys(values) | seen
+    return seen
 
 
 def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:

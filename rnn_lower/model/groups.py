@@ -129,10 +129,19 @@ def _parallel(nodes: Sequence[RecurrentNode], stacked: Sequence[Sequence[Recurre
                 break
         else:
             found += [[node]] if parallel.fits(node, node) else []
-    for members in found:
-        if parallel.PAYS[members[0].op_type].pays(members):
-            others = f" with {len(members) - 1} others alike" if len(members) > 1 else " of both directions"
-            yield Group(tuple(members), parallel.lower_parallel, f"one loop{others}")
+    for paying in itertools.chain.from_iterable(map(_paying, found)):
+        others = f" with {len(paying) - 1} others alike" if len(paying) > 1 else " of both directions"
+        yield Group(tuple(paying), parallel.lower_parallel, f"one loop{others}")
+
+
+def _paying(members: Sequence[RecurrentNode]) -> Iterator[Sequence[RecurrentNode]]:
+    """All of them, or else the largest parts, that are faster in one loop."""
+    pays = parallel.PAYS[members[0].op_type].pays
+    while members:
+        most = max((count for count in range(1, len(members) + 1) if pays(members[:count])), default=0)
+        if most:
+            yield members[:most]
+        members = members[most or 1 :]
 
 
 Needs = Mapping[ir.Node, frozenset[ir.Node]]

@@ -179,6 +179,7 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace the chosen nodes, all or none of them."""
     session = Session(model, options, Facts(model, outline))
+    taken = [value for new in session.replacements for node in new.gone for value in node.inputs if value is not None]
     for new in session.replacements:
         convenience.replace_nodes_and_values(
             new.place.scope.graph, new.place.node.node, new.gone, new.nodes, new.old_values, new.new_values
@@ -186,7 +187,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     groups = [new for new in session.replacements if new.group is not None]
     for root in {new.place.scope.root for new in groups}:
         root.sort()  # what reads the first nodes of a group may stand before the last, where all are now
-    remove_unused(session.places)
+    remove_unused(taken)
     _warn_of_others(model)
     records = {}
     for new in session.replacements:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -166,10 +166,10 @@ class Session:
 
     def _bodies_that_take(self, value: ir.Value) -> Iterator[ir.Graph | ir.Function]:
         """Bodies around recurrent nodes that take a value from outside, and may declare its sizes too."""
-        users = {user for user, _ in value.uses()}
-        for place in self.places:
-            if place.node.node in users:
-                yield from place.scope.up_to(owner_of(value))
+        owner, users = owner_of(value), {user.graph for user, _ in value.uses()}
+        for scope in {place.scope.graph: place.scope for place in self.places if users - {owner}}.values():
+            around = list(scope.up_to(owner))
+            yield from around if users & set(around) else ()
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""
@@ -382,9 +382,9 @@ def review(opset: int) -> None:
         )
 
 
-def remove_unused(places: Sequence[Place]) -> None:
-    """Drop weights (initializers, Constant nodes, and what moves them) that only the replaced nodes used."""
-    waiting = [value for place in places for value in place.node.inputs.values() if known(value) is not None]
+def remove_unused(values: Iterable[ir.Value]) -> None:
+    """Drop weights (initializers, Constant nodes, and what moves them) of these that nothing uses any more."""
+    waiting = [value for value in values if known(value) is not None]
     while waiting:
         value = waiting.pop()
         producer, owner = value.producer(), value.graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 import onnx
@@ -18,16 +19,10 @@ def is_recurrent(node: onnx.NodeProto) -> bool:
 
 def put_around(model: onnx.ModelProto, change: Callable[[onnx.NodeProto, int], Iterable[onnx.NodeProto]]) -> None:
     """In place. change: called with a recurrent node, its own to alter, and its number; what stands in its place."""
-    count = 0
+    numbers = itertools.count(1)
     for holder in tensors.holders(model):
-        made: list[onnx.NodeProto] = []
-        for node in holder.node:
-            copy = onnx.NodeProto.FromString(node.SerializeToString())
-            if is_recurrent(node):
-                count += 1
-                made += change(copy, count)
-            else:
-                made.append(copy)
-        if len(made) > len(holder.node):
+        if any(map(is_recurrent, holder.node)):
+            copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in holder.node]
+            made = [change(node, next(numbers)) if is_recurrent(node) else [node] for node in copies]
             del holder.node[:]
-            holder.node.extend(made)
+            holder.node.extend(itertools.chain.from_iterable(made))

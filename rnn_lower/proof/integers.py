@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -29,14 +30,18 @@ MOST_ROWS, MOST_COMPARED = 1 << 16, 64
 
 @dataclasses.dataclass
 class Range:
-    """Numbers for an input.  is_known: whether the model takes all of them as they are."""
+    """Numbers for an input.
+
+    rows: of the smallest table that it picks of as it is.  is_known: whether the model should take all of them.
+    """
 
     found: set[int] = dataclasses.field(default_factory=set)
+    rows: int = sys.maxsize
     is_known: bool = True
 
     @property
     def numbers(self) -> np.ndarray:
-        return np.array(sorted(self.found))
+        return np.array(sorted(number for number in self.found if -self.rows <= number < self.rows))
 
 
 def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, Range]:
@@ -61,7 +66,11 @@ def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, Range]:
         elif node.op_type in ALTER and (through := [value for value in taken if value in source]):
             source[node.outputs[0]] = (source[through[0]][0], False)
         elif node.op_type == "Gather" and len(taken) == 2:
-            say(taken[1], _rows(taken[0], node))
+            rows = _rows(taken[0], node)
+            say(taken[1], None if rows is None else range(min(rows, MOST_ROWS)))
+            if rows is not None and source.get(taken[1], ("", False))[1]:
+                own = found[source[taken[1]][0]]
+                own.rows = min(own.rows, rows)
         elif node.op_type == "OneHot" and len(taken) == 3:
             say(taken[0], _up_to(known_tensor(taken[1])))
         elif node.op_type in COMPARE and len(taken) == 2:
@@ -69,16 +78,16 @@ def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, Range]:
                 say(value, _beside(known_tensor(other)))
         elif node.op_type in OP_TYPES and len(node.inputs) > 4 and (lengths := node.inputs[4]) is not None:
             say(lengths, None)
-    return {name: one for name, one in found.items() if one.found}
+    return {name: one for name, one in found.items() if one.numbers.size}
 
 
-def _rows(table: ir.Value, node: ir.Node) -> Iterable[int] | None:
-    """What a Gather picks of."""
+def _rows(table: ir.Value, node: ir.Node) -> int | None:
+    """How many there are of what a Gather picks."""
     axis = node.attributes.get("axis")
     shape = () if table.shape is None else tuple(map(plain_dim, table.shape))
     place = 0 if axis is None else axis.as_int()
     rows = shape[place] if -len(shape) <= place < len(shape) else None
-    return range(min(rows, MOST_ROWS)) if isinstance(rows, int) and rows else None
+    return rows if isinstance(rows, int) and rows else None
 
 
 def _up_to(depth: ir.TensorProtocol | None) -> Iterable[int] | None:

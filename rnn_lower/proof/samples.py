@@ -54,9 +54,6 @@ RANKS = (3, 2, 1, 4, 0)
 """Ranks for inputs that declare no shape."""
 
 INTEGER_LIMITS = (2, 1, 6, 100)
-STEADY = 3
-"""Attempts after which integers are small whose range is guessed: the model may take none of it."""
-
 LARGEST_FLOAT16 = 6e4
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -160,15 +157,19 @@ class Samples:
         plans: list[_Plan] = [_Plan(), *([_Plan(known=self._kept)] if self._kept else [])]
         plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
         plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(known=self._kept)]
-        for attempt, plan in enumerate(plans):
-            rng = np.random.default_rng([self._seed, index, attempt, part])
+        guesses = any(not reach.is_known for reach in self._ranges.values())  # which the model may not take
+        for number, plan in enumerate([_Plan(), *plans] if guesses else plans):
+            attempt = max(0, number - guesses)
+            rng = np.random.default_rng([self._seed, index, number, part])
             sizes = _Sizes(rng, index, plan, self._times, self._ties, {**plan.known, **self._known})
             # Later attempts fall back to tame values, in case it was these that the model did not take.
             scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
             scaled = [FACTORS[part] * scale for scale in scales]
             limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
             given = {
-                str(value.name): self._sample(value, rng, sizes, scaled, limit_of_integers, index + part, attempt)
+                str(value.name): self._sample(
+                    value, rng, sizes, scaled, limit_of_integers, index + part, attempt, guesses and number == 0
+                )
                 for value in self._inputs
             }
             others = self._defaults if index % 3 == 1 and attempt < 4 else {}
@@ -184,7 +185,7 @@ class Samples:
 
     def _sample(
         self, value: ir.Value, rng: np.random.Generator, sizes: _Sizes, scales: list[float], limit: int, turn: int,
-        attempt: int,
+        attempt: int, may_guess: bool,
     ) -> np.ndarray:  # fmt: skip
         name = str(value.name)
         if value.dtype is None or not isinstance(value.type, ir.TensorType):
@@ -196,7 +197,7 @@ class Samples:
             length = longest if isinstance(longest, int) else sizes.named(longest)
             return _lengths(rng, shape, length, turn).astype(value.dtype.numpy())
         reach = self._ranges.get(name) if value.dtype.is_integer() else None
-        if reach is not None and (reach.is_known or attempt < STEADY):
+        if reach is not None and (reach.is_known or may_guess):
             return np.asarray(rng.choice(reach.numbers, shape).astype(value.dtype.numpy()))
         return _array(rng, value.dtype, shape, limit, [1.0] if name in self._weights else scales)
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.writer import Habits, Operand
+from rnn_lower.emit.writer import Habits
 from rnn_lower.recurrent.cells import CELLS
 from rnn_lower.recurrent.directions import Direction, side_by_side
-from rnn_lower.recurrent.forms import Result, Span, carry
+from rnn_lower.recurrent.forms import Result, Span, State, carry
 from rnn_lower.recurrent.lowering import (
     InputSequence,
     direction_of,
@@ -81,20 +81,18 @@ def lower_parallel(
     return LoweredGroup(e.nodes, outputs)
 
 
-Carry = Callable[[Direction, Span], Result]
+Carried = Callable[[Direction, Span], Result]
 Results = list[list[tuple[Direction, Result]]]
 """Of each node, what its directions, or the track that they share, came to."""
 
 
 def _end_to_end(
-    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
+    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carried
 ) -> Results:
     finals, y = carried(*wide(e, tracks, span))
     sizes = [span.hidden_size] * len(tracks)
     ys = [None] * len(tracks) if y is None else e.split(y, 3, sizes, ["Y_by_step"] * len(tracks))
-    names = nodes[0].operator.outputs[1:]
-    ends = zip(*(_parts(e, nodes, 1, sizes, *one) for one in zip(finals, names, strict=True)), strict=True)
-    each = zip(tracks, ends, ys, strict=True)
+    each = zip(tracks, _ends(e, nodes, 1, sizes, finals), ys, strict=True)
     found: Results = []
     for node in nodes:
         own = itertools.islice(each, node.num_directions)
@@ -107,21 +105,20 @@ def _end_to_end(
 
 
 def _side_by_side(
-    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
+    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carried
 ) -> Results:
     together = side_by_side(e, tracks, span)
     finals, y = carried(together, span)
     sizes = [node.num_directions for node in nodes]
     ys = [None] * len(nodes) if y is None else e.split(y, 1, sizes, ["Y"] * len(nodes))
-    names = nodes[0].operator.outputs[1:]
-    ends = zip(*(_parts(e, nodes, 0, sizes, *one) for one in zip(finals, names, strict=True)), strict=True)
-    return [[(together, (end, own))] for end, own in zip(ends, ys, strict=True)]
+    return [[(together, (end, own))] for end, own in zip(_ends(e, nodes, 0, sizes, finals), ys, strict=True)]
 
 
-def _parts(
-    e: Emitter, nodes: Sequence[RecurrentNode], axis: int, sizes: Sequence[int], final: Operand, name: str
-) -> list[Operand]:
-    """A final state in its parts, where any of the nodes gives it."""
-    if any(name in node.outputs for node in nodes):
-        return e.split(final, axis, sizes, [name] * len(sizes))
-    return [None] * len(sizes)
+def _ends(e: Emitter, nodes: Sequence[RecurrentNode], axis: int, sizes: Sequence[int], finals: State) -> list[State]:
+    """The final states of each part of an axis, as far as any of the nodes gives them."""
+    split = [
+        e.split(final, axis, sizes, [name] * len(sizes)) if any(name in node.outputs for node in nodes)
+        else [None] * len(sizes)
+        for final, name in zip(finals, nodes[0].operator.outputs[1:], strict=True)
+    ]  # fmt: skip
+    return list(zip(*split, strict=True))

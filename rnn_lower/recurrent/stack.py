@@ -27,8 +27,9 @@ from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits, Operand
 from rnn_lower.recurrent.cells import CELLS, Parts
 from rnn_lower.recurrent.directions import Step, masked
-from rnn_lower.recurrent.forms import Result, Span, State, Stream, Track, carry
+from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
+    InputSequence,
     Parameters,
     cell_of,
     initial_state,
@@ -56,7 +57,6 @@ def fits(below: RecurrentNode, node: RecurrentNode) -> bool:
         and node.layout == 0
         and (below.layout == 0 or below.static_batch == 1)  # else Y has its rows first
         and node.static_batch is not None
-        and isinstance(below.input_size, int)
         and node.input_size == below.hidden_size
         and is_whole(below)
         and is_whole(node)
@@ -88,7 +88,7 @@ def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> Result:
     """Final states [batch_size, layers * hidden_size] and, where it is wanted, Y of as many columns, of all layers."""
     first, count, above = layers[0], len(layers), len(layers) - 1
     batch, units, sequence = first.static_batch or 0, count * first.hidden_size, read_sequence(e, first, single=False)
-    joined = _joined(e, layers, sequence.x)
+    joined = _joined(e, layers, sequence)
     states, stacked = first.operator.states, "Y" in layers[-1].outputs
 
     def steps(start: int, end: int) -> list[Stream]:
@@ -112,7 +112,7 @@ class _Joined:
     initial: State
 
 
-def _joined(e: Emitter, layers: Sequence[RecurrentNode], x: Operand) -> _Joined:
+def _joined(e: Emitter, layers: Sequence[RecurrentNode], sequence: InputSequence) -> _Joined:
     first, kind, count, H = layers[0], CELLS[layers[0].op_type], len(layers), layers[0].hidden_size
     batch, parts = first.static_batch or 0, parts_of(first, 0, together=False)
     parameters, cells, initial = [], [], []
@@ -134,21 +134,35 @@ def _joined(e: Emitter, layers: Sequence[RecurrentNode], x: Operand) -> _Joined:
         more = {place: e.add(e.matmul(state[0], W), inputs[place], "projected") for place, W in upper.items()}
         return kind.step(cell, e, [more.get(place, x) for place, x in enumerate(inputs)], state)
 
-    return _Joined(step, _streams(e, layers, parts, parameters, x), wide_initial(e, initial, (batch, H)))
+    return _Joined(step, _streams(e, layers, parts, parameters, sequence), wide_initial(e, initial, (batch, H)))
 
 
 def _streams(
-    e: Emitter, layers: Sequence[RecurrentNode], parts: Parts, parameters: Sequence[Parameters], x: Operand
+    e: Emitter, layers: Sequence[RecurrentNode], parts: Parts, parameters: Sequence[Parameters], sequence: InputSequence
 ) -> list[Stream]:
-    """X * W of the first layer, nothing for the others, and the biases of all."""
-    first, count, H = layers[0], len(layers), layers[0].hidden_size
-    size, batch = first.input_size if isinstance(first.input_size, int) else 0, first.static_batch or 0
-    rest = filled(0.0, (count - 1, batch, size), e.dtype)  # what the first layer reads when it is done
-    x, streams = e.concat([x, rest], 0, "X_and_rest"), []
+    """X * W of the first layer, nothing for the others, and the biases of all.
+
+    Zeros are put beside the product, not into W: an infinity in X times zero would be a NaN in every layer.
+    """
+    first, count, length = layers[0], len(layers), sequence.span.seq_length()
+    H, batch = first.hidden_size, first.static_batch or 0
+    streams = []
     for start, end in parts:
-        gates, nothing = end - start, filled(0.0, (size, (end - start) * H), e.dtype)
-        W = by_gates(e, [parameters[0].matrix(e, "W", start, end), *[nothing] * (count - 1)], gates, H, 1, "W")
+        gates, columns = end - start, (end - start) * H
+        rest = filled(0.0, (count - 1, batch, columns), e.dtype)  # what the first layer reads when it is done
+        nothing = e.concat([_nothing(e, length, batch, columns), rest], 0, "nothing")
+        product = e.concat(
+            [e.matmul(sequence.x, parameters[0].matrix(e, "W", start, end), "X_W"), rest], 0, "X_W_and_rest"
+        )
         biases = [input_bias(e, layer, own, start, end) for layer, own in zip(layers, parameters, strict=True)]
-        values = e.add(e.matmul(x, W, "X_W"), by_gates(e, biases, gates, H, 0, "bias"), "projected")
-        streams.append(Stream(values, e.dtype, (batch, count * gates * H)))
+        values = by_gates(e, [product, *[nothing] * (count - 1)], gates, H, 2, "first_layer")
+        values = e.add(values, by_gates(e, biases, gates, H, 0, "bias"), "projected")
+        streams.append(Stream(values, e.dtype, (batch, count * columns)))
     return streams
+
+
+def _nothing(e: Emitter, length: Size, batch: int, columns: int) -> Operand:
+    """Zeros [length, batch, columns]."""
+    if isinstance(length, int):
+        return filled(0.0, (length, batch, columns), e.dtype)
+    return e.concat([e.unsqueeze(e.zeros(length, columns), [1], "nothing")] * batch, 1, "nothing")

@@ -5,7 +5,8 @@
 
 A step then costs what one of a larger hidden size does: one product, fused with its sum and activation, of weights that
 are packed, where a batch of products is neither. The zeros are multiplied too, so this is for small cells; and since
-0 * NaN is NaN, a NaN in one reaches the others. An infinity would do so as well, so activations have to be bounded.
+0 * NaN is NaN, a NaN in a state of one reaches the others. An infinite state would do so as well, so activations have
+to be bounded.
 """
 
 from __future__ import annotations

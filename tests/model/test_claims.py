@@ -74,14 +74,16 @@ def test_what_grows_in_a_loop(axis, claimed, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["inner", "outer"])
-def test_what_a_body_says_of_what_it_takes_from_outside(where, depth, form):
+@pytest.mark.parametrize("passed_on", [False, True])
+def test_what_a_body_says_of_what_it_takes_from_outside(where, depth, form, passed_on):
     model, feeds = build(Case("GRU", 17, T=7, outputs=("Y_h",)))
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     nodes = [helper.make_node("Compress", ["X", "keep"], ["x"], axis=0)]
     recurrent = model.graph.node[0]
-    recurrent.input[0] = "x"
-    inner = onnx.GraphProto(name="inner", node=[recurrent], output=model.graph.output)
+    own = [helper.make_node("Identity", ["x"], ["same"])] if passed_on else []
+    recurrent.input[0] = "same" if passed_on else "x"
+    inner = onnx.GraphProto(name="inner", node=[*own, recurrent], output=model.graph.output)
     for level in range(depth):
         ends = [f"{value.name}_{level}" for value in model.graph.output]
         choice = helper.make_node("If", ["yes"], ends, then_branch=inner, else_branch=inner)

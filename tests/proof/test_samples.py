@@ -163,3 +163,22 @@ def test_lengths_reach_beyond_the_first_steps(way, factor):
     other.graph.node.insert(1, helper.make_node("Min", ["long", "two"], ["lengths"]))
     assert rnn_lower.check(model, rnn_lower.lower(model)).ok
     assert factor == 7 or not rnn_lower.check(model, rnn_lower.lower(other)).ok
+
+
+@pytest.mark.parametrize("second", [4, None])
+def test_integers_that_two_tables_take(second):
+    """Of two tables the smaller one counts, and a comparison beyond the last row shows no row more."""
+    model, _ = build(Case("GRU", 17, T=40, N=5))
+    tables = {"table": 10} | ({} if second is None else {"other": second})
+    for name, rows in tables.items():
+        numbers = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(numbers, name))
+        model.graph.node.insert(0, helper.make_node("Gather", [name, "ids"], ["X" if name == "table" else "seen"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(9), "pad"))
+    model.graph.node.append(helper.make_node("Equal", ["ids", "pad"], ["is_pad"]))
+    model.graph.output.append(helper.make_tensor_value_info("is_pad", TensorProto.BOOL, None))
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("ids", INT64, [40, 5]))
+    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert all(output.ok for output in report.outputs)
+    drawn = next(samples.Samples(ir.from_proto(model)).candidates(0))["ids"]
+    assert drawn.max() == (9 if second is None else second - 1)

@@ -189,12 +189,20 @@ def test_random_groups(seed):
 
 @pytest.mark.parametrize(
     ("op", "nodes", "H", "loops_left"),
-    [("LSTM", 2, 4, 1), ("GRU", 2, 4, 1), ("RNN", 2, 4, 1), ("LSTM", 2, 64, 1), ("GRU", 3, 64, 3), ("GRU", 4, 64, 1),
-     ("RNN", 4, 64, 4)],
+    [("LSTM", 2, 4, 1), ("GRU", 2, 4, 1), ("RNN", 2, 4, 1), ("LSTM", 2, 64, 1), ("GRU", 3, 64, 2), ("GRU", 4, 64, 1),
+     ("RNN", 4, 64, 2)],
 )  # fmt: skip
 def test_where_it_pays(op, nodes, H, loops_left):
     right(*beside(op, nodes, H=H), loops_left)
     assert loops(rnn_lower.lower(beside(op, nodes)[0])) == nodes
+
+
+@pytest.mark.parametrize(
+    ("op", "H", "directions", "loops_left"),
+    [("RNN", 32, ("bidirectional",), 2), ("RNN", 64, ("forward",), 2), ("GRU", 48, ("bidirectional", "forward"), 2)],
+)
+def test_where_it_pays_for_parts(op, H, directions, loops_left):
+    right(*beside(op, 3 if len(directions) == 1 else 2, H=H, directions=directions), loops_left)
 
 
 def test_where_it_pays_for_rows():

@@ -147,6 +147,24 @@ def test_where_it_pays(op, layers, together):
     assert loops(rnn_lower.lower(chain(op, layers)[0])) == layers
 
 
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("op", GATES)
+def test_an_infinity_in_the_input(op, dynamic):
+    """Zeros of the wide cell are never multiplied with X: that would be a NaN in every layer, of earlier steps too."""
+    model, feeds = chain(op, 3, T=6, dynamic=dynamic)
+    feeds["X"][2, 0, 0] = -np.inf
+    (y,) = run_onnxruntime(rnn_lower.lower(model, fuse_stacks=True), feeds)
+    assert np.isfinite(y).all()
+    close([y], run_onnxruntime(model, feeds))
+
+
+def test_nothing_is_left_of_what_was_between():
+    lowered = rnn_lower.lower(chain("LSTM", 3)[0], fuse_stacks=True)
+    taken = {name for node in lowered.graph.node for name in node.input}
+    assert {tensor.name for tensor in lowered.graph.initializer} <= taken
+
+
 def test_a_high_stack_is_cut():
     """As one wide cell it would multiply too many zeros."""
     lowered = rnn_lower.lower(chain("LSTM", 5, H=64)[0], fuse_stacks=True)
