@@ -16,7 +16,7 @@ from rnn_lower.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
 from rnn_lower.commands import COMMANDS
 from rnn_lower.deferred import defer
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.stopping import stopped_as_by_ctrl_c
+from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
         return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that comes while a class is made
+        if was_stopped(error):
             return _fail(BAD, "interrupted")
         if os.environ.get("RNN_LOWER_TRACEBACK"):
             raise

@@ -20,7 +20,7 @@ from pathlib import Path
 from rnn_lower import tables
 from rnn_lower.arguments import BAD, Command
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.stopping import stopped_as_by_ctrl_c
+from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _in_worker(work: Command, arguments: argparse.Namespace) -> End:
         with stopped_as_by_ctrl_c():
             return _one(work, arguments)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+        if was_stopped(error):
             os._exit(BAD)  # raised, it would end this model alone, and the worker would wait for another
         raise
 

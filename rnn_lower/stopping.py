@@ -15,6 +15,11 @@ UNDISTURBED = 5.0
 """Seconds for tidying up after the first of them, in which others are not heard: several come at once."""
 
 
+def was_stopped(error: BaseException) -> bool:
+    """Whether an error is such a stop; Python wraps one that comes while a class is made."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+
+
 @contextlib.contextmanager
 def stopped_as_by_ctrl_c() -> Iterator[None]:
     """Raise KeyboardInterrupt for each of the signals. For the main thread only."""

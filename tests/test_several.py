@@ -104,17 +104,33 @@ def test_jobs_however_it_was_started(way, tmp_path):
     assert len(list(tmp_path.glob("*.onnx"))) == 2
 
 
+def of_many_nodes() -> onnx.ModelProto:
+    model = build(Case("GRU", 17))[0]
+    model.graph.node.extend([onnx.helper.make_node("Relu", ["X"], [f"relu{i}"]) for i in range(20_000)])
+    return model
+
+
+def two_jobs(folder: Path, names: str, model: onnx.ModelProto) -> list[str]:
+    """The command that lowers copies of a model, two at once."""
+    paths = [folder / f"{name}.onnx" for name in names]
+    for path in paths:
+        onnx.save(model, path)
+    command = [sys.executable, "-m", "rnn_lower", "lower", *map(str, paths)]
+    return [*command, "--out-dir", str(folder / "out"), "--jobs", "2"]
+
+
+def started(parent: subprocess.Popen) -> list[int]:
+    """Its processes, as soon as all are there: two workers, and what tidies up after them."""
+    while len(found := _children(parent.pid)) < 3:
+        assert parent.poll() is None, "it ended before its workers were seen"
+        time.sleep(0.02)
+    return found
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="how processes are found needs /proc")
 def test_jobs_end_with_the_process_that_started_them(tmp_path):
-    big = build(Case("GRU", 17))[0]
-    big.graph.node.extend([onnx.helper.make_node("Relu", ["X"], [f"relu{i}"]) for i in range(20_000)])
-    for name in "abcd":
-        onnx.save(big, tmp_path / f"{name}.onnx")
-    command = [sys.executable, "-m", "rnn_lower", "lower", *map(str, sorted(tmp_path.glob("*.onnx")))]
-    with subprocess.Popen([*command, "--out-dir", str(tmp_path / "out"), "--jobs", "2"]) as parent:
-        while len(workers := _children(parent.pid)) < 3:  # two, and what tidies up after them
-            assert parent.poll() is None, "it ended before its workers were seen"
-            time.sleep(0.02)
+    with subprocess.Popen(two_jobs(tmp_path, "abcd", of_many_nodes())) as parent:
+        workers = started(parent)
         parent.kill()
     ends = time.monotonic() + 60
     while any(_runs(pid) for pid in workers):
@@ -124,16 +140,8 @@ def test_jobs_end_with_the_process_that_started_them(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="how processes are found needs /proc")
 def test_a_job_that_is_killed_is_told(tmp_path):
-    big = build(Case("GRU", 17))[0]
-    big.graph.node.extend([onnx.helper.make_node("Relu", ["X"], [f"relu{i}"]) for i in range(20_000)])
-    for name in "ab":
-        onnx.save(big, tmp_path / f"{name}.onnx")
-    command = [sys.executable, "-m", "rnn_lower", "lower", *map(str, sorted(tmp_path.glob("*.onnx")))]
-    command += ["--out-dir", str(tmp_path / "out"), "--jobs", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
-        while len(workers := _children(parent.pid)) < 3:  # two, and what tidies up after them
-            assert parent.poll() is None, "it ended before its workers were seen"
-            time.sleep(0.02)
+    with subprocess.Popen(two_jobs(tmp_path, "ab", of_many_nodes()), stderr=subprocess.PIPE, text=True) as parent:
+        workers = started(parent)
         os.kill(workers[-1], signal.SIGKILL)
         told = parent.communicate(timeout=60)[1]
     assert parent.returncode == 2
@@ -146,13 +154,8 @@ def test_jobs_whose_terminal_closes_leave_whole_models_alone(tmp_path):
     big = build(Case("GRU", 17))[0]
     big.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1 << 24, np.float32), "weights"))
     big.graph.node.append(onnx.helper.make_node("Identity", ["weights"], ["same"]))
-    for name in "ab":
-        onnx.save(big, tmp_path / f"{name}.onnx")
-    command = [sys.executable, "-m", "rnn_lower", "lower", *map(str, sorted(tmp_path.glob("*.onnx")))]
-    out = tmp_path / "out"
-    with subprocess.Popen(
-        [*command, "--out-dir", str(out), "--jobs", "2"], start_new_session=True, stderr=subprocess.DEVNULL
-    ) as parent:
+    command, out = two_jobs(tmp_path, "ab", big), tmp_path / "out"
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as parent:
         while not (out.is_dir() and any(out.iterdir())):  # one of them is being written
             assert parent.poll() is None, "it ended before it wrote"
         os.killpg(parent.pid, signal.SIGHUP)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import subgraphs
+from rnn_lower.model.scopes import Scope, owner_of, subgraphs
 
 
 def doubtful(values: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
@@ -26,10 +26,13 @@ def doubtful(values: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
     return seen
 
 
-def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
-    """The graph or function that has a value as input or initializer, or the node that gives it."""
-    producer = value.producer()
-    return value.graph if producer is None else producer.graph
+def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph | ir.Function | None]:
+    """Where sizes of a value may be declared: its own graph, and those of the scopes that take it from around them."""
+    owner, users = owner_of(value), {user.graph for user, _ in value.uses()}
+    yield owner
+    for scope in scopes if users - {owner} else ():
+        around = list(scope.up_to(owner))
+        yield from around if users & set(around) else ()
 
 
 def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:

@@ -33,9 +33,7 @@ class Count:
 
 
 def count(model: onnx.ModelProto) -> Count:
-    found: Counter[str] = Counter()
-    for graph in (model.graph, *model.functions):
-        found.update(node.op_type for holder in tensors.graphs_in(graph) for node in holder.node)
+    found = Counter(node.op_type for holder in tensors.holders(model) for node in holder.node)
     outside = (tensors.size_of(tensor) or 0 for tensor in tensors.tensors(model) if tensors.is_external(tensor))
     return Count(dict(found.most_common()), model.ByteSize() + sum(outside))
 

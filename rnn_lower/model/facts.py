@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.emit.moved import known
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.outline import inferred, outline_of, sizes_of
-from rnn_lower.model.scopes import nodes, recurrent_nodes, subgraphs, values
+from rnn_lower.model.scopes import nodes, owner_of, recurrent_nodes, subgraphs, values
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.recurrent.node import Dim
 
@@ -170,9 +170,7 @@ class Facts:
         return info.type.tensor_type if info is not None and info.type.HasField("tensor_type") else None
 
     def _inferred_info(self, value: ir.Value) -> onnx.ValueInfoProto | None:
-        producer = value.producer()
-        owner = value.graph if producer is None else producer.graph
-        return self._inferred.get(owner, {}).get(value.name)
+        return self._inferred.get(owner_of(value), {}).get(value.name)
 
     @functools.cached_property
     def _inferred(self) -> _Inferred:

@@ -89,6 +89,12 @@ def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iter
             yield node, scope
 
 
+def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
+    """The graph or function that has a value as input or initializer, or the node that gives it."""
+    producer = value.producer()
+    return value.graph if producer is None else producer.graph
+
+
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """The bodies of a node with the names of their attributes."""
     for attribute in node.attributes.data.values():  # the plain dict: every node of a model comes by here many times

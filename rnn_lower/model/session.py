@@ -19,7 +19,7 @@ from rnn_lower.emit.versions import TABLE, said_alike
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import InvalidNodeError, Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
-from rnn_lower.model.claims import claims_of_bodies, doubtful, owner_of, reshaped
+from rnn_lower.model.claims import claims_of_bodies, declared_in, doubtful, reshaped
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.groups import Group, groups
 from rnn_lower.model.scopes import (
@@ -152,24 +152,18 @@ class Session:
         near = dict.fromkeys((*doubtful(taken, self._facts), *given, *reshaped(given)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
         kept = {*main.inputs, *(ends - near.keys())}
+        scopes = list({place.scope.graph: place.scope for place in self.places}.values())
         for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted())):
-            known = ir.Shape(self._facts.shape(value) or ())
-            for graph in (owner_of(value), bodies.get(value), *self._bodies_that_take(value)):
+            shape = ir.Shape(self._facts.shape(value) or ())
+            for graph in (bodies.get(value), *declared_in(value, scopes)):
                 if isinstance(graph, ir.Graph) and (graph is not main or value not in kept):
-                    graph.meta.setdefault(UNSAID, {})[value.name] = known
+                    graph.meta.setdefault(UNSAID, {})[value.name] = shape
             if value.shape is None or value in kept or value.is_initializer():
                 continue
-            said, value.shape = value.shape, known
-            if value in ends and not _confirmed(said, known):
+            said, value.shape = value.shape, shape
+            if value in ends and not _confirmed(said, shape):
                 told = "output '%s' declares %s, of which runtimes would believe what nothing confirms; it says %s now"
-                logger.warning(told, value.name, said, known)
-
-    def _bodies_that_take(self, value: ir.Value) -> Iterator[ir.Graph | ir.Function]:
-        """Bodies around recurrent nodes that take a value from outside, and may declare its sizes too."""
-        owner, users = owner_of(value), {user.graph for user, _ in value.uses()}
-        for scope in {place.scope.graph: place.scope for place in self.places if users - {owner}}.values():
-            around = list(scope.up_to(owner))
-            yield from around if users & set(around) else ()
+                logger.warning(told, value.name, said, shape)
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""

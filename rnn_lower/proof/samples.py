@@ -134,7 +134,7 @@ class Samples:
         named = ((_symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
         self._known = {self._ties.find(symbol): size for symbol, size in named}
         self._kept: dict[Symbol, int] = {}
-        self._limits, self._ranges = _length_limits(nodes), ranges(model, required_inputs(model))
+        self._limits, self._ranges = _length_limits(nodes), ranges(model, self._inputs)
         # Large weights make every rounding count: what the fused node gives is then no better than chance.
         taken = (node.inputs.get(name) for node in nodes for name in ("W", "R", "B", "P"))
         self._weights = {value.name for value in taken if value is not None and value.is_graph_input()}

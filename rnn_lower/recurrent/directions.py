@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rnn_lower.emit.constants import filled
 from rnn_lower.emit.masks import Emitter
@@ -90,18 +90,23 @@ def side_by_side(e: Emitter, directions: Sequence[Direction], span: Span) -> Dir
 
 
 def _stream(e: Emitter, directions: Sequence[Direction], place: int, span: Span) -> Stream:
-    """One stream of all directions, each in the order of its own steps."""
-    parts = []
+    parts = [e.unsqueeze(values, [1], "direction") for values in by_step(e, directions, place, span)]
+    stream = directions[0].streams[place]
+    return joined_stream(e.concat(parts, 1, "step_by_step"), (len(directions), *stream.shape), stream, span)
+
+
+def by_step(e: Emitter, directions: Sequence[Direction], place: int, span: Span) -> Iterator[Operand]:
+    """What one stream of each direction holds, in the order of its own steps."""
     for direction in directions:
         values = direction.streams[place].values
-        flipped = e.flip(values, span.seq_length()) if direction.reverse else values
-        parts.append(e.unsqueeze(flipped, [1], "direction"))
-    stream = directions[0].streams[place]
-    shape = (len(directions), *stream.shape)
-    joined = e.concat(parts, 1, "step_by_step")
+        yield e.flip(values, span.seq_length()) if direction.reverse else values
+
+
+def joined_stream(values: Operand, shape: tuple[int | None, ...], one: Stream, span: Span) -> Stream:
+    """The stream of all directions, of which there is one."""
     length = span.seq_length()
-    declare(joined, stream.dtype, [length if isinstance(length, int) else None, *shape])
-    return Stream(joined, stream.dtype, shape)
+    declare(values, one.dtype, [length if isinstance(length, int) else None, *shape])
+    return Stream(values, one.dtype, shape)
 
 
 def beside(e: Emitter, cells: Sequence[Cell]) -> Cell:

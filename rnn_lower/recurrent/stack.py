@@ -27,7 +27,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits, Operand
 from rnn_lower.recurrent.cells import CELLS, Parts
 from rnn_lower.recurrent.directions import Step, masked
-from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
+from rnn_lower.recurrent.forms import Result, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
     InputSequence,
     Parameters,
@@ -40,7 +40,7 @@ from rnn_lower.recurrent.lowering import (
 )
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, is_whole, kind_of
-from rnn_lower.recurrent.wide import blocks, by_gates, wide_cell, wide_initial
+from rnn_lower.recurrent.wide import blocks, by_gates, gate_by_gate, wide_cell, wide_initial
 
 END = int(np.iinfo(np.int32).max)
 
@@ -146,23 +146,18 @@ def _streams(
     """
     first, count, length = layers[0], len(layers), sequence.span.seq_length()
     H, batch = first.hidden_size, first.static_batch or 0
+    none = e.concat([e.unsqueeze(e.zeros(length, H), [1], "nothing")] * batch, 1, "nothing")
+    nothing = e.concat([none, filled(0.0, (count - 1, batch, H), e.dtype)], 0, "nothing")
     streams = []
     for start, end in parts:
-        gates, columns = end - start, (end - start) * H
-        rest = filled(0.0, (count - 1, batch, columns), e.dtype)  # what the first layer reads when it is done
-        nothing = e.concat([_nothing(e, length, batch, columns), rest], 0, "nothing")
+        gates = end - start
+        rest = filled(0.0, (count - 1, batch, gates * H), e.dtype)  # what the first layer reads when it is done
         product = e.concat(
             [e.matmul(sequence.x, parameters[0].matrix(e, "W", start, end), "X_W"), rest], 0, "X_W_and_rest"
         )
-        biases = [input_bias(e, layer, own, start, end) for layer, own in zip(layers, parameters, strict=True)]
-        values = by_gates(e, [product, *[nothing] * (count - 1)], gates, H, 2, "first_layer")
+        own = e.split(product, 2, [H] * gates, ["first_layer_gate"] * gates)
+        values = e.concat(gate_by_gate([own, *[[nothing] * gates] * (count - 1)]), 2, "first_layer")
+        biases = [input_bias(e, layer, one, start, end) for layer, one in zip(layers, parameters, strict=True)]
         values = e.add(values, by_gates(e, biases, gates, H, 0, "bias"), "projected")
-        streams.append(Stream(values, e.dtype, (batch, count * columns)))
+        streams.append(Stream(values, e.dtype, (batch, count * gates * H)))
     return streams
-
-
-def _nothing(e: Emitter, length: Size, batch: int, columns: int) -> Operand:
-    """Zeros [length, batch, columns]."""
-    if isinstance(length, int):
-        return filled(0.0, (length, batch, columns), e.dtype)
-    return e.concat([e.unsqueeze(e.zeros(length, columns), [1], "nothing")] * batch, 1, "nothing")

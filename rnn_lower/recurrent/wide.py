@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 from rnn_lower.emit.constants import filled
 from rnn_lower.emit.masks import Emitter
-from rnn_lower.emit.writer import Operand, declare
+from rnn_lower.emit.writer import Operand
 from rnn_lower.recurrent.cells import Cell, Weights
-from rnn_lower.recurrent.directions import Direction
+from rnn_lower.recurrent.directions import Direction, by_step, joined_stream
 from rnn_lower.recurrent.forms import Span, Stream
 
 
@@ -29,7 +29,7 @@ def blocks(
     zeros = [filled(0.0, (hidden_size, hidden_size), e.dtype)] * gates
     cut = {place: e.split(part, 1, [hidden_size] * gates, [f"{name}_gate"] * gates) for place, part in parts.items()}
     rows = [[cut.get((row, column), zeros) for column in range(count)] for row in range(count)]
-    return e.concat([e.concat(_gate_by_gate(cells), 1, name) for cells in rows], 0, name)
+    return e.concat([e.concat(gate_by_gate(cells), 1, name) for cells in rows], 0, name)
 
 
 def by_gates(e: Emitter, parts: Sequence[Operand], gates: int, hidden_size: int, axis: int, name: str) -> Operand:
@@ -37,10 +37,11 @@ def by_gates(e: Emitter, parts: Sequence[Operand], gates: int, hidden_size: int,
     if parts[0] is None:
         return None
     cut = [e.split(part, axis, [hidden_size] * gates, [f"{name}_gate"] * gates) for part in parts]
-    return e.concat(_gate_by_gate(cut), axis, name)
+    return e.concat(gate_by_gate(cut), axis, name)
 
 
-def _gate_by_gate(cells: Sequence[Sequence[Operand]]) -> list[Operand]:
+def gate_by_gate(cells: Sequence[Sequence[Operand]]) -> list[Operand]:
+    """The gates of cells as the wide cell has them: all of one kind in a row."""
     return [of_cell for gate in zip(*cells, strict=True) for of_cell in gate]
 
 
@@ -78,11 +79,7 @@ def wide(e: Emitter, directions: Sequence[Direction], span: Span) -> tuple[Direc
 
 
 def _stream(e: Emitter, directions: Sequence[Direction], place: int, span: Span) -> Stream:
-    stream, length, H = directions[0].streams[place], span.seq_length(), span.hidden_size
-    values = [d.streams[place].values for d in directions]
-    parts = [e.flip(v, length) if d.reverse else v for d, v in zip(directions, values, strict=True)]
+    stream, H = directions[0].streams[place], span.hidden_size
     columns = stream.shape[-1] or 0
-    joined = by_gates(e, parts, columns // H, H, 2, "step_by_step")
-    shape = (*stream.shape[:-1], len(directions) * columns)
-    declare(joined, stream.dtype, [length if isinstance(length, int) else None, *shape])
-    return Stream(joined, stream.dtype, shape)
+    values = by_gates(e, list(by_step(e, directions, place, span)), columns // H, H, 2, "step_by_step")
+    return joined_stream(values, (*stream.shape[:-1], len(directions) * columns), stream, span)
