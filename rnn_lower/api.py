@@ -16,7 +16,7 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.linting import LintReport
 from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.model.session import read_nodes
-from rnn_lower.options import Keywords, Options, takes_options
+from rnn_lower.options import Dims, Keywords, Options, takes_options
 from rnn_lower.recurrent import functions
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.targets import find_target
@@ -47,7 +47,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     select: called with each RecurrentNode, False leaves it.
     opset: convert the whole model to this opset, the recurrent nodes being lowered at it; without, a model is
         converted where the target does not take its own opset, to the nearest that it takes, which is logged.
-    dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, fixed before lowering.
+    dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, or for all axes of an input, e.g.
+        {"x": (4, 100, 16)}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
     keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature, and
         not slower than lowered.
@@ -223,7 +224,7 @@ def function_body(
     That is a context-dependent body; what depends on the context is what a node says: hidden_size and the other
     attributes (direction, activations, activation_alpha, activation_beta, clip, layout, linear_before_reset,
     input_forget), which inputs and outputs it has, and their element type ("float", "double", "float16", "bfloat16").
-    Sizes of time, batch and features are found out when it runs. Formal inputs are all those of the operator, in its
+    Dims of time, batch and features are found out when it runs. Formal inputs are all those of the operator, in its
     order; those not in `inputs` are not read. Outputs are those of the operator up to the last one in `outputs`, so
     that both are matched by place.
     version: of the operator.  opset: of the body, 9 or newer, one in which the operator is of that version; the first
@@ -362,7 +363,7 @@ def _of_file(model: Any, work: Callable[[], R]) -> R:
     return _told_with(model if isinstance(model, (str, os.PathLike)) else None, work)
 
 
-def _whole(document: Document, dims: Mapping[str, int] | None) -> onnx.ModelProto:
+def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
     """The model as it has become, with the weights in it."""
     proto = document.write_back(dims)
     if document.folder is not None:

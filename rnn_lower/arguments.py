@@ -10,7 +10,7 @@ from typing import Any
 
 import rnn_lower
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.options import FORMS, Options
+from rnn_lower.options import FORMS, Dims, Options
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -233,8 +233,8 @@ def fixed_inputs(texts: Sequence[str]) -> dict[str, Any]:
     return fixed
 
 
-def sizes(texts: Sequence[str], shapes: Sequence[str]) -> dict[str, int]:
-    dims: dict[str, int] = {}
+def sizes(texts: Sequence[str], shapes: Sequence[str]) -> Dims:
+    dims: dict[str, int | Sequence[int]] = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
         if not equals or not name or not _is_size(size):
@@ -244,12 +244,11 @@ def sizes(texts: Sequence[str], shapes: Sequence[str]) -> dict[str, int]:
         name, colon, sizes = text.rpartition(":")
         if not colon or not name or not all(map(_is_size, sizes.split(","))):
             raise RnnLowerError(f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16")
-        for axis, size in enumerate(sizes.split(",")):
-            _set(dims, f"{name}[{axis}]", int(size))
+        _set(dims, name, tuple(map(int, sizes.split(","))))
     return dims
 
 
-def _set(dims: dict[str, int], name: str, size: int) -> None:
+def _set(dims: dict[str, int | Sequence[int]], name: str, size: int | Sequence[int]) -> None:
     if dims.setdefault(name, size) != size:
         raise RnnLowerError(f"'{name}' is given twice, as {dims[name]} and as {size}")
 

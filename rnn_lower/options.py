@@ -20,6 +20,9 @@ FORMS = ("auto", "scan", "loop", "unroll")
 
 Select = Callable[["RecurrentNode"], bool]
 
+Dims = Mapping[str, int | Sequence[int]]
+"""What to fix: by symbol, by INPUT[AXIS], or by the name of an input, which has one size for each of its axes."""
+
 
 def _option(default: Any, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": text})
@@ -36,8 +39,9 @@ class Options:
     opset: int | None = _option(
         None, "convert the whole model to this opset; a target has it converted to the nearest it takes"
     )
-    dims: Mapping[str, int] | None = _option(
-        None, "sizes of dimensions of the inputs, by name or as INPUT[AXIS], fixed before lowering"
+    dims: Dims | None = _option(
+        None,
+        "sizes of dimensions of the inputs, by name or as INPUT[AXIS], or of all of an INPUT, fixed before lowering",
     )
     fold: bool = _option(False, "fold the constants of the whole model first")
     keep_native: bool = _option(
@@ -54,8 +58,8 @@ class Options:
             object.__setattr__(self, "op_types", (self.op_types,))
         if not isinstance(self.op_types, (list, tuple, set, frozenset)):
             raise RnnLowerError(f"op_types is {self.op_types!r}; it must list operators")
-        numbers = {"opset": self.opset, "max_nodes": self.max_nodes, **(self.dims or {})}
-        for name, number in numbers.items():
+        sizes = [(name, size) for name, given in (self.dims or {}).items() for size in _each(given)]
+        for name, number in (("opset", self.opset), ("max_nodes", self.max_nodes), *sizes):
             if number is not None and not isinstance(number, int):
                 raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
         if self.max_nodes < 0:
@@ -69,6 +73,10 @@ class Options:
                 raise RnnLowerError(f"unknown {what} '{value}'; known are {', '.join(known)}")
 
 
+def _each(given: object) -> Sequence[Any]:
+    return given if isinstance(given, (list, tuple)) else [given]
+
+
 class Keywords(TypedDict, total=False):
     """The fields of `Options` as keyword arguments."""
 
@@ -77,7 +85,7 @@ class Keywords(TypedDict, total=False):
     op_types: Sequence[str] | str
     select: Select | None
     opset: int | None
-    dims: Mapping[str, int] | None
+    dims: Dims | None
     fold: bool
     keep_native: bool
     as_function: bool

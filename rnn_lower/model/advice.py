@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import ConversionError, Lack, RnnLowerError, UnmetError, UnsupportedError
-from rnn_lower.model.dims import declared_shapes, free_dims, place
+from rnn_lower.model.dims import declared_shapes, free_dims, one_by_one, place
 from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Options
@@ -172,7 +172,7 @@ def _sizes(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Cha
     needed = {size for lack in lacks for size in lack.sizes}
     if not needed:
         return NOTHING
-    given = dict(options.dims or {})
+    given = dict(one_by_one(declared_shapes(model), options.dims or {}))
     free = {way: role for way, role in _free(model).items() if way not in given}
     few = {way: role for way, role in free.items() if role in needed or role not in SIZES}
     choices = [chosen for chosen in (few, free) if chosen]

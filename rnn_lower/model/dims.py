@@ -13,6 +13,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.scopes import values
 from rnn_lower.model.tensors import graphs_in
+from rnn_lower.options import Dims
 from rnn_lower.recurrent.node import LARGEST_SIZE, Dim
 
 Shapes = Mapping[str, Sequence[Dim] | None]
@@ -21,7 +22,7 @@ Shapes = Mapping[str, Sequence[Dim] | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Fixed:
-    """Sizes by symbol, which hold everywhere, and by input and axis, which hold there."""
+    """Dims by symbol, which hold everywhere, and by input and axis, which hold there."""
 
     symbols: dict[str, int]
     places: dict[tuple[str, int], int]
@@ -53,11 +54,10 @@ def free_dims(inputs: Shapes) -> Iterator[tuple[str, int, str]]:
                 yield name, axis, place(name, axis) if vague else str(dim)
 
 
-def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
+def fix_dims(model: ir.Model, dims: Dims) -> None:
     """Give sizes of the inputs fixed values, in place; a symbol gets its value everywhere in the model.
 
-    dims: by symbol, or as INPUT[AXIS] for an axis of one input; all axes of an input that declares no shape give it
-    one. Raises RnnLowerError for what no graph input has.
+    All axes of an input that declares no shape give it one. Raises RnnLowerError for what no graph input has.
     """
     fixed = _resolve(declared_shapes(model), dims)
     inputs = set(model.graph.inputs)
@@ -70,7 +70,7 @@ def fix_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
             value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(value.shape)])
 
 
-def fix_proto_dims(model: onnx.ModelProto, dims: Mapping[str, int]) -> None:
+def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
     """The same in a protobuf model, for what its values declare."""
     fixed = _resolve({value.name: _declared(value) for value in model.graph.input}, dims)
     for value in model.graph.input:
@@ -117,10 +117,10 @@ def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
     return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in dims]
 
 
-def _resolve(inputs: Shapes, dims: Mapping[str, int]) -> _Fixed:
+def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
     symbols = {dim for shape in inputs.values() for dim in shape or () if isinstance(dim, str)}
     fixed = _Fixed({}, {})
-    for name, size in dims.items():
+    for name, size in one_by_one(inputs, dims):
         if size < 0:
             raise RnnLowerError(f"size {size} of '{name}' must not be negative")
         if size > LARGEST_SIZE:
@@ -129,7 +129,8 @@ def _resolve(inputs: Shapes, dims: Mapping[str, int]) -> _Fixed:
             fixed.symbols[name] = size
         else:
             key, dim = _place(inputs, name, size)
-            fixed.places[key] = size
+            if fixed.places.setdefault(key, size) != size:
+                raise RnnLowerError(f"'{name}' is given twice, as {fixed.places[key]} and as {size}")
             if isinstance(dim, str) and dim not in NO_NAMES and list(inputs[key[0]] or ()).count(dim) == 1:
                 fixed.symbols.setdefault(dim, size)  # it tells what it stands for, so it is that size elsewhere too
     for (owner, axis), size in fixed.places.items():
@@ -144,6 +145,20 @@ def _resolve(inputs: Shapes, dims: Mapping[str, int]) -> _Fixed:
             told = f"input '{owner}' declares no shape; give the size of each of its axes"
             raise RnnLowerError(f"{told}, here of {place(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)")
     return fixed
+
+
+def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
+    """What is fixed, by symbol or as INPUT[AXIS]."""
+    for name, size in dims.items():
+        if isinstance(size, int):
+            yield name, size
+            continue
+        if name not in inputs:
+            raise RnnLowerError(f"there is no input '{name}'; there are {', '.join(inputs) or 'none'}")
+        shape, told = inputs[name], ",".join(map(str, size))
+        if shape is not None and len(shape) != len(size):
+            raise RnnLowerError(f"input '{name}' has {len(shape)} axes; {name}:{told} gives {len(size)}")
+        yield from ((place(name, axis), each) for axis, each in enumerate(size))
 
 
 def _place(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], Dim]:

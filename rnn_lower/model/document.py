@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import google.protobuf.message
@@ -21,6 +21,7 @@ from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.outline import outline, outline_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, roots, subgraphs, values
+from rnn_lower.options import Dims
 
 MAX_NESTING = 29
 """Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
@@ -142,7 +143,7 @@ class Document:
     # -- back into the protobuf ----------------------------------------------------------------------------------------
 
     def write_back(
-        self, dims: Mapping[str, int] | None = None, keep: Callable[[ir.Value], ir.TensorProtocol] | None = None
+        self, dims: Dims | None = None, keep: Callable[[ir.Value], ir.TensorProtocol] | None = None
     ) -> onnx.ModelProto:
         """Bring the changes of the view into the protobuf, which is answered.
 

@@ -10,7 +10,7 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +21,7 @@ import onnx_ir as ir
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import leftovers, tensors
 from rnn_lower.model.document import Document
+from rnn_lower.options import Dims
 
 EMBEDDED_UP_TO = 1_500_000_000
 """Bytes of weights up to which they stay in the .onnx file if they were there; protobuf ends at 2 GB."""
@@ -161,7 +162,7 @@ class Staged:
 @contextlib.contextmanager
 def staged(
     document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
-    dims: Mapping[str, int] | None = None, force: bool = False, kept: Collection[Inode] = (),
+    dims: Dims | None = None, force: bool = False, kept: Collection[Inode] = (),
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there.
 
@@ -294,7 +295,7 @@ def _owner(path: Path, kept: Collection[Inode]) -> str | None:
     return None
 
 
-def _write(document: Document, made: Staged, progress: Progress | None, dims: Mapping[str, int] | None) -> None:
+def _write(document: Document, made: Staged, progress: Progress | None, dims: Dims | None) -> None:
     """The data file, if there is need for one, then the model that refers to it."""
     model = made.open(made.path)
     large = sum(len(tensor.raw_data) for tensor in tensors.tensors(document.proto)) > EMBEDDED_UP_TO

@@ -15,7 +15,7 @@ from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.facts import RESHAPES
 from rnn_lower.model.outline import inferred, sizes_of
 from rnn_lower.model.scopes import DEFAULT_DOMAINS
-from rnn_lower.options import OP_TYPES
+from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proof.around import is_recurrent
 from rnn_lower.proof.inlining import inlined
 from rnn_lower.recurrent.shared import MEMBERS
@@ -28,7 +28,7 @@ Model = tuple[onnx.ModelProto, Path | None]
 
 
 def only_recurrent_nodes_changed(
-    before: Model, after: Model, *, opset: int | None = None, dims: Mapping[str, int] | None = None
+    before: Model, after: Model, *, opset: int | None = None, dims: Dims | None = None
 ) -> list[str]:
     """What differs between a model and its lowered form beyond what lowering is for; empty when nothing does.
 
@@ -49,7 +49,7 @@ def only_recurrent_nodes_changed(
 
 
 def changed_files(
-    before: str, after: str, *, opset: int | None = None, dims: Mapping[str, int] | None = None, converted: bool = False
+    before: str, after: str, *, opset: int | None = None, dims: Dims | None = None, converted: bool = False
 ) -> list[str]:
     """The same for two files. converted: the opset may be whatever a target has asked for."""
     pair = [(onnx.load(path, load_external_data=False), Path(path).absolute().parent) for path in (before, after)]

@@ -20,7 +20,7 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, lower_unadvised, prepared
 from rnn_lower.model.scopes import default_opset, subgraphs
 from rnn_lower.model.session import read_nodes
-from rnn_lower.options import Options
+from rnn_lower.options import Dims, Options
 from rnn_lower.proof import judging, proving
 from rnn_lower.proof.report import CheckReport, NodeProof, Proof
 from rnn_lower.recurrent.node import RecurrentNode
@@ -213,7 +213,7 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     return drawing.standalone(drawing.picture(record.node, record.nodes))
 
 
-def _written(document: Document, path: Path, dims: Mapping[str, int] | None = None) -> Path:
+def _written(document: Document, path: Path, dims: Dims | None = None) -> Path:
     with files.staged(document, path, dims=dims) as made:
         made.commit()
     return path

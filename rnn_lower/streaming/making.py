@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.model import files, leftovers
 from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, prepared
-from rnn_lower.options import Options
+from rnn_lower.options import Dims, Options
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
 from rnn_lower.targets import find_target
@@ -44,7 +44,7 @@ class Made:
     """A streaming model that is ready to be written. dims: sizes that were fixed in it."""
 
     document: Document
-    dims: Mapping[str, int] | None
+    dims: Dims | None
     records: list[Record]
     streamed: Streamed
 
@@ -70,7 +70,7 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
         )
     for name, frames in found.plan.late.items():
         logger.info("output '%s' comes %d frames late", name, frames)
-    dims: dict[str, int] = {}
+    dims: dict[str, int | Sequence[int]] = {}
     if wish.step is not None and found.time is not None:
         dims[found.time] = wish.step
         if options.form == "auto" and "unroll" in target.forms:

@@ -20,6 +20,7 @@ from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.folding import fold
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.model.session import read_nodes
+from rnn_lower.options import Dims
 from rnn_lower.streaming.carrying import (
     carry_cache,
     carry_held,
@@ -63,7 +64,7 @@ class Streamed:
 
 def streamed(
     document: Document, time: str | None, set_inputs: Mapping[str, Any] | None, reset: bool,
-    dims: Mapping[str, int] | None, step: int | None = None, delay: bool = False,
+    dims: Dims | None, step: int | None = None, delay: bool = False,
 ) -> Streamed:  # fmt: skip
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
     if read_plan(document.proto) is not None:
@@ -115,7 +116,7 @@ def streamed(
     return Streamed(Document(work.proto, work.folder), original, plan, called, late)
 
 
-def _ready(document: Document, values: Mapping[str, Any], dims: Mapping[str, int] | None) -> Document:
+def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> Document:
     """A document of one's own, with inputs set and their branches folded away, sizes fixed and functions inlined."""
     ready = document.copied()
     if ready.proto.functions:

@@ -39,7 +39,9 @@ def dims_of(value: onnx.ValueInfoProto) -> list[int | str]:
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim]
 
 
-@pytest.mark.parametrize("dims", [{"X[0]": 5, "X[1]": 2}, {"T": 5, "X[1]": 2}, {"T": 5, "N": 2}, {"X[0]": 5, "N": 2}])
+@pytest.mark.parametrize(
+    "dims", [{"X": (5, 2, 3)}, {"X[0]": 5, "X[1]": 2}, {"T": 5, "X[1]": 2}, {"T": 5, "N": 2}, {"X[0]": 5, "N": 2}]
+)
 def test_an_axis_is_named_by_its_symbol_or_its_place(dims):
     """A symbol that tells what it stands for is that size wherever it stands."""
     model, feeds = build(Case("LSTM", 17, dynamic=True, optional=("sequence_lens", "initial_h")))
