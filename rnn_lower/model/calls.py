@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.model.scopes import Scope, nodes
 from rnn_lower.recurrent.functions import function_of
 from rnn_lower.recurrent.node import RecurrentNode
@@ -51,6 +51,9 @@ class Calls:
 
         Raises UnsupportedError as `lower_node`.
         """
+        if scope.lies_in("SequenceMap"):
+            told = "is in a body of SequenceMap, where onnxruntime takes no call of a function"
+            raise UnsupportedError(f"{told}; leave --as-function out, or leave the node as it is with --skip")
         key = (form, scope.opset, *_shape_of(node))
         new = key not in self._functions
         if new:

@@ -21,6 +21,7 @@ class Scope:
 
     root: the main graph or the function that it lies in.  opset: of the default domain.
     path: for people, e.g. "main graph/then_branch of If 'x'".  outer: the scope of the node whose body it is.
+    holder: that node's operator.
     """
 
     graph: ir.Graph | ir.Function
@@ -28,6 +29,7 @@ class Scope:
     opset: int
     path: str
     outer: Scope | None = dataclasses.field(default=None, repr=False, compare=False)
+    holder: str = dataclasses.field(default="", repr=False, compare=False)
 
     @property
     def in_function(self) -> bool:
@@ -39,6 +41,10 @@ class Scope:
         if self.outer is not None and self.graph is not graph:
             yield from self.outer.up_to(graph)
 
+    def lies_in(self, op_type: str) -> bool:
+        """Whether it is in a body of such a node."""
+        return self.holder == op_type or (self.outer is not None and self.outer.lies_in(op_type))
+
     def bodies(self) -> Iterator[Scope]:
         """The scopes directly below this one."""
         for node in self.graph:
@@ -47,7 +53,7 @@ class Scope:
     def _bodies_of(self, node: ir.Node) -> Iterator[Scope]:
         for attribute, body in subgraphs(node):
             told = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
-            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{told}", outer=self)
+            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{told}", outer=self, holder=node.op_type)
 
     def walk(self) -> Iterator[tuple[ir.Node, Scope]]:
         """Every node in and below this scope, before what lies in its bodies."""

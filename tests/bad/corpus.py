@@ -865,6 +865,23 @@ def unshaped(model: Model) -> None:
     model.graph.input[0].type.tensor_type.ClearField("shape")
 
 
+def mapped(model: Model) -> None:
+    """The node runs for each element of a sequence."""
+    graph = model.graph
+    body = helper.make_graph(graph.node, "body", [graph.input[0]], graph.output)
+    names = [value.name for value in graph.output]
+    nodes = [
+        helper.make_node("SequenceConstruct", ["X", "X"], ["all"]),
+        helper.make_node("SequenceMap", ["all"], [f"{name}_of_all" for name in names], "map", body=body),
+        *(helper.make_node("SequenceAt", [f"{name}_of_all", "first"], [f"{name}_of_first"]) for name in names),
+    ]
+    outputs = [helper.make_tensor_value_info(f"{name}_of_first", TensorProto.FLOAT, None) for name in names]
+    del graph.node[:], graph.output[:]
+    graph.node.extend(nodes)
+    graph.output.extend(outputs)
+    graph.initializer.append(numpy_helper.from_array(np.array(0), "first"))
+
+
 def looped_length(model: Model) -> None:
     """X has as many steps as a Loop has made, which no inference counts."""
     trip = helper.make_tensor_value_info("trip", TensorProto.INT64, [])
@@ -928,6 +945,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node is called so; there are 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg: a page tells of all nodes", "--node")
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is no model; name it .html, or .svg with --svg", "-o")
+    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime takes no call of a function; leave --as-function out, or leave the node as it is with --skip")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
     yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; give one size to both")

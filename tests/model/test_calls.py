@@ -202,3 +202,28 @@ def test_what_it_is_not_for():
         rnn_lower.stream(ROOT / "models" / "torch_denoiser.onnx", as_function=True)
     with pytest.raises(rnn_lower.RnnLowerError, match="as_function and fuse_stacks are for rnn_lower"):
         rnn_lower.rewrite_rules(as_function=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bodies_of_a_sequence_map_take_nodes(form):
+    """Not calls, which end in an error (tests/bad)."""
+    case = Case("GRU", 17, optional=OPTIONAL["GRU"], direction="bidirectional")
+    model, feeds = build(case)
+    graph, x = model.graph, model.graph.input[0]
+    names = [value.name for value in graph.output]
+    body = helper.make_graph(list(graph.node), "body", [x], list(graph.output))
+    found = [f"{name}_of_one" for name in names]
+    nodes = [
+        helper.make_node("SequenceConstruct", ["X"], ["all"]),
+        helper.make_node("SequenceMap", ["all"], [f"{name}_of_all" for name in names], body=body),
+        helper.make_node("Constant", [], ["first"], value_int=0),
+        *(helper.make_node("SequenceAt", [f"{name}_of_all", "first"], [one]) for name, one in zip(names, found, strict=True)),
+    ]  # fmt: skip
+    outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in found]
+    mapped = helper.make_model(
+        helper.make_graph(nodes, "mapped", list(graph.input), outputs, graph.initializer),
+        opset_imports=model.opset_import, ir_version=model.ir_version,
+    )  # fmt: skip
+    lowered = rnn_lower.lower(mapped, form=form)
+    assert not {node.op_type for node in every_node(lowered)} & {"RNN", "GRU", "LSTM"}
+    close(run_onnxruntime(lowered, feeds), expected(case))
