@@ -40,6 +40,8 @@ def drawn(rng: np.random.Generator, functions: Sequence[str] = BOUNDED) -> tuple
         "outputs": tuple(n for n in names if rng.random() < 0.6) or ("Y",), "opset": int(rng.integers(13, 23)),
     }  # fmt: skip
     if rng.random() < 0.3:
+        case["finals"] = tuple(k for k in range(layers - 1) if rng.random() < 0.5)
+    if rng.random() < 0.3:
         case["clip"] = float(rng.choice([0.05, 0.3, 2.0]))
     if rng.random() < 0.4:
         case["activations"] = [str(name) for name in rng.choice(functions, len(OPERATORS[op].activations))]
@@ -55,8 +57,8 @@ def drawn(rng: np.random.Generator, functions: Sequence[str] = BOUNDED) -> tuple
 def drawn_beside(rng: np.random.Generator) -> tuple[dict[str, Any], str]:
     """What `beside` takes, and a form."""
     case, form = drawn(rng, FUNCTIONS)
-    for name in ("layers", "between", "dynamic"):
-        del case[name]
+    for name in ("layers", "between", "dynamic", "finals"):
+        case.pop(name, None)
     nodes = int(rng.integers(2, 5))
     directions = [str(name) for name in rng.choice(["forward", "reverse", "bidirectional"], int(rng.integers(1, 4)))]
     case |= {"nodes": nodes, "blocks": int(rng.integers(1, 4)), "directions": tuple(directions)}
@@ -92,7 +94,9 @@ def features(case: dict[str, Any], together: bool) -> Iterator[str]:
     yield "together" if together else "apart"
     names = ("op", "layers", "dtype", "between", "nodes", "blocks", "directions")
     yield from (f"{name} {case[name]}" for name in names if name in case)
-    yield from (name for name in ("clip", "activations", "linear_before_reset", "input_forget") if name in case)
+    yield from (
+        name for name in ("clip", "activations", "linear_before_reset", "input_forget", "finals") if case.get(name)
+    )
 
 
 def main() -> int:

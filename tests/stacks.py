@@ -108,9 +108,12 @@ BETWEEN: dict[str, list[tuple[str, dict[str, Any], list[int] | None]]] = {
 def chain(
     op: str, layers: int, T: int = 5, N: int = 1, dynamic: bool = False, states: tuple[int, ...] = (), B: bool = True,
     between: str = "squeeze", dtype: str = "float", outputs: tuple[str, ...] = ("Y",), opset: int = 17,
-    I: int = 3, H: int = 4, **attributes: Any,
+    I: int = 3, H: int = 4, finals: tuple[int, ...] = (), **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
-    """Layers of hidden size H, one on the other, of which `states` have first states; the last gives `outputs`."""
+    """Layers of hidden size H, one on the other, of which `states` have first states; the last gives `outputs`.
+
+    finals: lower layers whose last states are outputs as well.
+    """
     rng, numpy, kind = np.random.default_rng(0), TYPES[dtype], getattr(TensorProto, dtype.upper())
     nodes, tensors, G = [], [], GATES[op]
 
@@ -129,14 +132,16 @@ def chain(
         if k in states:
             inputs += ["", *(weight(f"{name}{k}", 1, N, H) for name in "hc"[: 1 + (op == "LSTM")])]
         names = ("Y", "Y_h", "Y_c")[: 2 + (op == "LSTM")]
-        there = [name if name in outputs else "" for name in names] if last else [f"y{k}"]
+        ends = [f"{name}{k}" for name in names[1:]] if k in finals else []
+        there = [name if name in outputs else "" for name in names] if last else [f"y{k}", *ends]
         nodes.append(helper.make_node(op, inputs, there, name=f"layer{k}", hidden_size=H, **attributes))
         x = f"y{k}"
         for step, (op_type, said, places) in enumerate([] if last else BETWEEN[between]):
             extra = [] if places is None else [given(f"places{k}_{step}", places)]
             nodes.append(helper.make_node(op_type, [x, *extra], [f"x{k}_{step}"], **said))
             x = f"x{k}_{step}"
-    infos = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
+    ends = [name for node in nodes[:-1] if node.op_type == op for name in node.output[1:]]
+    infos = [helper.make_tensor_value_info(name, kind, None) for name in (*outputs, *ends)]
     graph = helper.make_graph(
         nodes, "g", [helper.make_tensor_value_info("X", kind, ["frames" if dynamic else T, N, I])], infos, tensors
     )

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
+from rnn_lower.emit.moved import MOVES
+from rnn_lower.model.dims import declared_shapes, free_dims
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import subgraphs, with_bodies
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, subgraphs, with_bodies
 from rnn_lower.recurrent import parallel, stack
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import LoweredGroup
+from rnn_lower.recurrent.shared import COUNTS, LoweredGroup
 
 KEEPS_ORDER = (*RESHAPES, "Identity", "Transpose")
 """What exporters put between layers. A Transpose is one of them as long as it moves axes of size 1 only."""
+
+
+FEW = 32
+"""Nodes that may compute the shape that a Reshape between layers gives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +44,10 @@ May = Callable[[RecurrentNode], Hashable]
 
 def groups(nodes: Sequence[RecurrentNode], facts: Facts, may: May) -> list[Group]:
     """Every node is in one group at most."""
-    found = [group for group in stacks(nodes, facts) if _pays(group.nodes, may)]
+    found: list[Group] = []
+    for group in stacks(nodes, facts):
+        if _pays(group.nodes, may) and _can_be_one(group.nodes, [other.nodes for other in found], nodes):
+            found.append(group)
     taken = {id(node) for group in found for node in group.nodes}
     left = [node for node in nodes if id(node) not in taken]
     return [*found, *_parallel(left, [group.nodes for group in found], may)]
@@ -49,12 +58,23 @@ def _pays(layers: Sequence[RecurrentNode], may: May) -> bool:
     return stack.PAYS.pays(layers) and len(keys) == 1 and None not in keys
 
 
+def batch_hint(nodes: Sequence[RecurrentNode], model: ir.Model) -> str:
+    """What to add where nodes stay apart because their batch size is not known."""
+    unknown = [node for node in nodes if node.static_batch is None]
+    if not unknown:
+        return ""
+    ways = {way for *_, way in free_dims(declared_shapes(model))}
+    named = next((node.batch_size for node in unknown if node.batch_size in ways), None)
+    way = f"add --dim {named}=1" if named else "--dim for the inputs, or --fold, may tell it"
+    return f"; the batch size of '{unknown[0].name}' is not known: {way}"
+
+
 # -- each reads what the one before gives, and nobody else does -------------------------------------------------------
 
 
 def stacks(nodes: Sequence[RecurrentNode], facts: Facts) -> Iterator[Group]:
-    """All stacks. Nothing else depends on the lower layers of one; a high one is cut into several."""
-    given = {node.outputs["Y"]: node for node in nodes if list(node.outputs) == ["Y"]}
+    """All stacks; a high one is cut into several."""
+    given = {node.outputs["Y"]: node for node in nodes if "Y" in node.outputs}
     below = {id(node): found for node in nodes if (found := _below(node, given, facts)) is not None}
     lower = {id(layer) for layer, _ in below.values()}
     for node in nodes:
@@ -67,6 +87,16 @@ def stacks(nodes: Sequence[RecurrentNode], facts: Facts) -> Iterator[Group]:
             layers, between = zip(*run, strict=True)
             why = f"one loop with the {len(layers) - 1} layers below"
             yield Group(layers, stack.lower_stack, why, tuple(itertools.chain(*between[:-1])))
+
+
+def _can_be_one(
+    layers: Sequence[RecurrentNode], stacks: Sequence[Sequence[RecurrentNode]], nodes: Sequence[RecurrentNode]
+) -> bool:
+    """Whether no layer needs what another gives but by X, be it by way of other stacks."""
+    if all(list(node.outputs) == ["Y"] for node in layers[:-1]):
+        return True  # which is private
+    apart = {node.node for stack in (*stacks, layers) for node in stack[1:]}
+    return _are_independent(layers[-1], layers[:-1], stacks, _needs(nodes, apart))
 
 
 def _runs(chain: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
@@ -83,19 +113,40 @@ def _below(
     value, between = node.inputs["X"], list[ir.Node]()
     while value not in given:
         producer = value.producer()
-        source = None if producer is None or not _is_private(value) else _in_order(producer, facts)
+        source = None if producer is None else _in_order(producer, facts)
         if producer is None or source is None:
             return None
         between.append(producer)
         value = source
     layer = given[value]
-    if not _is_private(value) or layer.node.graph is not node.node.graph or not stack.fits(layer, node):
+    if layer.node.graph is not node.node.graph or not stack.fits(layer, node):
         return None
-    return layer, between
+    others = _private(value, between, node.node)
+    return None if others is None else (layer, [*between, *others])
 
 
-def _is_private(value: ir.Value) -> bool:
-    return len(value.uses()) == 1 and not value.is_graph_output()
+def _private(y: ir.Value, between: Sequence[ir.Node], reader: ir.Node) -> list[ir.Node] | None:
+    """What reads Y, or what lies between, beside the next of these nodes: nothing, or what says the shape of another.
+
+    None where it is of use to anybody else.
+    """
+    path = [*between, reader]
+    first = {(before, 0) for before in path}
+    waiting, others = [y, *(node.outputs[0] for node in between)], dict[ir.Node, None]()
+    while waiting:
+        value = waiting.pop()
+        if value.is_graph_output() or len(others) > FEW:
+            return None
+        for node, place in value.uses():
+            if (node, place) in first:
+                continue
+            counts = node.domain in DEFAULT_DOMAINS and node.op_type in (*COUNTS, *MOVES)
+            if node is reader or node.graph is not reader.graph or not counts:
+                return None
+            if node not in between and node not in others:
+                others[node] = None
+                waiting += node.outputs
+    return list(others)
 
 
 def _in_order(node: ir.Node, facts: Facts) -> ir.Value | None:
@@ -147,14 +198,18 @@ def _paying(members: Sequence[RecurrentNode]) -> Iterator[Sequence[RecurrentNode
 Needs = Mapping[ir.Node, frozenset[ir.Node]]
 
 
-def _needs(nodes: Sequence[RecurrentNode]) -> Needs:
-    """Which of these nodes each of them needs, in its own graph, be it by way of others."""
+def _needs(nodes: Sequence[RecurrentNode], upper: Collection[ir.Node] = ()) -> Needs:
+    """Which of these nodes each of them needs, in its own graph, be it by way of others.
+
+    upper: layers of stacks, whose X is no need.
+    """
     found: dict[ir.Node, frozenset[ir.Node]] = {}
     recurrent = {node.node for node in nodes}
     for graph in {node.node.graph: None for node in nodes}:
         assert graph is not None
         for node in graph:
-            above = {value.producer() for value in _taken(node)} & found.keys()
+            taken = node.inputs[1:] if node in upper else _taken(node)
+            above = {value.producer() for value in taken if value is not None} & found.keys()
             sets = {found[one] | {one} if one in recurrent else found[one] for one in above if one is not None}
             found[node] = next(iter(sets)) if len(sets) == 1 else frozenset().union(*sets)
     return {node: found[node] for node in recurrent}

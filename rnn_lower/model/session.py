@@ -21,7 +21,7 @@ from rnn_lower.errors import InvalidNodeError, Lack, UnmetError, UnsupportedErro
 from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.claims import claims_of_bodies, declared_in, doubtful, reshaped
 from rnn_lower.model.facts import UNSAID, Facts
-from rnn_lower.model.groups import Group, groups
+from rnn_lower.model.groups import Group, batch_hint, groups
 from rnn_lower.model.scopes import (
     Scope,
     count_nodes,
@@ -171,7 +171,8 @@ class Session:
         missing: list[tuple[Place, list[Lack]]] = []
         for place in self.places:
             form, lacks = self._form(place), self._lacks(place)
-            if any(lack.sizes for lack in lacks):
+            shares = self._options.fuse_stacks and place.node.static_batch is None
+            if shares or any(lack.sizes for lack in lacks):
                 place = self._with_folded_sizes(place)
                 form, lacks = self._form(place), self._lacks(place)
             planned.append((place, form))
@@ -236,10 +237,11 @@ class Session:
 
         found: list[Group] = []
         if self._options.fuse_stacks:
-            found = groups([place.node for place, _ in planned], self._facts, may)
+            nodes = [place.node for place, _ in planned]
+            found = groups(nodes, self._facts, may)
             if not found:
                 told = "none are a stack or independent and alike, or it would not be faster"
-                logger.warning("fuse_stacks: no nodes share a loop, since %s", told)
+                logger.warning("fuse_stacks: no nodes share a loop, since %s%s", told, batch_hint(nodes, self._model))
         last = {id(group.nodes[-1]): group for group in found}
         others = {id(node) for group in found for node in group.nodes[:-1]}
         yield from ((place, form, last.get(id(place.node))) for place, form in planned if id(place.node) not in others)

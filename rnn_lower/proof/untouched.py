@@ -18,7 +18,7 @@ from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proof.around import is_recurrent
 from rnn_lower.proof.inlining import inlined
-from rnn_lower.recurrent.shared import MEMBERS
+from rnn_lower.recurrent.shared import COUNTS, MEMBERS
 
 MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
@@ -146,7 +146,7 @@ class _Context:
             ),
         ]
         used = set(_used(new))
-        replaceable = _given_to_recurrent(old)
+        replaceable = _given_to_recurrent(old, _moves(new))
         used_by_others = set(_used(new, emitted=False))
         for there, here, parts in pairs:
             for name, tensor in there.items():
@@ -168,15 +168,16 @@ class _Context:
 
     def nodes(self, path: str, old: tensors.Holder, new: tensors.Holder) -> Iterator[str]:
         by_outputs = {tuple(node.output): node for node in new.node}
-        needed, given = set(_used(new)), _given_to_recurrent(old)
-        before = [node for node in old.node if not self._replaced(node, by_outputs, needed, given)]
+        moves = _moves(new)
+        needed, given = set(_used(new)), _given_to_recurrent(old, moves)
+        before = [node for node in old.node if not self._replaced(node, by_outputs, needed, given, moves)]
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
         if self._versions is not None:
             before = [node for node in before if not self._converted(node)]
             names = {tuple(node.output) for node in before}
             after = [node for node in after if tuple(node.output) in names]
-        if any(entry.key == MEMBERS for node in new.node for entry in node.metadata_props):
+        if _is_together(new):
             before, after = (sorted(nodes, key=lambda node: [*node.output]) for nodes in (before, after))
         if len(before) != len(after):
             yield f"{path}: {len(before)} other nodes before, {len(after)} after"
@@ -202,15 +203,16 @@ class _Context:
                 yield f"{path}: tensor '{old.name}' has changed"
 
     def _replaced(
-        self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str], given: set[str]
-    ) -> bool:
-        """needed: names that are used afterwards.  given: those that recurrent nodes took."""
+        self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str], given: set[str],
+        moves: Container[str],
+    ) -> bool:  # fmt: skip
+        """needed: names that are used afterwards.  given: those that recurrent nodes took, or what `moves` them."""
         there = after.get(tuple(node.output))
         if is_recurrent(node):
             return there is None or there.op_type != node.op_type
         if there is not None or needed & set(node.output):
             return False
-        return node.op_type == "Constant" or (_moves(node) and bool(given & set(node.output)))
+        return node.op_type == "Constant" or (_is_one(node, moves) and bool(given & set(node.output)))
 
     def _converted(self, node: onnx.NodeProto) -> bool:
         """Whether the operator has another version at the other opset."""
@@ -305,22 +307,31 @@ def _used(graph: tensors.Holder, emitted: bool = True) -> Iterator[str]:
             yield from _used(body, emitted) if emitted or not _emitted(node) else ()
 
 
-def _given_to_recurrent(graph: tensors.Holder) -> set[str]:
-    """Names that recurrent nodes take, here and in bodies, and those of what is only moved on the way to them."""
+def _given_to_recurrent(graph: tensors.Holder, moves: Container[str]) -> set[str]:
+    """Names that recurrent nodes take, here and in bodies, and those of what `moves` them on the way."""
     found: set[str] = set()
     for node in graph.node:
         if node.op_type in OP_TYPES:
             found.update(node.input)
         for body in tensors.graphs_of(node):
-            found |= _given_to_recurrent(body)
+            found |= _given_to_recurrent(body, moves)
     for node in reversed(graph.node):
-        if _moves(node) and found & set(node.output):
+        if _is_one(node, moves) and found & set(node.output):
             found.update(node.input)
     return found
 
 
-def _moves(node: onnx.NodeProto) -> bool:
-    return node.op_type in MOVES and node.domain in DEFAULT_DOMAINS
+def _is_together(graph: tensors.Holder) -> bool:
+    return any(entry.key == MEMBERS for node in graph.node for entry in node.metadata_props)
+
+
+def _moves(graph: tensors.Holder) -> tuple[str, ...]:
+    """Operators on the way to recurrent nodes that may go with them."""
+    return (*MOVES, *COUNTS) if _is_together(graph) else (*MOVES,)
+
+
+def _is_one(node: onnx.NodeProto, op_types: Container[str]) -> bool:
+    return node.op_type in op_types and node.domain in DEFAULT_DOMAINS
 
 
 def _default_opset(holder: onnx.ModelProto | onnx.FunctionProto) -> int:

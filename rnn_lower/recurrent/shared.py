@@ -21,6 +21,10 @@ MEMBERS = "rnn_lower.together"
 """Metadata of the emitted nodes: the names of the nodes that share the loop, as JSON."""
 
 
+COUNTS = ("Shape", "Gather", "Mul", "Add", "Sub")
+"""What computes, with what only moves values, the sizes of a Reshape between layers; it goes with them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LoweredGroup:
     """What replaces several recurrent nodes: nodes, and for each of the several its outputs by name."""

@@ -10,13 +10,16 @@ that one product does what the steps of all layers multiply. Only the first laye
 steps at once.
 
 The first layers - 1 steps, in which not all layers have begun, are a loop of their own: a mask in every step would cost
-a fifth of the time. A layer that is done goes on with whatever comes; what it gives then reaches nobody in time.
+a fifth of the time. A layer that is done goes on with whatever comes; what it gives then reaches nobody in time. Where
+the last states of lower layers are wanted too, the last layers - 1 steps are a loop of their own as well, which keeps
+the states of those that are done.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +30,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits, Operand
 from rnn_lower.recurrent.cells import CELLS, Parts
 from rnn_lower.recurrent.directions import Step, masked
-from rnn_lower.recurrent.forms import Result, Span, State, Stream, Track, carry
+from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
     InputSequence,
     Parameters,
@@ -67,40 +70,93 @@ def lower_stack(
     layers: Sequence[RecurrentNode], form: str, opset: int, names: Names, pool: ConstantPool, habits: Habits,
     max_nodes: int | None = None,
 ) -> LoweredGroup:  # fmt: skip
-    """Emit one loop for layers that fit, at an opset; only the last layer's outputs are there.
+    """Emit one loop for layers that fit, at an opset; all give their last states, the last one Y.
 
     Raises UnsupportedError as `lower_node`.
     """
-    last, H, above = layers[-1], layers[0].hidden_size, len(layers) - 1
+    H, top = layers[0].hidden_size, len(layers) - 1
     e = emitter_of(layers, "stack", opset, names, pool, habits, max_nodes)
     finals, y = _carried(e, layers, form)
-    outputs: dict[str, ir.Value] = {}
-    for name, value in zip(last.operator.outputs, (y, *finals), strict=True):
-        if name in last.outputs:
-            axis = 3 if name == "Y" else 1
-            own = e.slice(value, axis, above * H, (above + 1) * H, name)
+    outputs: list[dict[str, ir.Value]] = []
+    for place, layer in enumerate(layers):
+        wanted = dict(zip(layer.operator.outputs, (y if place == top else None, *finals), strict=True))
+        outputs.append({})
+        for name in (name for name in wanted if name in layer.outputs and wanted[name] is not None):
+            own = e.slice(wanted[name], 3 if name == "Y" else 1, place * H, (place + 1) * H, name)
             own = own if name == "Y" else e.unsqueeze(own, [0], f"{name}_direction")
-            outputs[name] = own_value(e, e.cast(own, e.dtype, last.dtype, f"{name}_cast"), name)
-    return LoweredGroup(e.nodes, [*({} for _ in layers[1:]), outputs])
+            outputs[-1][name] = own_value(e, e.cast(own, e.dtype, layer.dtype, f"{name}_cast"), name)
+    return LoweredGroup(e.nodes, outputs)
 
 
 def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> Result:
     """Final states [batch_size, layers * hidden_size] and, where it is wanted, Y of as many columns, of all layers."""
-    first, count, above = layers[0], len(layers), len(layers) - 1
+    first, count = layers[0], len(layers)
     batch, units, sequence = first.static_batch or 0, count * first.hidden_size, read_sequence(e, first, single=False)
-    joined = _joined(e, layers, sequence)
-    states, stacked = first.operator.states, "Y" in layers[-1].outputs
+    joined, length = _joined(e, layers, sequence), sequence.span.seq_length()
+    stacked, kept = "Y" in layers[-1].outputs, any(set(layer.outputs) - {"Y"} for layer in layers[:-1])
+    state, ys = joined.initial, list[Operand]()
+    for phase in _phases(e, joined.streams, length, np.repeat(np.arange(count), first.hidden_size), kept):
+        streams, step = phase.streams, joined.step
+        if phase.mask is not None:
+            streams, step = [*streams, Stream(phase.mask, ir.DataType.BOOL, (1, units))], masked(step)
+        wanted = stacked and phase.name != "begin"
+        with e.scope(phase.name):
+            track = Track("stack", step, streams, state, first.operator.states, False, wanted)
+            state, y = carry(form, e, track, Span(phase.seq_length, lambda: batch, batch, units))
+        ys += [y] if wanted else []
+    return state, e.concat(ys, 0, "Y_of_all") if ys else None
 
-    def steps(start: int, end: int) -> list[Stream]:
-        return [dataclasses.replace(one, values=e.slice(one.values, 0, start, end, "steps")) for one in joined.streams]
 
-    begun = np.repeat(np.tri(above, count), first.hidden_size, axis=1)[:, np.newaxis]
-    mask = Stream(constant(begun, ir.DataType.BOOL), ir.DataType.BOOL, (1, units))
-    with e.scope("begin"):
-        track = Track("stack", masked(joined.step), [*steps(0, above), mask], joined.initial, states, False, False)
-        ready, _ = carry(form, e, track, Span(lambda: above, lambda: batch, batch, units))
-    track = Track("stack", joined.step, steps(above, END), ready, states, False, stacked)
-    return carry(form, e, track, Span(sequence.span.seq_length, lambda: batch, batch, units))
+@dataclasses.dataclass(frozen=True)
+class _Phase:
+    """Some of the steps, which are a loop. mask: in which units a step counts [steps, 1, units]; None for all."""
+
+    name: str
+    streams: Sequence[Stream]
+    mask: Operand
+    seq_length: Callable[[], Size]
+
+
+def _phases(e: Emitter, streams: Sequence[Stream], length: Size, layer: np.ndarray, kept: bool) -> list[_Phase]:
+    """The steps until all layers have begun, and those of all layers; then, for states to be kept, until all are done.
+
+    layer: of each unit.  A step counts in a layer where layer <= step < layer + length.
+    """
+    above = int(layer[-1])
+    positions = np.arange(above)[:, np.newaxis, np.newaxis]
+
+    def cut(parts: Sequence[Stream], start: int, end: int) -> list[Stream]:
+        return [dataclasses.replace(one, values=e.slice(one.values, 0, start, end, "steps")) for one in parts]
+
+    def steps_of(parts: Sequence[Stream]) -> Callable[[], Size]:
+        return functools.cache(lambda: e.dim(parts[0].values, 0, "steps"))
+
+    begin, rest = cut(streams, 0, above), cut(streams, above, END)
+    if not kept:
+        has_begun = constant(positions >= layer, ir.DataType.BOOL)
+        return [_Phase("begin", begin, has_begun, lambda: above), _Phase("all", rest, None, lambda: length)]
+    middle, end = cut(rest, 0, -above), cut(rest, -above, END)
+    begun: Operand
+    going_on: Operand = constant(
+        positions < layer, ir.DataType.BOOL
+    )  # in the last steps, of which there are length at most
+    if isinstance(length, int):
+        begun = constant((positions >= layer) & (positions < layer + length), ir.DataType.BOOL)
+        last = min(above, length)
+        going_on = e.slice(going_on, 0, above - last, above)
+        counts: list[Callable[[], Size]] = [lambda: length - last, lambda: last]
+    else:
+        since = constant(np.where(positions >= layer, positions - layer, END), ir.DataType.INT32)
+        begun = e.op("Less", since, e.cast(length, ir.DataType.INT64, ir.DataType.INT32, "length"), name="begun")
+        place = e.iota(e.op("Add", length, constant(above, ir.DataType.INT64), name="all_steps"))
+        place = e.slice(e.slice(place, 0, above, END), 0, -above, END, "last_steps")
+        going_on = e.gather(going_on, e.op("Sub", place, length, name="of_last_steps"), "going_on")
+        counts = [steps_of(middle), steps_of(end)]
+    return [
+        _Phase("begin", begin, begun, lambda: above),
+        _Phase("all", middle, None, counts[0]),
+        _Phase("end", end, going_on, counts[1]),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import soakstacks
 from judge import close, judged, loops, run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+from paths import ROOT
 from stacks import BETWEEN, GATES, TYPES, VARIANTS, any_size, chain, given_weights
 
 import rnn_lower
@@ -48,10 +49,11 @@ def test_variants(op, variant, form):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("layers", [2, 4])
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 7])
-def test_lengths(op, T, layers, dynamic, form):
+@pytest.mark.parametrize("finals", [(), (0,), (0, 1, 2)])
+def test_lengths(op, T, layers, dynamic, form, finals):
     """Shorter than the stack is high, and longer."""
     names = ("Y", "Y_h", "Y_c")[: 2 + (op == "LSTM")]
-    right(*chain(op, layers, T, dynamic=dynamic, states=(0, 1), outputs=names), form)
+    right(*chain(op, layers, T, dynamic=dynamic, states=(0, 1), outputs=names, finals=finals), form)
 
 
 @pytest.mark.usefixtures("sizes")
@@ -59,12 +61,12 @@ def test_lengths(op, T, layers, dynamic, form):
 @pytest.mark.parametrize("op", GATES)
 def test_no_steps_at_all(op, form):
     names = ("Y", "Y_h", "Y_c")[: 2 + (op == "LSTM")]
-    model, feeds = chain(op, 3, 0, dynamic=True, states=(0, 2), outputs=names)
+    model, feeds = chain(op, 3, 0, dynamic=True, states=(0, 2), outputs=names, finals=(0,))
     lowered = rnn_lower.lower(model, form=form, fuse_stacks=True)
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     y, *finals = run_onnxruntime(lowered, feeds)
     assert y.shape == (0, 1, 1, 4)
-    close(finals, [tensors[f"{name}2"] for name in "hc"[: len(finals)]])
+    close(finals, [tensors[f"{name}{k}"] for k in (2, 0) for name in "hc"[: len(finals) // 2]])
 
 
 @pytest.mark.usefixtures("sizes")
@@ -94,11 +96,11 @@ def test_what_exporters_put_between(between):
 
 
 @pytest.mark.usefixtures("sizes")
-@pytest.mark.parametrize("what", ["used", "output", "reverse", "final", "lengths", "other clip", "turned"])
+@pytest.mark.parametrize("what", ["used", "output", "reverse", "lengths", "other clip", "turned"])
 def test_layers_that_stay_apart(what):
     """Where another reads what lies between, the loop of both would have to give it too."""
     model, feeds = chain("LSTM", 2, N=2, between="turned" if what == "turned" else "squeeze")
-    graph, first, last = model.graph, model.graph.node[0], model.graph.node[-1]
+    graph, last = model.graph, model.graph.node[-1]
     if what == "used":
         graph.node.append(helper.make_node("Relu", ["x0_0"], ["seen"]))
         graph.output.append(helper.make_tensor_value_info("seen", TensorProto.FLOAT, None))
@@ -106,15 +108,51 @@ def test_layers_that_stay_apart(what):
         graph.output.append(helper.make_tensor_value_info("y0", TensorProto.FLOAT, None))
     elif what == "reverse":
         last.attribute.append(helper.make_attribute("direction", "reverse"))
-    elif what == "final":
-        first.output.append("final")
-        graph.output.append(helper.make_tensor_value_info("final", TensorProto.FLOAT, None))
     elif what == "lengths":
-        first.input.append("lengths")
+        graph.node[0].input.append("lengths")
         graph.initializer.append(numpy_helper.from_array(np.array([5, 3], np.int32), "lengths"))
     elif what == "other clip":
         last.attribute.append(helper.make_attribute("clip", 0.5))
     right(model, feeds, together=what == "turned")
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_shape_between_that_is_computed(wanted):
+    """As torch's newer exporter writes it: the Reshape has its sizes from what it reshapes. Nobody else may want them."""
+    model, feeds = chain("LSTM", 2, between="turned")
+    graph = model.graph
+    places = {
+        name: numpy_helper.from_array(np.array(value), name) for name, value in (("two", [2]), ("end", [9]), ("H", [4]))
+    }
+    graph.initializer.extend(places.values())
+    graph.initializer.append(numpy_helper.from_array(np.array([0]), "start"))
+    reshape = graph.node[2]
+    assert reshape.op_type == "Reshape"
+    reshape.input[1] = "shape"
+    extra = [
+        helper.make_node("Shape", ["x0_0"], ["sizes"]), helper.make_node("Slice", ["sizes", "start", "two"], ["front"]),
+        helper.make_node("Concat", ["front", "H"], ["shape"], axis=0),
+    ]  # fmt: skip
+    nodes = [*graph.node[:2], *extra, *graph.node[2:]]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    if wanted:
+        graph.output.append(helper.make_tensor_value_info("front", TensorProto.INT64, [2]))
+    right(model, feeds, together=not wanted)
+    if not wanted:
+        kept = {node.op_type for node in rnn_lower.lower(model, fuse_stacks=True).graph.node if node.name == ""}
+        assert not kept, "what computed the shape goes with it"
+
+
+def test_where_the_batch_size_is_not_known_it_is_told_how_to_say_it(caplog):
+    model = onnx.load(ROOT / "models" / "torch_language_model.onnx")
+    assert loops(rnn_lower.lower(model, fuse_stacks=True)) == 2
+    assert caplog.messages[-1].endswith("the batch size of 'node_LSTM_68' is not known: add --dim batch=1")
+    lowered = rnn_lower.lower(model, fuse_stacks=True, dims={"batch": 1, "time": 6})
+    assert {entry.value for node in lowered.graph.node for entry in node.metadata_props if entry.key == shared.MEMBERS}
+    assert rnn_lower.check(model, lowered).ok
 
 
 def test_a_first_state_that_comes_from_the_layer_below():
@@ -123,6 +161,33 @@ def test_a_first_state_that_comes_from_the_layer_below():
     model.graph.node[-1].input.extend(["", "y_as_state"])
     model.graph.node.insert(1, helper.make_node("Squeeze", ["y0", "places0_0"], ["y_as_state"]))
     right(model, feeds, together=False)
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("across", [False, True])
+def test_a_last_state_that_another_layer_begins_with(across):
+    """As an encoder gives it to a decoder: that is no one loop, be it by way of another stack."""
+    model, feeds = chain("GRU", 2, finals=(0,))
+    graph = model.graph
+    if across:
+        for node in list(graph.node):
+            again = onnx.NodeProto.FromString(node.SerializeToString())
+            again.name += "_2"
+            again.output[:] = [name and f"{name}_2" for name in node.output]
+            again.input[0] = "X" if node.input[0] == "X" else f"{node.input[0]}_2"
+            graph.node.append(again)
+        graph.output.append(helper.make_tensor_value_info("Y_2", TensorProto.FLOAT, None))
+        graph.node[-1].input.extend(["", "Y_h0"])
+        graph.node[2].input.extend(["", "Y_h0_2"])
+        ordered = [graph.node[place] for place in (0, 1, 3, 4, 2, 5)]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
+        del graph.node[:]
+        graph.node.extend(copies)
+        right(model, feeds)  # one of both stacks
+        assert loops(rnn_lower.lower(model, fuse_stacks=True)) == 3 + 2
+    else:
+        graph.node[-1].input.extend(["", "Y_h0"])
+        right(model, feeds, together=False)
 
 
 @pytest.mark.usefixtures("sizes")
