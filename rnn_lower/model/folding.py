@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -15,7 +16,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.isolated import isolated
 from rnn_lower.model.outline import without_annotations
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, nodes, recurrent_nodes, taken_names
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, nodes, recurrent_nodes, taken_names, values
 
 MARK = "rnn_lower.index"
 """Under which a node of the copy is found again, wherever inlining and folding have put it."""
@@ -33,9 +34,35 @@ def fold(model: ir.Model) -> None:
 
     Everything that does not depend on an input becomes an initializer; initializers that a caller may override stay.
     """
-    _optimizer().fold_constants(model, onnx_shape_inference=True, input_size_limit=LIMIT, output_size_limit=LIMIT)
-    ir.passes.common.RemoveUnusedNodesPass()(model)
+    with _without_claims(model):
+        _optimizer().fold_constants(model, onnx_shape_inference=True, input_size_limit=LIMIT, output_size_limit=LIMIT)
+        ir.passes.common.RemoveUnusedNodesPass()(model)
     _complete(model)
+
+
+@contextlib.contextmanager
+def _without_claims(model: ir.Model) -> Iterator[None]:
+    """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and declared sizes."""
+    graph = model.graph
+    inputs = set(graph.inputs)
+    defaults = {str(value.name): (value, value.const_value) for value in graph.initializers.values() if value in inputs}
+    order = list(graph.initializers)
+    said = {value: value.shape for value in values(model) if value not in inputs and not value.is_initializer()}
+    for value in said:
+        value.shape = None
+    for name, (value, _) in defaults.items():
+        del graph.initializers[name]
+        value.const_value = None
+    yield
+    for value, shape in said.items():
+        value.shape = value.shape if shape is None else shape
+    for value, default in defaults.values():
+        value.const_value = default
+    left = {**dict(graph.initializers), **{name: value for name, (value, _) in defaults.items()}}
+    graph.initializers.clear()
+    for name in dict.fromkeys((*order, *left)):
+        if name in left:
+            graph.initializers[name] = left[name]
 
 
 def _complete(model: ir.Model) -> None:

@@ -89,10 +89,12 @@ def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
     left = LARGEST_DEFAULTS
     for value in model.graph.inputs if (model.ir_version or 0) >= 4 else ():
         tensor = value.const_value
-        if tensor is None or tensor.dtype not in _FLOATS or tensor.nbytes > left:
+        if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes > left:
+            continue
+        if any(user.op_type == "Dropout" for user, _ in value.uses()):  # training gives other numbers each time
             continue
         array = tensor.numpy()
-        if np.all(np.isfinite(array.astype(np.float64))):
+        if tensor.dtype not in _FLOATS or np.all(np.isfinite(array.astype(np.float64))):
             found[str(value.name)] = array
             left -= tensor.nbytes
     return found
@@ -134,7 +136,10 @@ class Samples:
         named = ((_symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
         self._known = {self._ties.find(symbol): size for symbol, size in named}
         self._kept: dict[Symbol, int] = {}
-        self._limits, self._ranges = _length_limits(nodes), ranges(model, self._inputs)
+        self._limits = _length_limits(nodes)
+        every = ranges(model, model.graph.inputs)
+        self._ranges = {name: reach for name, reach in every.items() if name not in self._defaults}
+        self._known_ranges = {name: reach for name, reach in every.items() if reach.is_known}
         # Large weights make every rounding count: what the fused node gives is then no better than chance.
         taken = (node.inputs.get(name) for node in nodes for name in ("W", "R", "B", "P"))
         self._weights = {value.name for value in taken if value is not None and value.is_graph_input()}
@@ -173,7 +178,24 @@ class Samples:
                 for value in self._inputs
             }
             others = self._defaults if index % 3 == 1 and attempt < 4 else {}
-            yield given | {name: _near(rng, default) for name, default in others.items()}
+            yield given | {
+                name: self._other(name, default, rng, sizes, index + part) for name, default in others.items()
+            }
+
+    def _other(self, name: str, default: np.ndarray, rng: np.random.Generator, sizes: _Sizes, turn: int) -> np.ndarray:
+        """Another value than a default, of its kind; the same where nothing tells what else it may be."""
+        if name in self._limits:
+            return self._lengths(name, list(default.shape), rng, sizes, turn).astype(default.dtype)
+        if default.dtype == bool:
+            return rng.integers(0, 2, default.shape).astype(bool)
+        if default.dtype.kind in "iu":
+            reach = self._known_ranges.get(name)
+            return default if reach is None else rng.choice(reach.numbers, default.shape).astype(default.dtype)
+        return _near(rng, default)
+
+    def _lengths(self, name: str, shape: list[int], rng: np.random.Generator, sizes: _Sizes, turn: int) -> np.ndarray:
+        longest = self._limits[name]
+        return _lengths(rng, shape, longest if isinstance(longest, int) else sizes.named(longest), turn)
 
     def keep(self, feeds: Feeds) -> None:
         """Remember the sizes of inputs that the model took."""
@@ -193,9 +215,7 @@ class Samples:
         rank = self._ranks.get(name, RANKS[attempt % len(RANKS)])
         shape = [sizes.of(value, axis, rank, self._fixed.get((name, axis))) for axis in range(rank)]
         if name in self._limits:
-            longest = self._limits[name]
-            length = longest if isinstance(longest, int) else sizes.named(longest)
-            return _lengths(rng, shape, length, turn).astype(value.dtype.numpy())
+            return self._lengths(name, shape, rng, sizes, turn).astype(value.dtype.numpy())
         reach = self._ranges.get(name) if value.dtype.is_integer() else None
         if reach is not None and (reach.is_known or may_guess):
             return np.asarray(rng.choice(reach.numbers, shape).astype(value.dtype.numpy()))

@@ -1,0 +1,113 @@
+"""--fold: what a caller may give, and what is only claimed, stays open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, run_onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+X = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
+Node = tuple[str, list[str], dict[str, Any]]
+
+
+def branch(op: str) -> onnx.GraphProto:
+    return helper.make_graph(
+        [helper.make_node(op, ["x"], [op])], op, [], [helper.make_tensor_value_info(op, FLOAT, None)]
+    )
+
+
+def body() -> onnx.GraphProto:
+    nodes = [helper.make_node("Tanh", ["a"], ["b"]), helper.make_node("Identity", ["c"], ["d"])]
+    taken = [helper.make_tensor_value_info(name, kind, []) for name, kind in (("i", INT64), ("c", BOOL))]
+    given = [helper.make_tensor_value_info("d", BOOL, []), helper.make_tensor_value_info("b", FLOAT, None)]
+    return helper.make_graph(nodes, "body", [*taken, helper.make_tensor_value_info("a", FLOAT, None)], given)
+
+
+CASES: dict[str, tuple[list[Node], Any, Any]] = {
+    "if": ([("If", ["p"], {"then_branch": branch("Relu"), "else_branch": branch("Neg")})], True, False),
+    "reshape": ([("Reshape", ["x", "p"], {})], np.array([2, 5, 3]), np.array([5, 2, 3])),
+    "shape of several": (
+        [("Concat", ["p", "three"], {"axis": 0}), ("Reshape", ["x", "v0"], {})], np.array([2, 5]), np.array([5, 2])
+    ),
+    "expand": ([("Expand", ["x", "p"], {})], np.array([2, 5, 3]), np.array([1, 1, 1])),
+    "loop": ([("Loop", ["p", "", "x"], {"body": body()})], np.array(3), np.array(1)),
+    "dropout": ([("Dropout", ["x", "p"], {})], np.array(0.5, np.float32), np.array(0.1, np.float32)),
+    "nothing": ([("Concat", ["x", "p"], {"axis": 0})], np.zeros((0, 5, 3), np.float32), np.ones((0, 5, 3), np.float32)),
+}  # fmt: skip
+"""Nodes that read an input `p`, what it is by default, and something else."""
+
+
+def model_of(nodes: list[Node], default: np.ndarray) -> onnx.ModelProto:
+    made = [helper.make_node(op, taken, [f"v{k}"], **said) for k, (op, taken, said) in enumerate(nodes)]
+    last = made[-1].output[0]
+    weights = {name: np.full(shape, 0.1, np.float32) for name, shape in (("W", (1, 12, 3)), ("R", (1, 12, 4)))}
+    made.append(helper.make_node("GRU", ["x", "W", "R"], ["y"], hidden_size=4, name="gru"))
+    tensors = [numpy_helper.from_array(default, "p"), numpy_helper.from_array(np.array([3]), "three")]
+    tensors += [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    kind = helper.np_dtype_to_tensor_dtype(default.dtype)
+    inputs = [helper.make_tensor_value_info("x", FLOAT, X.shape)]
+    inputs.append(helper.make_tensor_value_info("p", kind, default.shape))
+    outputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in (last, "y")]
+    graph = helper.make_graph(made, "g", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("select", [None, lambda node: False])
+@pytest.mark.parametrize("case", CASES)
+def test_a_default_is_no_constant(case, select):
+    nodes, default, other = CASES[case]
+    model = model_of(nodes, np.asarray(default))
+    if case == "dropout":
+        model.graph.node[0].input.append("")
+    folded = rnn_lower.lower(model, fold=True, select=select)
+    assert [value.name for value in folded.graph.input] == ["x", "p"]
+    assert [tensor.name for tensor in folded.graph.initializer if tensor.name == "p"] == ["p"]
+    for feeds in ({"x": X}, {"x": X, "p": np.asarray(other)}):
+        close(run_onnxruntime(folded, feeds), run_onnxruntime(model, feeds))
+
+
+def test_the_check_gives_another_value_of_every_kind():
+    """Lengths, truth values and rows of a table that a caller may leave out are given as well."""
+    for case, inputs, default in [
+        ("lengths", ["x", "W", "R", "", "p"], np.array([2, 2, 2, 2, 2], np.int32)),
+        ("if", [], np.asarray(True)),
+    ]:
+        nodes: list[Node] = CASES["if"][0] if case == "if" else [("GRU", inputs, {"hidden_size": 4})]
+        model, other = (model_of(nodes, default) for _ in range(2))
+        for node in other.graph.node:
+            node.input[:] = ["fixed" if name == "p" else name for name in node.input]
+        other.graph.initializer.append(numpy_helper.from_array(default, "fixed"))
+        assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+        assert not rnn_lower.check(model, rnn_lower.lower(other)).ok, case
+
+
+@pytest.mark.parametrize("place", ["main", "function"])
+def test_what_is_only_claimed_is_not_folded(place):
+    """A value said to be [7, 2, 3], whose Shape is an output."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Shape", ["r"], ["s"]),
+        helper.make_node("Cast", ["s"], ["o"], to=FLOAT),
+    ]  # fmt: skip
+    claim = helper.make_tensor_value_info("r", FLOAT, [7, 2, 3])
+    model = model_of([("Identity", ["x"], {})], np.array([0]))
+    if place == "function":
+        function = helper.make_function("my", "F", ["x"], ["o"], nodes, [helper.make_opsetid("", 17)])
+        function.value_info.append(claim)
+        model.functions.append(function)
+        model.opset_import.append(helper.make_opsetid("my", 1))
+        nodes = [helper.make_node("F", ["x"], ["o"], domain="my")]
+        model.ir_version = 10
+    else:
+        model.graph.value_info.append(claim)
+    model.graph.node.extend(nodes)
+    model.graph.output.append(helper.make_tensor_value_info("o", FLOAT, None))
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    folded = rnn_lower.lower(model, fold=True)
+    close(run_onnxruntime(folded, {"x": X}), run_onnxruntime(model, {"x": X}))  # which believes it of the main graph
