@@ -42,7 +42,9 @@ def _axes(given: Parameters, rank: int) -> tuple[int, ...] | None:
 
 
 def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Done | None:
-    axes = _axes(given, len(data[0].shape))
+    axes = (
+        _axes(given, len(data[0].shape)) or None
+    )  # onnxruntime takes no axes at all for all of size 1, as if not given
     return Done(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
 
 

@@ -23,6 +23,10 @@ _MESSAGES = ("t", "g", "sparse_tensor", "tp")
 _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 
 
+Around = collections.ChainMap[str, onnx.TensorProto | None]
+"""Values that the bodies of a graph can see, with what initializers hold."""
+
+
 def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     """Whether the nodes of a model stand in an order in which they can run; another order is no fault.
 
@@ -39,13 +43,15 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         tensors.check_data(tensor, folder)
     _check_functions(model)
     _check_imports("main graph", model.graph.node, model.opset_import)
-    free, in_order = _graph(model.graph, "main graph")
+    free, in_order = _graph(model.graph, "main graph", Around())
     if free:
         raise InvalidNodeError(f"main graph: nothing computes '{min(free)}'")
     for function in model.functions:
         path = f"function {function.domain}.{function.name}"
         _check_imports(path, function.node, function.opset_import)
-        free, its_order = _nodes(function.node, set(function.input), path)
+        free, its_order = _nodes(
+            function.node, set(function.input), path, Around(dict.fromkeys([*function.input, *_made_by(function.node)]))
+        )
         free |= set(function.output) - set(function.input) - _made_by(function.node)
         if free:
             raise InvalidNodeError(f"{path}: nothing computes '{min(free)}'")
@@ -99,12 +105,17 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
             raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
 
 
-def _graph(graph: onnx.GraphProto, path: str) -> tuple[set[str], bool]:
+def _graph(graph: onnx.GraphProto, path: str, around: Around) -> tuple[set[str], bool]:
     """Names that a graph takes from outside, and whether its nodes stand in order."""
     _check_values(graph, path)
+    for tensor in graph.initializer:  # of two that differ onnxruntime takes now the one and now the other
+        if tensor.name in around and around[tensor.name] != tensor:
+            raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and around it")
     given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
-    free, in_order = _nodes(graph.node, given, path)
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    seen = around.new_child({name: held.get(name) for name in given | _made_by(graph.node)})
+    free, in_order = _nodes(graph.node, given, path, seen)
     outside = {value.name for value in graph.output} - given - _made_by(graph.node)
     if outside and path != "main graph":
         raise InvalidNodeError(f"{path}: nothing in it computes its output '{min(outside)}'")
@@ -128,7 +139,7 @@ def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.output if name}
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str) -> tuple[set[str], bool]:
+def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str, around: Around) -> tuple[set[str], bool]:
     needs: set[str] = set()
     late: set[str] = set()
     made: set[str] = set()
@@ -138,7 +149,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str) -> tuple
         used = {name for name in node.input if name}
         for body in tensors.graphs_of(node):
             _check_results(node, body, path)
-            free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'")
+            free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around)
             used |= free
             in_order &= its_order
         missing = used - given - made

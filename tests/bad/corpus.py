@@ -729,6 +729,12 @@ def branch_gives_twice(model: Model) -> None:
     branch.output[-1].name = branch.output[0].name
 
 
+def other_weight_in_branch(model: Model) -> None:
+    weight = numpy_helper.to_array(initializer(model, "W"))
+    body = next(attribute.g for node in model.graph.node for attribute in node.attribute if attribute.HasField("g"))
+    body.initializer.append(numpy_helper.from_array(2 * weight, "W"))
+
+
 def older_function(model: Model) -> None:
     model.functions[0].opset_import[0].version = 12
 
@@ -750,6 +756,7 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("a node computes a weight", changed(identity("X", "W", "over")), f"Identity 'over' in main graph: 'W' {twice}")
     yield Bad("one node, one name twice", changed(lambda m: recurrent(m).output.__setitem__(1, "Y")), f"LSTM 'node' in main graph: 'Y' {twice}")
     yield Bad("two weights of one name", changed(lambda m: m.graph.initializer.append(initializer(m, "W"))), f"'W' {twice}")
+    yield Bad("a weight of a branch named as another around it", changed(other_weight_in_branch, place="if", weights="initializer"), f"body of If 'if': 'W' {twice}, here and around it")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
     yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body gives 'Y_else_branch' twice, of which onnxruntime makes undefined numbers")
