@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
+from rnn_lower.model.dims import FIXED
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import Scope, owner_of, subgraphs
+from rnn_lower.model.scopes import Scope, owner_of, subgraphs, values
+
+logger = logging.getLogger("rnn_lower")
 
 
-def doubtful(values: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
+def doubtful(taken: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
     """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
-    waiting, seen = list(values), dict[ir.Value, None]()
+    waiting, seen = list(taken), dict[ir.Value, None]()
     while waiting:
         value = waiting.pop()
         if value in seen:
@@ -26,6 +30,19 @@ def doubtful(values: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
     return seen
 
 
+def of_fixed_sizes(model: ir.Model, facts: Facts) -> dict[ir.Value, ir.Shape]:
+    """Values of which `dims` has made a size a number, so that runtimes would believe all: what is certain of them."""
+    return {value: ir.Shape(facts.confirmed(value)) for value in values(model) if value.meta.get(FIXED)}
+
+
+def warn_of_output(value: ir.Value, said: ir.Shape, shape: ir.Shape) -> None:
+    """Say that sizes of an output were taken back, if they were."""
+    pairs = zip(said, shape, strict=False)
+    if len(said) != len(shape) or any(isinstance(one, int) and one != other for one, other in pairs):
+        told = "output '%s' declares %s, of which runtimes would believe what nothing confirms; it says %s now"
+        logger.warning(told, value.name, said, shape)
+
+
 def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph | ir.Function | None]:
     """Where sizes of a value may be declared: its own graph, and those of the scopes that take it from around them."""
     owner, users = owner_of(value), {user.graph for user, _ in value.uses()}
@@ -35,9 +52,9 @@ def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph |
         yield from around if users & set(around) else ()
 
 
-def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
+def reshaped(given: Iterable[ir.Value]) -> Iterator[ir.Value]:
     """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
-    waiting = list(values)
+    waiting = list(given)
     while waiting:
         for user, place in waiting.pop().uses():
             if user.op_type in RESHAPES and place == 0:
@@ -45,9 +62,9 @@ def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
                 waiting += user.outputs
 
 
-def claims_of_bodies(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
+def claims_of_bodies(taken: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
     """What the bodies of nodes on which values depend take and give: what is declared of it is believed of results."""
-    waiting, seen = list(values), set()
+    waiting, seen = list(taken), set()
     while waiting:
         producer = waiting.pop().producer()
         if producer is None or producer in seen:

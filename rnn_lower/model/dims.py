@@ -16,6 +16,9 @@ from rnn_lower.model.tensors import graphs_in
 from rnn_lower.options import Dims
 from rnn_lower.recurrent.node import LARGEST_SIZE, Dim
 
+FIXED = "rnn_lower.fixed"
+"""Where values that are no inputs say that a size of theirs became a number, so that runtimes believe all of them."""
+
 Shapes = Mapping[str, Sequence[Dim] | None]
 """What the inputs declare, by name; None where there is no shape."""
 
@@ -67,7 +70,14 @@ def fix_dims(model: ir.Model, dims: Dims) -> None:
     for value in values(model):
         if value.shape is not None:
             owner = value.name if value in inputs else None
-            value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(value.shape)])
+            said = value.shape
+            value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(said)])
+            if owner is None and _numbers(value.shape) > _numbers(said):
+                value.meta[FIXED] = True
+
+
+def _numbers(shape: ir.Shape) -> int:
+    return sum(1 for dim in shape if isinstance(dim, int))
 
 
 def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:

@@ -17,10 +17,11 @@ import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import tensors, validity
-from rnn_lower.model.dims import fix_proto_dims
+from rnn_lower.model.claims import of_fixed_sizes
+from rnn_lower.model.dims import fix_dims, fix_proto_dims
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.outline import outline, outline_of
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, roots, subgraphs, values
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, owner_of, roots, subgraphs, values
 from rnn_lower.options import Dims
 
 MAX_NESTING = 29
@@ -88,6 +89,16 @@ class Document:
             if output.name in inputs & said.keys():  # which says nothing of the input
                 output.CopyFrom(said[output.name])
         return Document(proto, self.folder)
+
+    def fixed(self, sizes: Dims) -> Document:
+        """The same with sizes of the inputs fixed, which takes its protobuf; what nothing confirms then is not said."""
+        fix_dims(self.model, sizes)
+        fix_proto_dims(self.outline, sizes)
+        for value, shape in of_fixed_sizes(self.model, self.facts).items():
+            owner = owner_of(value)
+            if isinstance(owner, ir.Graph):
+                owner.meta.setdefault(UNSAID, {})[value.name] = shape
+        return Document(self.write_back(sizes), self.folder)
 
     @functools.cached_property
     def outline(self) -> onnx.ModelProto:

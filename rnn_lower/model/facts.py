@@ -7,7 +7,7 @@ which is given no annotation, comes to the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -67,6 +67,20 @@ class Facts:
         if names is None or len(names) != len(sizes):
             return sizes
         return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
+
+    def confirmed(self, value: ir.Value) -> tuple[Dim, ...]:
+        """What a value declares, without the numbers that inference does not come to, shapes followed or not."""
+        declared = tuple(map(plain_dim, value.shape or ()))
+        found: Iterable[Sequence[Dim] | None] = (self.shape(value), self._followed_sizes(value))
+        sizes = [one for one in found if one is not None and len(one) == len(declared)]
+        return tuple(
+            dim if not isinstance(dim, int) or any(one[axis] == dim for one in sizes) else None
+            for axis, dim in enumerate(declared)
+        )
+
+    def _followed_sizes(self, value: ir.Value) -> Sequence[Dim] | None:
+        info = self._followed.get(owner_of(value), {}).get(value.name)
+        return None if info is None else sizes_of(info)
 
     def contradicted(self) -> Iterator[ir.Value]:
         """Values of which the model declares a size or a rank that cannot be."""

@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model import convert, dims
 from rnn_lower.model.advice import advised
+from rnn_lower.model.claims import of_fixed_sizes, warn_of_output
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import Facts
 from rnn_lower.model.folding import fold
@@ -105,6 +106,10 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     def change(model: ir.Model) -> None:
         if options.dims:
             dims.fix_dims(model, options.dims)
+            for value, shape in of_fixed_sizes(model, Facts(model)).items():
+                said, value.shape = value.shape or shape, shape
+                if value.is_graph_output():
+                    warn_of_output(value, said, shape)
         fold(model)
 
     return document.changed(change), dataclasses.replace(options, dims=None, fold=False)

@@ -19,7 +19,7 @@ from rnn_lower.emit.versions import TABLE, said_alike
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import InvalidNodeError, Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
-from rnn_lower.model.claims import claims_of_bodies, declared_in, doubtful, reshaped
+from rnn_lower.model.claims import claims_of_bodies, declared_in, doubtful, of_fixed_sizes, reshaped, warn_of_output
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.groups import Group, batch_hint, groups
 from rnn_lower.model.scopes import (
@@ -144,26 +144,26 @@ class Session:
         Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else. So
         those of the model's own outputs are taken back too where they are near, and only there, with a warning.
         """
-        if not self.places:
+        fixed = of_fixed_sizes(self._model, self._facts)
+        if not self.places and not fixed:
             return
         taken = [value for place in self.places for value in place.node.node.inputs if value is not None]
         given = [value for place in self.places for value in place.node.node.outputs]
         bodies = dict(claims_of_bodies(taken))
         near = dict.fromkeys((*doubtful(taken, self._facts), *given, *reshaped(given)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
-        kept = {*main.inputs, *(ends - near.keys())}
+        kept = {*main.inputs, *(ends - near.keys() - fixed.keys())}
         scopes = list({place.scope.graph: place.scope for place in self.places}.values())
-        for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted())):
-            shape = ir.Shape(self._facts.shape(value) or ())
+        for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted(), *fixed)):
+            shape = ir.Shape(self._facts.shape(value) or ()) if value in near or value not in fixed else fixed[value]
             for graph in (bodies.get(value), *declared_in(value, scopes)):
                 if isinstance(graph, ir.Graph) and (graph is not main or value not in kept):
                     graph.meta.setdefault(UNSAID, {})[value.name] = shape
             if value.shape is None or value in kept or value.is_initializer():
                 continue
             said, value.shape = value.shape, shape
-            if value in ends and not _confirmed(said, shape):
-                told = "output '%s' declares %s, of which runtimes would believe what nothing confirms; it says %s now"
-                logger.warning(told, value.name, said, shape)
+            if value in ends:
+                warn_of_output(value, said, shape)
 
     def _plan(self) -> list[tuple[Place, str]]:
         """The form of each node. Raises UnmetError with all that any of them lacks."""
@@ -346,11 +346,6 @@ class Session:
         used = (known(value) for place in self.places for value in place.node.inputs.values())
         counts = collections.Counter(source for one in used if one is not None for source in one.sources)
         return frozenset(identity for identity, count in counts.items() if count > 1)
-
-
-def _confirmed(said: ir.Shape, found: ir.Shape) -> bool:
-    pairs = zip(said, found, strict=False)
-    return len(said) == len(found) and all(one == other for one, other in pairs if isinstance(one, int))
 
 
 def _alone(lowered: Lowered) -> LoweredGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,22 @@ def only_recurrent_nodes_changed(
     """
     (old, old_folder), (new, new_folder) = before, after
     new = inlined(new, old)
+    fixed = set[str]()
     if dims:
         copy = onnx.ModelProto()
         copy.CopyFrom(old)
         fix_proto_dims(copy, dims)
+        fixed = {one.name for one, other in zip(_said(old), _said(copy), strict=True) if one != other}
         old = copy
     versions = None if opset is None else (_default_opset(old), opset)
-    context = _Context((old_folder, new_folder), versions, old)
+    context = _Context((old_folder, new_folder), versions, old, fixed)
     return list(context.models(old, new))
+
+
+def _said(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """What is declared of values that are no inputs of the model."""
+    for graph in tensors.graphs_in(model.graph):
+        yield from (*graph.value_info, *graph.output, *(graph.input if graph is not model.graph else ()))
 
 
 def changed_files(
@@ -60,10 +68,13 @@ def changed_files(
 
 
 class _Context:
+    """fixed: values of which a size has become a number, so that others may go that nothing confirms."""
+
     def __init__(
-        self, folders: tuple[Path | None, Path | None], versions: tuple[int, int] | None, before: onnx.ModelProto
-    ) -> None:
-        self._folders, self._versions, self._before = folders, versions, before
+        self, folders: tuple[Path | None, Path | None], versions: tuple[int, int] | None, before: onnx.ModelProto,
+        fixed: Set[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        self._folders, self._versions, self._before, self._fixed = folders, versions, before, fixed
 
     def models(self, old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
         skipped = ["graph", "functions"] + (["opset_import", "ir_version"] if self._versions else [])
@@ -88,14 +99,15 @@ class _Context:
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
-        near = emitted | _above(new) | _reshaped(new, emitted)
+        near = emitted | _above(new) | _reshaped(new, emitted) | self._fixed
         if self._versions is None:
             yield from _same(f"{path}: value_info", self._without_unsaid(old.value_info, infos, near), infos)
         bodies = {value.name for value in old.output} if old is not self._before.graph else set()
-        yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies or near), new.output)
+        ends = bodies or near
+        yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, ends), new.output)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
-        taken = {value.name for value in old.input} if bodies else set()
+        taken = {value.name for value in old.input} if bodies else set[str]()
         yield from _same(f"{path}: input", self._without_unsaid(kept, new.input, taken), new.input)
 
     def _without_unsaid(

@@ -14,7 +14,7 @@ import onnx.inliner
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model.dims import Shapes, declared_shapes, fix_proto_dims, free_dims, free_proto_dim, place
+from rnn_lower.model.dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.folding import fold
@@ -122,8 +122,7 @@ def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> 
     if ready.proto.functions:
         ready = Document(onnx.inliner.inline_local_functions(ready.proto), document.folder)
     if dims:
-        fix_proto_dims(ready.proto, dims)
-        ready = ready.again()
+        ready = ready.fixed(dims)
     return ready.changed(lambda model: _set(model, values)) if values else ready
 
 

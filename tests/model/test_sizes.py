@@ -8,11 +8,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from judge import close, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
+from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.proof.untouched import only_recurrent_nodes_changed
 
 FLOAT = TensorProto.FLOAT
 H = 4
@@ -199,3 +202,18 @@ def test_folding_says_what_is_not_there(made):
     model = made()
     for lowered in (rnn_lower.lower(model, fold=True), ir.to_proto(rnn_lower.lower(ir.from_proto(model), fold=True))):
         assert rnn_lower.check(model, lowered).ok
+
+
+@pytest.mark.parametrize("way", ["plain", "fold", "nothing lowered", "stream"])
+def test_a_stale_size_beside_one_that_is_fixed(way, tmp_path):
+    """The exporter wrote [batch, 9, ...] of values of any length. With batch = 1, onnxruntime would reshape by that."""
+    path = ROOT / "models" / "torch_language_model.onnx"
+    model = onnx.load(path)
+    if way == "stream":
+        assert cli.main(["stream", str(path), "-o", str(tmp_path / "s.onnx"), "--dim", "batch=1", "--check", "-q"]) == 0
+        return
+    options = {"plain": {}, "fold": {"fold": True}, "nothing lowered": {"select": lambda node: False}}[way]
+    lowered = rnn_lower.lower(model, dims={"batch": 1}, **options)
+    x = np.arange(5)[np.newaxis] % 7
+    close(run_onnxruntime(lowered, {"x": x}), run_onnxruntime(model, {"x": x}))
+    assert way == "fold" or only_recurrent_nodes_changed((model, None), (lowered, None), dims={"batch": 1}) == []
