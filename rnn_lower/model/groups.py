@@ -58,11 +58,11 @@ def _pays(layers: Sequence[RecurrentNode], may: May) -> bool:
     return stack.PAYS.pays(layers) and len(keys) == 1 and None not in keys
 
 
-def batch_hint(nodes: Sequence[RecurrentNode], model: ir.Model) -> str:
-    """What to add where nodes stay apart because their batch size is not known."""
+def size_hint(nodes: Sequence[RecurrentNode], model: ir.Model, folded: bool) -> str:
+    """What to add where nodes stay apart because sizes are not known, or states begin with what is computed of them."""
     unknown = [node for node in nodes if node.static_batch is None]
     if not unknown:
-        return ""
+        return "" if folded else "; --fold may help, where first states are computed from the shape of what lies below"
     ways = {way for *_, way in free_dims(declared_shapes(model))}
     named = next((node.batch_size for node in unknown if node.batch_size in ways), None)
     way = f"add --dim {named}=1" if named else "--dim for the inputs, or --fold, may tell it"

@@ -21,7 +21,8 @@ from rnn_lower.errors import InvalidNodeError, Lack, UnmetError, UnsupportedErro
 from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.claims import claims_of_bodies, declared_in, doubtful, of_fixed_sizes, reshaped, warn_of_output
 from rnn_lower.model.facts import UNSAID, Facts
-from rnn_lower.model.groups import Group, batch_hint, groups
+from rnn_lower.model.groups import Group, groups, size_hint
+from rnn_lower.model.numbers import counted_sizes
 from rnn_lower.model.scopes import (
     Scope,
     count_nodes,
@@ -171,9 +172,11 @@ class Session:
         missing: list[tuple[Place, list[Lack]]] = []
         for place in self.places:
             form, lacks = self._form(place), self._lacks(place)
+            if self._options.fuse_stacks and place.node.static_batch is None:
+                place = self._with_sizes(place, counted_sizes(place.node, self._facts))
             shares = self._options.fuse_stacks and place.node.static_batch is None
             if shares or any(lack.sizes for lack in lacks):
-                place = self._with_folded_sizes(place)
+                place = self._with_sizes(place, self._facts.folded_sizes(place.node.node, place.node.layout))
                 form, lacks = self._form(place), self._lacks(place)
             planned.append((place, form))
             missing += [(place, lacks)] if lacks else []
@@ -217,9 +220,8 @@ class Session:
             found.append(Lack(what, forms=others, sizes=("seq_length",)))
         return [*found, *self._target.lacks(node, form, opset)]
 
-    def _with_folded_sizes(self, place: Place) -> Place:
-        """With the sizes that folding the constants of the model tells, where nothing else does."""
-        sizes = self._facts.folded_sizes(place.node.node, place.node.layout)
+    def _with_sizes(self, place: Place, sizes: Mapping[str, int]) -> Place:
+        """With sizes that were found by looking further, where nothing else tells them."""
         node = place.node
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         for name, size in known.items():
@@ -241,7 +243,11 @@ class Session:
             found = groups(nodes, self._facts, may)
             if not found:
                 told = "none are a stack or independent and alike, or it would not be faster"
-                logger.warning("fuse_stacks: no nodes share a loop, since %s%s", told, batch_hint(nodes, self._model))
+                logger.warning(
+                    "fuse_stacks: no nodes share a loop, since %s%s",
+                    told,
+                    size_hint(nodes, self._model, self._options.fold),
+                )
         last = {id(group.nodes[-1]): group for group in found}
         others = {id(node) for group in found for node in group.nodes[:-1]}
         yield from ((place, form, last.get(id(place.node))) for place, form in planned if id(place.node) not in others)

@@ -1,0 +1,136 @@
+"""Sizes that a model computes itself: what is said of them is so, whatever the free sizes are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import run_onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from rnn_lower.model.document import Document
+from rnn_lower.model.numbers import COUNTS, SHAPES, counted_shape
+
+MODELS, OPSET = 60, 17
+
+
+class Drawn:
+    """A chain of values, of which each next one is another shape of the last, and what computes those shapes."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
+        self.sizes = {"time": int(self.rng.integers(1, 6)), "batch": int(self.rng.choice([1, 1, 2]))}
+        self.shape = [self.sizes["time"], self.sizes["batch"], 4]
+
+    def add(self, op: str, inputs: list[str], **attributes: object) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], **attributes))
+        return name
+
+    def given(self, numbers: list[int]) -> str:
+        name = f"c{len(self.tensors)}"
+        self.tensors.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+        return name
+
+    def part(self, x: str, start: int, end: int) -> str:
+        if self.rng.random() < 0.3:
+            return self.add("Shape", [x], start=start, end=end)
+        whole = self.add("Shape", [x])
+        axes = [self.given([0])] if self.rng.random() < 0.5 else []
+        ends = end - len(self.shape) if end < len(self.shape) and self.rng.random() < 0.5 else end
+        return self.add("Slice", [whole, self.given([start]), self.given([ends]), *axes])
+
+    def turned(self, x: str) -> str:
+        perm = [int(axis) for axis in self.rng.permutation(len(self.shape))]
+        self.shape = [self.shape[axis] for axis in perm]
+        return self.add("Transpose", [x], perm=perm)
+
+    def reshaped(self, x: str) -> str:
+        """Two axes joined, an axis of size 1 put somewhere, or one left to be found."""
+        rank, kind = len(self.shape), int(self.rng.integers(3))
+        axis = int(self.rng.integers(rank - 1))
+        if kind == 0 and rank > 3:
+            one, other = (self.part(x, place, place + 1) for place in (axis, axis + 1))
+            joined = self.add("Reshape", [self.add("Mul", [one, other]), self.given([-1])])
+            parts = [self.part(x, 0, axis)] if axis else []
+            parts += [joined, *([self.part(x, axis + 2, rank)] if axis + 2 < rank else [])]
+            self.shape = [*self.shape[:axis], self.shape[axis] * self.shape[axis + 1], *self.shape[axis + 2 :]]
+        elif kind == 1:
+            front = [self.part(x, 0, axis)] if axis else []
+            parts = [*front, self.given([1]), self.part(x, axis, rank)]
+            self.shape = [*self.shape[:axis], 1, *self.shape[axis:]]
+        else:
+            front = [self.given([0] * axis)] if axis else []
+            back = [self.part(x, axis + 1, rank)] if axis + 1 < rank else []
+            parts = [*front, self.given([-1]), *back]
+        return self.add("Reshape", [x, self.add("Concat", parts, axis=0) if len(parts) > 1 else parts[0]])
+
+    def recurrent(self, x: str) -> str:
+        rows = self.shape[-1]
+        weights = [np.zeros((1, 3, rows), np.float32), np.zeros((1, 3, 1), np.float32)]
+        names = [f"w{len(self.tensors) + k}" for k in range(2)]
+        self.tensors += [numpy_helper.from_array(array, name) for array, name in zip(weights, names, strict=True)]
+        self.shape = [self.shape[0], 1, self.shape[1], 1]
+        return self.add("GRU", [x, *names], hidden_size=1)
+
+
+def drawn(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    made = Drawn(seed)
+    x, values, shape = "x", list[str](), list(made.shape)
+    for _ in range(int(made.rng.integers(2, 7))):
+        if len(made.shape) == 3 and made.rng.random() < 0.2:
+            x = made.recurrent(x)
+        else:
+            x = made.turned(x) if made.rng.random() < 0.4 else made.reshaped(x)
+        values.append(x)
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in values]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["time", 1 if shape[1] == 1 else "batch", 4])]
+    graph = helper.make_graph(made.nodes, "g", inputs, outputs, made.tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    return model, {"x": np.ones(shape, np.float32)}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_what_is_counted_is_so(part):
+    certain = 0
+    for seed in range(part * MODELS, (part + 1) * MODELS):
+        model, feeds = drawn(seed)
+        document = Document(model)
+        sizes = dict(zip(["time", "batch", ""], feeds["x"].shape, strict=True))
+        for value, result in zip(document.model.graph.outputs, run_onnxruntime(model, feeds), strict=True):
+            found = counted_shape(value, document.facts)
+            assert found is None or len(found) == result.ndim, (seed, value.name)
+            for size, actual in zip(found or (), result.shape, strict=False):
+                assert size is None or sizes.get(str(size), size) == actual, (seed, value.name, found, result.shape)
+                certain += size is not None
+    assert certain > 5 * MODELS
+
+
+def test_every_row_is_drawn():
+    nodes = {node.op_type for seed in range(MODELS) for node in drawn(seed)[0].graph.node}
+    assert nodes >= {*COUNTS, *SHAPES} - {"RNN", "LSTM"}
+
+
+@pytest.mark.parametrize("what", ["other values", "steps", "allowzero"])
+def test_what_is_not_counted(what):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["time", 1, 4])
+    tensors = {"s": [0], "e": [3], "step": [2], "axes": [0], "rest": [-1]}
+    nodes = [helper.make_node("Shape", ["x"], ["shape"])]
+    if what == "other values":
+        nodes.append(helper.make_node("Neg", ["shape"], ["minus"]))
+        nodes.append(helper.make_node("Abs", ["minus"], ["sizes"]))
+    elif what == "steps":
+        nodes.append(helper.make_node("Slice", ["shape", "s", "e", "axes", "step"], ["some"]))
+        nodes.append(helper.make_node("Concat", ["some", "one"], ["sizes"], axis=0))
+        tensors["one"] = [1]
+    else:
+        nodes.append(helper.make_node("Identity", ["shape"], ["sizes"]))
+    allow = {"allowzero": 1} if what == "allowzero" else {}
+    nodes.append(helper.make_node("Reshape", ["x", "sizes"], ["y"], **allow))
+    weights = [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in tensors.items()]
+    graph = helper.make_graph(nodes, "g", [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    document = Document(model)
+    assert set(counted_shape(document.model.graph.outputs[0], document.facts) or [None]) <= {None}
