@@ -20,9 +20,9 @@ from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import InvalidNodeError, Lack, UnmetError, UnsupportedError, UntakenError
 from rnn_lower.model.calls import Calls, check_target
 from rnn_lower.model.claims import claims_of_bodies, declared_in, doubtful, of_fixed_sizes, reshaped, warn_of_output
+from rnn_lower.model.counted import counted_sizes
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.groups import Group, groups, size_hint
-from rnn_lower.model.numbers import counted_sizes
 from rnn_lower.model.scopes import (
     Scope,
     count_nodes,
