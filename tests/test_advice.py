@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 from paths import SHARED, own_models
 from strategies import MEASURED
 
+import rnn_lower
 from rnn_lower import cli
 
 H, I = 4, 3
@@ -131,3 +133,12 @@ def test_advice_on_real_models(source, form, target, tmp_path, capsys):
     check = form == "unroll" or target == "portable"  # the others load as slowly, and are the same where they overlap
     check = check and not source.stem.startswith("opset_")  # all operators of an opset, which no runtime has
     follow(path, ["--form", form, *(["--target", target] if target else [])], capsys, check)
+
+
+def test_a_size_that_the_node_knows_is_advised():
+    """The first axis of W is the number of directions, whatever the model calls it."""
+    model, _ = build(Case("GRU", 17, "bidirectional", dynamic=True, weights="input"))
+    weight = next(value for value in model.graph.input if value.name == "W")
+    weight.type.tensor_type.shape.dim[0].dim_param = "D"
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"add --dim D=2 --dim T=100 --dim N=1$"):
+        rnn_lower.lower(model, target="tvm")

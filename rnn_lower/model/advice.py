@@ -216,8 +216,11 @@ def _free(model: ir.Model) -> dict[str, str]:
     for node in read_nodes(model):
         for size in ("batch_size", "seq_length"):
             ways.update({way: size for way in ways if way == getattr(node, size)})
-    for _, value, axes in direct:
-        declared = map(plain_dim, value.shape or ())
-        pairs = zip(declared, axes, strict=False)
-        ways.update({str(dim): size for dim, (_, size) in pairs if dim in ways and size in SIZES})
+    for node, value, axes in direct:
+        for dim, (factor, size) in zip(map(plain_dim, value.shape or ()), axes, strict=False):
+            known = getattr(node, size)
+            if dim in ways and isinstance(known, int):
+                ways[str(dim)] = str(factor * known)
+            elif dim in ways and size in SIZES:
+                ways[str(dim)] = size
     return ways
