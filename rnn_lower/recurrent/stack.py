@@ -120,10 +120,9 @@ class _Phase:
 def _phases(e: Emitter, streams: Sequence[Stream], length: Size, layer: np.ndarray, kept: bool) -> list[_Phase]:
     """The steps until all layers have begun, and those of all layers; then, for states to be kept, until all are done.
 
-    layer: of each unit.  A step counts in a layer where layer <= step < layer + length.
+    layer: of each unit.
     """
     above = int(layer[-1])
-    positions = np.arange(above)[:, np.newaxis, np.newaxis]
 
     def cut(parts: Sequence[Stream], start: int, end: int) -> list[Stream]:
         return [dataclasses.replace(one, values=e.slice(one.values, 0, start, end, "steps")) for one in parts]
@@ -133,30 +132,40 @@ def _phases(e: Emitter, streams: Sequence[Stream], length: Size, layer: np.ndarr
 
     begin, rest = cut(streams, 0, above), cut(streams, above, END)
     if not kept:
-        has_begun = constant(positions >= layer, ir.DataType.BOOL)
-        return [_Phase("begin", begin, has_begun, lambda: above), _Phase("all", rest, None, lambda: length)]
+        begun = constant(_first(above) >= layer, ir.DataType.BOOL)
+        return [_Phase("begin", begin, begun, lambda: above), _Phase("all", rest, None, lambda: length)]
     middle, end = cut(rest, 0, -above), cut(rest, -above, END)
-    begun: Operand
-    going_on: Operand = constant(
-        positions < layer, ir.DataType.BOOL
-    )  # in the last steps, of which there are length at most
+    counts = [steps_of(middle), steps_of(end)]
     if isinstance(length, int):
-        begun = constant((positions >= layer) & (positions < layer + length), ir.DataType.BOOL)
         last = min(above, length)
-        going_on = e.slice(going_on, 0, above - last, above)
-        counts: list[Callable[[], Size]] = [lambda: length - last, lambda: last]
-    else:
-        since = constant(np.where(positions >= layer, positions - layer, END), ir.DataType.INT32)
-        begun = e.op("Less", since, e.cast(length, ir.DataType.INT64, ir.DataType.INT32, "length"), name="begun")
-        place = e.iota(e.op("Add", length, constant(above, ir.DataType.INT64), name="all_steps"))
-        place = e.slice(e.slice(place, 0, above, END), 0, -above, END, "last_steps")
-        going_on = e.gather(going_on, e.op("Sub", place, length, name="of_last_steps"), "going_on")
-        counts = [steps_of(middle), steps_of(end)]
+        counts = [lambda: length - last, lambda: last]
+    begins, ends = _masks(e, length, layer)
     return [
-        _Phase("begin", begin, begun, lambda: above),
+        _Phase("begin", begin, begins, lambda: above),
         _Phase("all", middle, None, counts[0]),
-        _Phase("end", end, going_on, counts[1]),
+        _Phase("end", end, ends, counts[1]),
     ]
+
+
+def _masks(e: Emitter, length: Size, layer: np.ndarray) -> tuple[Operand, Operand]:
+    """Of the first layers - 1 steps, and of as many last ones, or length: where layer <= step < layer + length."""
+    above = int(layer[-1])
+    steps = _first(above)
+    going_on = constant(steps < layer, ir.DataType.BOOL)  # in step length + k those above layer k
+    if isinstance(length, int):
+        begun = constant((steps >= layer) & (steps < layer + length), ir.DataType.BOOL)
+        return begun, e.slice(going_on, 0, max(0, above - length), above)
+    since = constant(np.where(steps >= layer, steps - layer, END), ir.DataType.INT32)
+    count = e.cast(length, ir.DataType.INT64, ir.DataType.INT32, "length")
+    every = e.iota(e.op("Add", length, constant(above, ir.DataType.INT64), name="all_steps"))
+    last = e.slice(e.slice(every, 0, above, END), 0, -above, END, "last_steps")
+    rows = e.op("Sub", last, length, name="beyond_the_first_layer")
+    return e.op("Less", since, count, name="begun"), e.gather(going_on, rows, "going_on")
+
+
+def _first(count: int) -> np.ndarray:
+    """So many steps [count, 1, 1]."""
+    return np.arange(count)[:, np.newaxis, np.newaxis]
 
 
 @dataclasses.dataclass(frozen=True)
