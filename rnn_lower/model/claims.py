@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from rnn_lower.model.dims import FIXED
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import Scope, owner_of, subgraphs, values
+from rnn_lower.model.scopes import Scope, owner_of, subgraphs, taken_by, values
 
 logger = logging.getLogger("rnn_lower")
 
@@ -26,7 +26,7 @@ def doubtful(taken: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
         if producer is None:
             continue
         if shape is None or not all(isinstance(size, int) for size in shape):
-            waiting += [one for one in producer.inputs if one is not None]
+            waiting += taken_by(producer)
     return seen
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rnn_lower.emit.moved import MOVES
 from rnn_lower.model.dims import declared_shapes, free_dims
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, subgraphs, with_bodies
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, taken_by
 from rnn_lower.recurrent import parallel, stack
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import COUNTS, LoweredGroup
@@ -208,7 +208,7 @@ def _needs(nodes: Sequence[RecurrentNode], upper: Collection[ir.Node] = ()) -> N
     for graph in {node.node.graph: None for node in nodes}:
         assert graph is not None
         for node in graph:
-            taken = node.inputs[1:] if node in upper else _taken(node)
+            taken = node.inputs[1:] if node in upper else taken_by(node)
             above = {value.producer() for value in taken if value is not None} & found.keys()
             sets = {found[one] | {one} if one in recurrent else found[one] for one in above if one is not None}
             found[node] = next(iter(sets)) if len(sets) == 1 else frozenset().union(*sets)
@@ -232,11 +232,3 @@ def _are_independent(
             seen.update(own)
             waiting += own
     return True
-
-
-def _taken(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node takes, and its bodies from around them."""
-    for one in with_bodies([node]):
-        yield from (value for value in one.inputs if value is not None)
-        for _, body in subgraphs(one):
-            yield from body.outputs

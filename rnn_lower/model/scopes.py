@@ -126,6 +126,14 @@ def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
             yield from with_bodies(body)
 
 
+def taken_by(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node takes, and its bodies from around them or of their own."""
+    for one in with_bodies([node]):
+        yield from (value for value in one.inputs if value is not None)
+        for _, body in subgraphs(one):
+            yield from body.outputs
+
+
 def count_nodes(nodes: Iterable[ir.Node]) -> int:
     """Nodes, those of bodies included."""
     return sum(1 for _ in with_bodies(nodes))

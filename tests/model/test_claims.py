@@ -118,3 +118,26 @@ def test_a_name_that_becomes_a_number(form):
     lowered = rnn_lower.lower(model, form=form, dims={"T": 5})
     assert shape_of(lowered.graph.input[0])[0] == 5
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("claimed", [[None, None, 5], [None, 1, 3], [2, None, 3]])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_said_of_what_bodies_take_on_the_way_to_a_node(form, claimed):
+    model, _ = build(Case("RNN", 17, dynamic=True, T=5))
+    _, feeds = build(Case("RNN", 17, T=5))
+    branches = {
+        name: helper.make_graph([helper.make_node(op, ["all"], [op])], op, [], [info(op, None)])
+        for name, op in (("then_branch", "Neg"), ("else_branch", "Relu"))
+    }
+    model.graph.node[0].input[0] = "x"
+    model.graph.node.insert(0, helper.make_node("If", ["yes"], ["x"], **branches))
+    model.graph.node.insert(0, helper.make_node("Slice", ["X", "start", "end"], ["all"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "start"))
+    model.graph.input.extend([info("end", [1], TensorProto.INT64), info("yes", [], TensorProto.BOOL)])
+    model.graph.value_info.append(info("all", claimed))
+    feeds |= {"yes": np.array(True), "end": np.array([5])}
+    if form == "unroll":
+        with pytest.raises(rnn_lower.UnsupportedError):
+            rnn_lower.lower(model, form=form)
+        return
+    close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), run_onnxruntime(model, feeds))
