@@ -224,7 +224,7 @@ def function_body(
     That is a context-dependent body; what depends on the context is what a node says: hidden_size and the other
     attributes (direction, activations, activation_alpha, activation_beta, clip, layout, linear_before_reset,
     input_forget), which inputs and outputs it has, and their element type ("float", "double", "float16", "bfloat16").
-    Dims of time, batch and features are found out when it runs. Formal inputs are all those of the operator, in its
+    Sizes of time, batch and features are found out when it runs. Formal inputs are all those of the operator, in its
     order; those not in `inputs` are not read. Outputs are those of the operator up to the last one in `outputs`, so
     that both are matched by place.
     version: of the operator.  opset: of the body, 9 or newer, one in which the operator is of that version; the first

@@ -42,9 +42,8 @@ def _axes(given: Parameters, rank: int) -> tuple[int, ...] | None:
 
 
 def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Done | None:
-    axes = (
-        _axes(given, len(data[0].shape)) or None
-    )  # onnxruntime takes no axes at all for all of size 1, as if not given
+    # onnxruntime takes no axes at all as if none were given: all of size 1 go.
+    axes = _axes(given, len(data[0].shape)) or None
     return Done(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
 
 

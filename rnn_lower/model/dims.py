@@ -25,7 +25,7 @@ Shapes = Mapping[str, Sequence[Dim] | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Fixed:
-    """Dims by symbol, which hold everywhere, and by input and axis, which hold there."""
+    """Sizes by symbol, which hold everywhere, and by input and axis, which hold there."""
 
     symbols: dict[str, int]
     places: dict[tuple[str, int], int]

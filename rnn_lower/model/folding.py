@@ -42,27 +42,30 @@ def fold(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def _without_claims(model: ir.Model) -> Iterator[None]:
-    """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and declared sizes."""
-    graph = model.graph
-    inputs = set(graph.inputs)
-    defaults = {str(value.name): (value, value.const_value) for value in graph.initializers.values() if value in inputs}
-    order = list(graph.initializers)
+    """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and declared sizes.
+
+    Before IR version 4 nobody can give another value than the default, so that it is a constant.
+    """
+    graph, inputs = model.graph, set(model.graph.inputs)
+    weights = list(graph.initializers.values())
+    defaults = {value: value.const_value for value in weights if value in inputs}
     said = {value: value.shape for value in values(model) if value not in inputs and not value.is_initializer()}
     for value in said:
         value.shape = None
-    for name, (value, _) in defaults.items():
-        del graph.initializers[name]
+    for value in defaults if (model.ir_version or 0) >= 4 else ():
+        del graph.initializers[str(value.name)]
         value.const_value = None
-    yield
-    for value, shape in said.items():
-        value.shape = value.shape if shape is None else shape
-    for value, default in defaults.values():
-        value.const_value = default
-    left = {**dict(graph.initializers), **{name: value for name, (value, _) in defaults.items()}}
-    graph.initializers.clear()
-    for name in dict.fromkeys((*order, *left)):
-        if name in left:
-            graph.initializers[name] = left[name]
+    try:
+        yield
+    finally:
+        for value, shape in said.items():
+            value.shape = value.shape if shape is None else shape
+        for value, default in defaults.items():
+            value.const_value = default
+        left = {*graph.initializers.values(), *defaults}
+        order = [value for value in dict.fromkeys((*weights, *graph.initializers.values())) if value in left]
+        graph.initializers.clear()
+        graph.initializers.update({str(value.name): value for value in order})
 
 
 def _complete(model: ir.Model) -> None:

@@ -94,7 +94,7 @@ def _can_be_one(
 ) -> bool:
     """Whether no layer needs what another gives but by X, be it by way of other stacks."""
     if all(list(node.outputs) == ["Y"] for node in layers[:-1]):
-        return True  # which is private
+        return True  # nobody else reads Y, so that nothing can come back to a layer but by X
     apart = {node.node for stack in (*stacks, layers) for node in stack[1:]}
     return _are_independent(layers[-1], layers[:-1], stacks, _needs(nodes, apart))
 

@@ -109,7 +109,7 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around) -> tuple[set[str],
     """Names that a graph takes from outside, and whether its nodes stand in order."""
     _check_values(graph, path)
     for tensor in graph.initializer:  # of two that differ onnxruntime takes now the one and now the other
-        if tensor.name in around and around[tensor.name] != tensor:
+        if tensor.name in around and not _is_same(tensor, around[tensor.name]):
             raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and around it")
     given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
@@ -120,6 +120,15 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around) -> tuple[set[str],
     if outside and path != "main graph":
         raise InvalidNodeError(f"{path}: nothing in it computes its output '{min(outside)}'")
     return free | outside, in_order
+
+
+def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None) -> bool:
+    """Whether two initializers hold the same, in whatever field."""
+    if other is None or tensors.is_external(tensor) or tensors.is_external(other):
+        return tensor == other
+    one, two = map(onnx.numpy_helper.to_array, (tensor, other))
+    same: bool = one.tolist() == two.tolist() if one.dtype == object else one.tobytes() == two.tobytes()
+    return tensor.data_type == other.data_type and one.shape == two.shape and same
 
 
 def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:

@@ -111,3 +111,18 @@ def test_what_is_only_claimed_is_not_folded(place):
     model.graph.input[0].type.tensor_type.ClearField("shape")
     folded = rnn_lower.lower(model, fold=True)
     close(run_onnxruntime(folded, {"x": X}), run_onnxruntime(model, {"x": X}))  # which believes it of the main graph
+
+
+@pytest.mark.parametrize("select", [None, lambda node: False])
+def test_before_version_4_inputs_with_a_default_are_constants(select):
+    """Every initializer is an input there, and nobody can give another value."""
+    nodes: list[Node] = [("Add", ["p", "p"], {}), ("Add", ["x", "v0"], {})]
+    model = model_of(nodes, np.ones(3, np.float32))
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        if tensor.name != "p":
+            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    model.opset_import[0].version = 8
+    folded = rnn_lower.lower(model, fold=True, select=select, form="loop")
+    assert {value.name for value in folded.graph.input} - {"x"} <= {tensor.name for tensor in folded.graph.initializer}
+    close(run_onnxruntime(folded, {"x": X}), run_onnxruntime(model, {"x": X}))
