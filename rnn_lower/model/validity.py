@@ -127,8 +127,8 @@ def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None) -> bool:
     if other is None or tensors.is_external(tensor) or tensors.is_external(other):
         return tensor == other
     one, two = map(onnx.numpy_helper.to_array, (tensor, other))
-    same: bool = one.tolist() == two.tolist() if one.dtype == object else one.tobytes() == two.tobytes()
-    return tensor.data_type == other.data_type and one.shape == two.shape and same
+    same = one.tolist() == two.tolist() if one.dtype == object else one.tobytes() == two.tobytes()
+    return bool(tensor.data_type == other.data_type and one.shape == two.shape and same)
 
 
 def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:
