@@ -125,7 +125,7 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around) -> tuple[set[str],
 def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None) -> bool:
     """Whether two initializers hold the same, in whatever field."""
     if other is None or tensors.is_external(tensor) or tensors.is_external(other):
-        return tensor == other
+        return bool(tensor == other)
     one, two = map(onnx.numpy_helper.to_array, (tensor, other))
     same = one.tolist() == two.tolist() if one.dtype == object else one.tobytes() == two.tobytes()
     return bool(tensor.data_type == other.data_type and one.shape == two.shape and same)
