@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from rnn_lower.model.dims import FIXED
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import Scope, owner_of, subgraphs, taken_by, values
+from rnn_lower.model.scopes import Scope, owner_of, subgraphs, taken_by
 
 logger = logging.getLogger("rnn_lower")
 
@@ -32,7 +32,7 @@ def doubtful(taken: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
 
 def of_fixed_sizes(model: ir.Model, facts: Facts) -> dict[ir.Value, ir.Shape]:
     """Values of which `dims` has made a size a number, so that runtimes would believe all: what is certain of them."""
-    return {value: ir.Shape(facts.confirmed(value)) for value in values(model) if value.meta.get(FIXED)}
+    return {value: ir.Shape(facts.confirmed(value)) for value in model.meta.get(FIXED, ())}
 
 
 def warn_of_output(value: ir.Value, said: ir.Shape, shape: ir.Shape) -> None:

@@ -17,7 +17,7 @@ from rnn_lower.options import Dims
 from rnn_lower.recurrent.node import LARGEST_SIZE, Dim
 
 FIXED = "rnn_lower.fixed"
-"""Where values that are no inputs say that a size of theirs became a number, so that runtimes believe all of them."""
+"""Where a model keeps the values, no inputs, of which a size became a number, so that runtimes believe all of them."""
 
 Shapes = Mapping[str, Sequence[Dim] | None]
 """What the inputs declare, by name; None where there is no shape."""
@@ -73,7 +73,7 @@ def fix_dims(model: ir.Model, dims: Dims) -> None:
             said = value.shape
             value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(said)])
             if owner is None and _numbers(value.shape) > _numbers(said):
-                value.meta[FIXED] = True
+                model.meta.setdefault(FIXED, {})[value] = None
 
 
 def _numbers(shape: ir.Shape) -> int:

@@ -7,7 +7,7 @@ which is given no annotation, comes to the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -71,12 +71,12 @@ class Facts:
     def confirmed(self, value: ir.Value) -> tuple[Dim, ...]:
         """What a value declares, without the numbers that inference does not come to, shapes followed or not."""
         declared = tuple(map(plain_dim, value.shape or ()))
-        found: Iterable[Sequence[Dim] | None] = (self.shape(value), self._followed_sizes(value))
-        sizes = [one for one in found if one is not None and len(one) == len(declared)]
-        return tuple(
-            dim if not isinstance(dim, int) or any(one[axis] == dim for one in sizes) else None
-            for axis, dim in enumerate(declared)
-        )
+        left = {axis for axis, dim in enumerate(declared) if isinstance(dim, int)}
+        for sizes_by in (self.shape, self._followed_sizes):  # the second takes its time
+            found = sizes_by(value) if left else None
+            if found is not None and len(found) == len(declared):
+                left -= {axis for axis in left if found[axis] == declared[axis]}
+        return tuple(None if axis in left else dim for axis, dim in enumerate(declared))
 
     def _followed_sizes(self, value: ir.Value) -> Sequence[Dim] | None:
         info = self._followed.get(owner_of(value), {}).get(value.name)

@@ -156,7 +156,8 @@ class Session:
         kept = {*main.inputs, *(ends - near.keys() - fixed.keys())}
         scopes = list({place.scope.graph: place.scope for place in self.places}.values())
         for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted(), *fixed)):
-            shape = ir.Shape(self._facts.shape(value) or ()) if value in near or value not in fixed else fixed[value]
+            doubted = value in near or value not in fixed
+            shape = ir.Shape(self._facts.shape(value) or ()) if doubted else fixed[value]
             for graph in (bodies.get(value), *declared_in(value, scopes)):
                 if isinstance(graph, ir.Graph) and (graph is not main or value not in kept):
                     graph.meta.setdefault(UNSAID, {})[value.name] = shape

@@ -103,11 +103,10 @@ class _Context:
         if self._versions is None:
             yield from _same(f"{path}: value_info", self._without_unsaid(old.value_info, infos, near), infos)
         bodies = {value.name for value in old.output} if old is not self._before.graph else set()
-        ends = bodies or near
-        yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, ends), new.output)
+        yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies or near), new.output)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
-        taken = {value.name for value in old.input} if bodies else set[str]()
+        taken = {value.name for value in old.input} if bodies else set()
         yield from _same(f"{path}: input", self._without_unsaid(kept, new.input, taken), new.input)
 
     def _without_unsaid(
