@@ -18,7 +18,10 @@ from rnn_lower.recurrent.node import Dim, RecurrentNode
 DEEPEST = 100
 """How many nodes in a row are followed; each layer of a model takes about ten."""
 
-Dims = list[Dim]
+NESTED = 8
+"""The same for what computes one size; exporters need about five."""
+
+Numbers = list[Dim]
 
 
 def counted_sizes(node: RecurrentNode, facts: Facts) -> dict[str, int]:
@@ -30,22 +33,33 @@ def counted_sizes(node: RecurrentNode, facts: Facts) -> dict[str, int]:
     return {name: size for name, size in found.items() if isinstance(size, int)}
 
 
-def counted_shape(value: ir.Value, facts: Facts, depth: int = 0) -> Sequence[Dim] | None:
+def counted_shape(value: ir.Value, facts: Facts) -> Sequence[Dim] | None:
     """The shape of a value as far as facts and computed sizes tell it; None where not even the rank is known."""
-    known, producer = facts.shape(value), value.producer()
-    follow = None if producer is None or producer.domain not in DEFAULT_DOMAINS else SHAPES.get(producer.op_type)
-    if (known is not None and None not in known) or follow is None or producer is None or depth > DEEPEST:
-        return known
-    found = follow(producer, value.index() or 0, lambda one: counted_shape(one, facts, depth + 1))
-    if found is None or (known is not None and len(known) != len(found)):
-        return known
-    return [new if old is None else old for old, new in zip(known or [None] * len(found), found, strict=True)]
+    known: dict[ir.Value, Sequence[Dim] | None] = {}  # each worked out once: every size of a Reshape asks again
+
+    def shape(value: ir.Value, depth: int) -> Sequence[Dim] | None:
+        if value not in known:
+            known[value] = _followed(value, facts.shape(value), lambda one: shape(one, depth + 1), depth)
+        return known[value]
+
+    return shape(value, 0)
 
 
 Shape = Callable[[ir.Value], Sequence[Dim] | None]
 
 
-def _reshape(node: ir.Node, _: int, shape: Shape) -> Dims | None:
+def _followed(value: ir.Value, known: Sequence[Dim] | None, shape: Shape, depth: int) -> Sequence[Dim] | None:
+    producer = value.producer()
+    follow = None if producer is None or producer.domain not in DEFAULT_DOMAINS else SHAPES.get(producer.op_type)
+    if (known is not None and None not in known) or follow is None or producer is None or depth > DEEPEST:
+        return known
+    found = follow(producer, value.index() or 0, shape)
+    if found is None or (known is not None and len(known) != len(found)):
+        return known
+    return [new if old is None else old for old, new in zip(known or [None] * len(found), found, strict=True)]
+
+
+def _reshape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
     x, target = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     sizes = None if target is None else numbers(target, shape)
     if x is None or sizes is None or ("allowzero" in node.attributes and node.attributes["allowzero"].as_int()):
@@ -56,7 +70,7 @@ def _reshape(node: ir.Node, _: int, shape: Shape) -> Dims | None:
     return [given[place] if size == 0 else None if size == -1 else size for place, size in enumerate(sizes)]
 
 
-def _transpose(node: ir.Node, _: int, shape: Shape) -> Dims | None:
+def _transpose(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
     given = None if node.inputs[0] is None else shape(node.inputs[0])
     if given is None:
         return None
@@ -64,7 +78,7 @@ def _transpose(node: ir.Node, _: int, shape: Shape) -> Dims | None:
     return [given[axis] for axis in perm] if sorted(perm) == list(range(len(given))) else None
 
 
-def _recurrent(node: ir.Node, place: int, shape: Shape) -> Dims | None:
+def _recurrent(node: ir.Node, place: int, shape: Shape) -> Numbers | None:
     """Y [T, num_directions, N, hidden_size], of layout 0; the rest stands in the facts."""
     given = None if node.inputs[0] is None else shape(node.inputs[0])
     if (
@@ -77,32 +91,32 @@ def _recurrent(node: ir.Node, place: int, shape: Shape) -> Dims | None:
     return [given[0], None, given[1], None]
 
 
-SHAPES: dict[str, Callable[[ir.Node, int, Shape], Dims | None]] = {
+SHAPES: dict[str, Callable[[ir.Node, int, Shape], Numbers | None]] = {
     "Reshape": _reshape, "Transpose": _transpose, **dict.fromkeys(OP_TYPES, _recurrent),
 }  # fmt: skip
 
 
-def numbers(value: ir.Value, shape: Shape) -> Dims | None:
+def numbers(value: ir.Value, shape: Shape, depth: int = 0) -> Numbers | None:
     """The integers of a vector as far as they are known, sizes by name included; None where not even their count is."""
     tensor = known_tensor(value)
     if tensor is not None:
         plain = tensor.dtype.is_integer() and len(tensor.shape) == 1
         return [int(number) for number in tensor.numpy()] if plain else None
     node = value.producer()
-    if node is None or node.domain not in DEFAULT_DOMAINS or None in node.inputs or not node.inputs:
+    if node is None or node.domain not in DEFAULT_DOMAINS or None in node.inputs or not node.inputs or depth > NESTED:
         return None
     taken = [one for one in node.inputs if one is not None]
     if node.op_type == "Shape":
         found = shape(taken[0])
         start, end = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
         return None if found is None else list(found)[start:end]
-    count = COUNTS.get(node.op_type)
-    vectors = [numbers(one, shape) for one in taken] if count is not None else []
+    count = VECTORS.get(node.op_type)
+    vectors = [numbers(one, shape, depth + 1) for one in taken] if count is not None else []
     known = [one for one in vectors if one is not None]
     return None if count is None or len(known) < len(vectors) else count(known)
 
 
-def _slice(vectors: Sequence[Dims]) -> Dims | None:
+def _slice(vectors: Sequence[Numbers]) -> Numbers | None:
     """Of one axis, with no steps."""
     places = [one[0] for one in vectors[1:] if len(one) == 1]
     if not 3 <= len(vectors) <= 4 or len(places) < len(vectors) - 1 or any(place != 0 for place in places[2:]):
@@ -111,7 +125,7 @@ def _slice(vectors: Sequence[Dims]) -> Dims | None:
     return vectors[0][start:end] if isinstance(start, int) and isinstance(end, int) else None
 
 
-def _product(vectors: Sequence[Dims]) -> Dims | None:
+def _product(vectors: Sequence[Numbers]) -> Numbers | None:
     """Of two vectors of one number."""
     if any(len(one) != 1 for one in vectors):
         return None
@@ -119,11 +133,11 @@ def _product(vectors: Sequence[Dims]) -> Dims | None:
     return [rest[0] if len(rest) == 1 else 1 if not rest else None]
 
 
-def _as_vector(vectors: Sequence[Dims]) -> Dims | None:
+def _as_vector(vectors: Sequence[Numbers]) -> Numbers | None:
     return vectors[0] if len(vectors[0]) == 1 and vectors[1] in ([-1], [1]) else None
 
 
-COUNTS: dict[str, Callable[[Sequence[Dims]], Dims | None]] = {
+VECTORS: dict[str, Callable[[Sequence[Numbers]], Numbers | None]] = {
     "Concat": lambda vectors: [number for one in vectors for number in one],
     "Mul": _product,
     "Reshape": _as_vector,
