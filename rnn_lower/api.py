@@ -205,12 +205,14 @@ def check_streaming(
 
     Recurrent nodes that were lowered are compared in exact arithmetic too where that is cheap.
     """
-    from rnn_lower.streaming import checking  # onnxruntime is for those who compare
+    from rnn_lower.proof import judging  # onnxruntime is for those who compare
+    from rnn_lower.streaming import checking
 
     streamed = made.streamed
     if streamed.time is None:
         return check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
-    return checking.check_streaming(streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
+    given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
+    return judging.outlived(model, None, checking.check_streaming, *given)
 
 
 def function_body(
@@ -308,7 +310,8 @@ def check(
     """
     from rnn_lower.proof import judging  # onnxruntime is for those who compare
 
-    return judging.compare_models(original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on)
+    given = (original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on)
+    return judging.outlived(original, on, judging.compare_models, *given)
 
 
 def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Proof:

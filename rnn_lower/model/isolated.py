@@ -1,26 +1,54 @@
-"""Run native code that may end the process on hostile input in a child that may end instead."""
+"""Run native code that may end the process on hostile input in a child that may end instead.
+
+A child is a fork, so that it has what its parent has loaded and holds without a copy; where there is no fork, or where
+it could hang, all is done here.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model.leftovers import undisturbed
+from rnn_lower.model.leftovers import disturbed, undisturbed
 
 try:
     import resource
 except ImportError:  # Windows, which has no fork either
     resource = None  # type: ignore[assignment]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _DONE = b"/done"
 
 SECONDS, BYTES = 60, 4 << 30
 """What a child may compute, and take beyond what it starts with: some hostile input is never done, and ever larger."""
+
+TIDYING = 200
+"""Hundredths of a second in which a child that is to stop may still remove what it has written."""
+
+
+class Ended(Exception):
+    """A child has ended before its work was done. The text says by what: "SIGSEGV", or "code 1"."""
+
+
+class InChild(Exception):
+    """The traceback of an error that was raised in a child; it is the cause of the error."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 def isolated(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
@@ -31,29 +59,121 @@ def isolated(function: Callable[..., Any], *arguments: Any, seconds: int = SECON
     """
     if not hasattr(os, "fork"):
         return _bytes(function(*arguments))
-    reader, writer = os.pipe()
-    with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
-        child = os.fork()
-    if child == 0:
-        status = 1
+
+    def work() -> bytes:
+        _limit(seconds, size)
+        return _bytes(function(*arguments))
+
+    try:
+        return _in_child(work)
+    except Ended:
+        raise RnnLowerError(f"{function.__name__} failed") from None
+
+
+def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+    """What a function gives or raises, computed in a child without limits that ends with its parent.
+
+    What it changes stays in the child. Raises Ended when the child does not live to tell.
+    """
+
+    if not _may_fork():
+        return function(*arguments, **keywords)
+    alive = os.pipe()
+
+    def work() -> bytes:
+        _end_with(alive)
         try:
-            _limit(seconds, size)
-            os.close(reader)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
-            with os.fdopen(writer, "wb") as pipe:
-                pipe.write(_bytes(function(*arguments)) + _DONE)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        content = pipe.read()
+            return pickle.dumps((function(*arguments, **keywords), None, ""))
+        except Exception as error:
+            return pickle.dumps((None, _told(error), traceback.format_exc()))
+
+    try:
+        result, error, trace = pickle.loads(_in_child(work))
+    finally:
+        for end in alive:
+            os.close(end)
+    if error is not None:
+        raise error from (None if isinstance(error, RnnLowerError) else InChild(trace))
+    return result  # type: ignore[no-any-return]
+
+
+def _may_fork() -> bool:
+    """Whether no lock can be held that nobody would release in a child: none of the threads works (those that draw
+    progress, which are daemons, do not), and the system's own libraries bear a fork, as those of macOS do not."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    return hasattr(os, "fork") and sys.platform != "darwin" and all(thread.daemon for thread in others)
+
+
+def _in_child(work: Callable[[], bytes]) -> bytes:
+    reader, writer = os.pipe()
+    child, code = 0, 0
+    try:
+        with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
+            child = os.fork()
+            if child == 0:
+                _work(work, reader, writer)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            content = pipe.read()
+    except BaseException:
+        _stop(child)
+        raise
     with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD has nothing to wait for
-        os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not content.endswith(_DONE):
-        raise RnnLowerError(f"{function.__name__} failed")
+        raise Ended(signal.Signals(-code).name if code < 0 else f"code {code}")
     return content.removesuffix(_DONE)
+
+
+def _work(work: Callable[[], bytes], reader: int, writer: int) -> NoReturn:
+    """All that a child does."""
+    status = 1
+    try:
+        gc.freeze()  # what the parent has dropped, a session with its threads perhaps, is not for the child to end
+        os.close(reader)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
+        disturbed()
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(work() + _DONE)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _stop(child: int) -> None:
+    """End a child whose parent was told to stop: as the parent, so that it tidies up; if that takes long, at once."""
+    if not child:
+        return
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, signal.SIGINT)
+        for _ in range(TIDYING):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _end_with(alive: tuple[int, int]) -> None:
+    """Let this child end when its parent does, which alone holds the other end of a pipe."""
+    reader, writer = alive
+    os.close(writer)
+
+    def watch() -> None:
+        os.read(reader, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _told(error: Exception) -> Exception:
+    """An error as it is where it can be handed over."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever its class makes of it
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _limit(seconds: int, size: int) -> None:

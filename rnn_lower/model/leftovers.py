@@ -59,11 +59,20 @@ def undisturbed() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _interruptions())
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def disturbed() -> None:
+    """In a child that was forked while interruptions waited: they do so no longer."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _interruptions())
+
+
+def _interruptions() -> set[signal.Signals]:
+    return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @contextlib.contextmanager

@@ -168,6 +168,9 @@ RUNNERS: dict[str, tuple[str, Runner]] = {
 }
 """By target: the package on PyPI, and the runner."""
 
+WITH_THREADS = {"openvino", "torch", "cv2", "tvm", "iree.runtime"}
+"""Modules with threads that a fork does not have, and for which they wait in it."""
+
 
 def missing(name: str) -> str | None:
     """Why a runtime cannot be run here, or None."""
