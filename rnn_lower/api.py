@@ -205,14 +205,14 @@ def check_streaming(
 
     Recurrent nodes that were lowered are compared in exact arithmetic too where that is cheap.
     """
-    from rnn_lower.proof import judging  # onnxruntime is for those who compare
+    from rnn_lower.proof import outliving  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking
 
     streamed = made.streamed
     if streamed.time is None:
         return check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
     given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
-    return judging.outlived(model, None, checking.check_streaming, *given)
+    return outliving.outlived(model, None, checking.check_streaming, *given)
 
 
 def function_body(
@@ -303,15 +303,17 @@ def check(
     on: run the lowered model on this runtime, which must be installed: "openvino", "tract", "opencv", "onnx2torch",
     "tinygrad", "tvm", "iree" or "onnx-reference"; every size is fixed to that of the inputs first.
 
-    Otherwise both run on onnxruntime. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
+    Otherwise both run on onnxruntime, in a child process, which some models end; in this one where there is no fork, or
+    other threads run. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
     below 7, empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report
     says so.
-    Raises RnnLowerError when a model cannot be read, or when no inputs were found with which the original runs.
+    Raises RnnLowerError when a model cannot be read, when no inputs were found with which the original runs, or when
+    the runtime has ended its process.
     """
-    from rnn_lower.proof import judging  # onnxruntime is for those who compare
+    from rnn_lower.proof import judging, outliving  # onnxruntime is for those who compare
 
     given = (original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on)
-    return judging.outlived(original, on, judging.compare_models, *given)
+    return outliving.outlived(original, on, judging.compare_models, *given)
 
 
 def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Proof:

@@ -6,11 +6,9 @@ import contextlib
 import functools
 import itertools
 import math
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from rnn_lower.errors import RnnLowerError, one_line
-from rnn_lower.model import files, isolated, tensors
+from rnn_lower.model import files, tensors
 from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.folding import dead_nodes
 from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
@@ -33,26 +31,6 @@ from rnn_lower.recurrent.node import RecurrentNode
 
 FURTHER_TRIES = 5
 """How often all kinds of inputs are tried for recurrent nodes that have not run."""
-
-
-C = ParamSpec("C")
-
-
-def outlived(
-    original: Any, on: str | None, compare: Callable[C, CheckReport], *given: C.args, **named: C.kwargs
-) -> CheckReport:
-    """A comparison in a child, since what runs a model may end the process; here where there is none to be had.
-
-    original: named in the error.  on: as for `rnn_lower.check`.  Raises RnnLowerError when the child has died.
-    """
-    if on is not None and runtimes.WITH_THREADS & sys.modules.keys():
-        return compare(*given, **named)
-    try:
-        return isolated.apart(compare, *given, **named)
-    except isolated.Ended as end:
-        name = f"{os.fspath(original)}: " if isinstance(original, (str, os.PathLike)) else ""
-        told = f"{on or ORT} ended the process ({end}) in which it ran this model, or what was made of it"
-        raise RnnLowerError(f"{name}{told}; --prove compares them without a runtime") from None
 
 
 def compare_models(

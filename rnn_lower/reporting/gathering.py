@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import onnx
 
@@ -22,6 +22,7 @@ from rnn_lower.model.scopes import default_opset, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Dims, Options
 from rnn_lower.proof import judging, proving
+from rnn_lower.proof.outliving import outlived
 from rnn_lower.proof.report import CheckReport, NodeProof, Proof
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.reporting import drawing, page, steps, timing
@@ -33,6 +34,7 @@ Failed = str
 
 FOLDED = "not proved: folding constants changes all of the model"
 
+P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("rnn_lower")
 
@@ -172,12 +174,13 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         records = lower_document(ready, left)
         drawings = [_drawings(group[0]) for group in _alike(records)]
         _written(ready, lowered, left.dims)
-        check = _or_why(lambda: judging.compare_models(
-            original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol, ask.allow_unreached, exact=False
-        ))  # fmt: skip
+        check = _outlived(
+            path, judging.compare_models, original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol,
+            ask.allow_unreached, exact=False,
+        )  # fmt: skip
         proof = FOLDED if options.fold else _or_why(lambda: proving.prove_models(original, lowered, 2, ask.seed))
-        over_time = _or_why(lambda: steps.by_time_step(original, lowered, ask.inputs, ask.seed))
-        times = over_time if isinstance(over_time, str) else _or_why(lambda: _times(original, lowered, over_time))
+        over_time = _outlived(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
+        times = over_time if isinstance(over_time, str) else _outlived(path, _times, original, lowered, over_time)
         after = files.load(lowered)
         kept, size = tuple(read_nodes(after.model, after.facts)), count(after.proto)  # while its data is there
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}
@@ -228,6 +231,10 @@ def _or_why(work: Callable[[], T]) -> T | Failed:
         return work()
     except RnnLowerError as error:
         return str(error)
+
+
+def _outlived(model: Any, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Failed:
+    return _or_why(lambda: outlived(model, None, work, *given, **named))
 
 
 def _times(original: Path, lowered: Path, over_time: steps.OverTime) -> tuple[timing.Timing, timing.Timing]:

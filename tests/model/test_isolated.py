@@ -1,0 +1,167 @@
+"""What runs in a child gives what it would give here, and its death is told."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from onenode import Case, build
+
+import rnn_lower
+from rnn_lower import cli
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.model import isolated
+from rnn_lower.proof import runners
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no child elsewhere")
+
+
+class Unwilling(Exception):
+    """One that cannot be handed over."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def die(*_: object, **__: object) -> None:
+    faulthandler.disable()  # which pytest has turned on, and which would say so here
+    os.abort()
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_results_and_errors_are_those_of_the_function():
+    before = os.getpid()
+    assert isolated.apart(os.getpid) != before == os.getpid()
+    assert isolated.apart(lambda a, *, b: (a, b), 1, b="two") == (1, "two")
+    with pytest.raises(UnsupportedError, match="as it was") as told:
+        isolated.apart(_raise, UnsupportedError("as it was"))
+    assert told.value.__cause__ is None
+    with pytest.raises(KeyError) as unforeseen:
+        isolated.apart(_raise, KeyError("lost"))
+    assert "in _raise" in str(unforeseen.value.__cause__)
+    with pytest.raises(RuntimeError, match="Unwilling: to go"):
+        isolated.apart(_raise, Unwilling("to", "go"))
+
+
+def test_what_is_changed_in_a_child_stays_there():
+    kept: list[int] = []
+    assert isolated.apart(lambda: kept.append(1) or len(kept)) == 1
+    assert kept == []
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [(die, "SIGABRT"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"), (lambda: os._exit(7), "code 7")],
+)
+def test_a_death_is_told(end, told):
+    with pytest.raises(isolated.Ended, match=f"^{told}$"):
+        isolated.apart(end)
+
+
+def test_no_child_beside_threads_that_work():
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        assert isolated.apart(os.getpid) == os.getpid()
+    finally:
+        stop.set()
+        other.join()
+
+
+def test_sessions_of_the_parent_are_left_alone():
+    """A child that ended one would wait for threads that it does not have."""
+    model, feeds = build(Case("LSTM", 14, T=40))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    dropped = [onnxruntime.InferenceSession(model.SerializeToString(), options)]
+    dropped[0].run(None, feeds)
+    dropped.append(dropped)  # for the collector, which may come to it in the child
+    del dropped
+    isolated.apart(gc.collect)
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok
+
+
+SCRIPT = """
+import pathlib, sys, tempfile, time
+from rnn_lower.model import isolated
+from rnn_lower.stopping import stopped_as_by_ctrl_c
+
+def work():
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as made:
+        pathlib.Path(sys.argv[1], "begun").touch()
+        time.sleep(60)
+
+with stopped_as_by_ctrl_c():
+    isolated.apart(work)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_child_tidies_up_when_its_parent_is_told_to_stop(number, tmp_path):
+    parent = _begun(tmp_path)
+    parent.send_signal(number)
+    parent.wait(20)
+    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
+
+
+def test_a_child_ends_with_its_parent(tmp_path):
+    parent = _begun(tmp_path)
+    (child,) = (int(n) for n in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
+    parent.kill()
+    parent.wait(20)
+    end = time.monotonic() + 20
+    while Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _begun(folder: Path) -> subprocess.Popen[bytes]:
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (folder / "begun").exists():
+        assert parent.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return parent
+
+
+@pytest.mark.parametrize("command", ["check", "lower"])
+def test_a_runtime_that_dies_is_one_line(command, tmp_path, monkeypatch, capsys):
+    model, _ = build(Case("GRU", 14, T=5))
+    path, lowered = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    path.write_bytes(model.SerializeToString())
+    lowered.write_bytes(rnn_lower.lower(model).SerializeToString())
+    monkeypatch.setattr(runners.onnxruntime, "InferenceSession", die)
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    given = [str(path), str(lowered)] if command == "check" else [str(path), "-o", str(lowered), "--check"]
+    assert cli.main([command, *given]) == cli.BAD
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"rnn-lower: error: {path}: onnxruntime ")
+    assert "ended the process (SIGABRT)" in line
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+
+
+def test_a_report_outlives_a_runtime_that_dies(tmp_path, monkeypatch):
+    model, _ = build(Case("GRU", 14, T=5))
+    monkeypatch.setattr(runners.onnxruntime, "InferenceSession", die)
+    report = rnn_lower.report(model)
+    assert "SIGABRT" in str(report.check)
+    assert report.proved == 1
+
+
+def test_work_with_limits_fails_with_a_message():
+    with pytest.raises(RnnLowerError, match="die failed"):
+        isolated.isolated(die)
