@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.model.facts import Facts
+from rnn_lower.recurrent.node import Dim
 
 Attributes = dict[str, ir.Attr]
 
@@ -114,7 +115,21 @@ def _mask(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     return {}
 
 
+def _one_shape(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    branches = [attribute.as_graph().outputs for attribute in node.attributes.values()]
+    for pair in zip(*branches, strict=False):
+        shapes = [shape for value in pair if (shape := facts.shape(value)) is not None]
+        if len({len(shape) for shape in shapes}) > 1 or any(map(_differ, zip(*shapes, strict=False))):
+            return "before opset 11 what its branches give has one shape, and here there are two"
+    return {}
+
+
+def _differ(sizes: Iterable[Dim]) -> bool:
+    return len({size for size in sizes if isinstance(size, int)}) > 1
+
+
 CHANGES = (
+    Change(("If",), 11, down=_one_shape),
     Change(("Dropout",), 12, up=_mask, down=_mask),
     Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
     Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from judge import close, run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
@@ -231,6 +232,30 @@ def test_the_remainder_of_floating_point_numbers():
     with pytest.raises(rnn_lower.UnsupportedError, match="with fmod = 1 only"):
         rnn_lower.lower(model, opset=21)
     assert rnn_lower.lower(one("Mod", 28, (np.ones(1, np.float32),), fmod=1)[1], opset=21)
+
+
+@pytest.mark.parametrize("other", [(2,), (2, 4), (1, 3), (2, 3)])
+def test_branches_of_two_shapes(other):
+    """From opset 11 on those of an If may give two."""
+
+    def branch(name: str, shape: tuple[int, ...]) -> onnx.GraphProto:
+        value = numpy_helper.from_array(np.full(shape, len(name), np.float32))
+        given = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node("Constant", [], [name], value=value)], name, [], [given])
+
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("then", (2, 3)), else_branch=branch("or", other))
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=7)
+    if other != (2, 3):
+        with pytest.raises(rnn_lower.UnsupportedError, match="what its branches give has one shape"):
+            rnn_lower.lower(model, opset=10)
+    for taken in (True, False):
+        wanted = run_onnxruntime(model, {"c": np.array(taken)})
+        converted = rnn_lower.lower(model, opset=10 if other == (2, 3) else 11)
+        close(run_onnxruntime(converted, {"c": np.array(taken)}), wanted)
 
 
 def test_texts_that_are_known():
