@@ -23,6 +23,7 @@ from rnn_lower.model.claims import claims_of_bodies, declared_in, doubtful, of_f
 from rnn_lower.model.counted import counted_sizes
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.groups import Group, groups, size_hint
+from rnn_lower.model.ranks import with_ranks
 from rnn_lower.model.scopes import (
     Scope,
     count_nodes,
@@ -263,6 +264,8 @@ class Session:
                 return self._call(place, form, habits)
             common = (form, place.scope.opset, self._names, self._pool(place.scope), habits, max(0, self._left))
             lowered = _alone(lower_node(node, *common)) if group is None else group.lower(members, *common)
+            if form == "loop":
+                lowered = with_ranks(lowered, members, place.scope, self._names)
             self._check_import(place, lowered.nodes)
         except UnmetError as error:
             raise UnmetError(f"{node.describe()}: {error}", error.lacks) from None
@@ -272,12 +275,7 @@ class Session:
             raise UnsupportedError(f"{node.describe()}: {error}") from None
         self._hold(place, lowered.nodes, members)
         self._spend(node, count_nodes(lowered.nodes))
-        outputs = {
-            old.outputs[name]: new
-            for old, own in zip(members, lowered.outputs, strict=True)
-            for name, new in own.items()
-        }
-        made = self._replacement(place, form, lowered.nodes, outputs)
+        made = self._replacement(place, form, lowered, members)
         return made if group is None else dataclasses.replace(made, group=group, why=group.why)
 
     def _call(self, place: Place, form: str, habits: Habits) -> Replacement:
@@ -286,8 +284,9 @@ class Session:
             self._hold(place, inside, (place.node,))
             self._check_import(place, inside)
             self._spend(place.node, count_nodes(inside))
-        outputs = dict(zip(place.node.outputs.values(), call.outputs, strict=True))
-        return dataclasses.replace(self._replacement(place, form, [call], outputs), called=inside)
+        own = LoweredGroup([call], [dict(zip(place.node.outputs, call.outputs, strict=True))])
+        made = with_ranks(own, (place.node,), place.scope, self._names)
+        return dataclasses.replace(self._replacement(place, form, made, (place.node,)), called=inside)
 
     def _spend(self, node: RecurrentNode, count: int) -> None:
         """Raises UnmetError when more nodes are emitted than may be."""
@@ -297,12 +296,17 @@ class Session:
             raise UnmetError(f"{node.describe()}: {what}", [Lack(what, nodes=True)])
 
     def _replacement(
-        self, place: Place, form: str, nodes: list[ir.Node], outputs: Mapping[ir.Value, ir.Value]
+        self, place: Place, form: str, lowered: LoweredGroup, members: Sequence[RecurrentNode]
     ) -> Replacement:
+        outputs = {
+            old.outputs[name]: new
+            for old, own in zip(members, lowered.outputs, strict=True)
+            for name, new in own.items()
+        }
         for old, new in outputs.items():
             new.doc_string = old.doc_string
             new.metadata_props.update(old.metadata_props)
-        return Replacement(place, form, nodes, [*outputs], [*outputs.values()], why=self._why(place, form))
+        return Replacement(place, form, lowered.nodes, [*outputs], [*outputs.values()], why=self._why(place, form))
 
     def _why(self, place: Place, form: str) -> str:
         """Why it has this form, for people."""

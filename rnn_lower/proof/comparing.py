@@ -92,7 +92,7 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
         worst = max((part.max_abs_error for part in parts), default=0.0)
         return OutputReport(name, (len(expected),), worst, 0.0, same, "" if same else "sequences differ")
     a, b = np.asarray(expected), np.asarray(actual)
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if (a.shape != b.shape and not _both_empty(a, b)) or a.dtype != b.dtype:
         reason = f"{a.dtype}{list(a.shape)} expected, {b.dtype}{list(b.shape)} found"
         return OutputReport(name, b.shape, float("inf"), float("inf"), False, reason)
     if a.dtype.kind in "OSU":
@@ -120,6 +120,13 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
     ulp = _in_ulp(difference, x, a.dtype)
     return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp)
+
+
+def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:
+    """Whether both are, and sizes differ at most where onnxruntime writes 0 for one that it does not know: where a Loop
+    of no trips has computed nothing."""
+    told = zip(expected.shape, actual.shape, strict=False)
+    return expected.ndim == actual.ndim and expected.size == actual.size == 0 and all(a in (0, b) for a, b in told)
 
 
 def _in_ulp(difference: np.ndarray, x: np.ndarray, dtype: np.dtype[Any]) -> float:

@@ -32,8 +32,8 @@ Symbol = int | str
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
 
-LENGTHS = (5, 40, 19)
-"""Sizes for those that are the length of a sequence, by run."""
+LENGTHS = (5, 40, 1, 19, 2)
+"""Sizes for those that are the length of a sequence, by run and set; one step is where an axis may get lost."""
 
 SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 """What numbers in [-1, 1] are multiplied with, each step or element with one of these, by run."""
@@ -75,7 +75,9 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {told}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:
-        raise RnnLowerError(f"inputs lack {', '.join(map(str, missing))}; they hold {', '.join(feeds) or 'nothing'}")
+        raise RnnLowerError(
+            f"inputs lack {', '.join(map(str, missing))}; they hold {', '.join(map(str, feeds)) or 'nothing'}"
+        )
     return feeds
 
 
@@ -166,7 +168,7 @@ class Samples:
         for number, plan in enumerate([_Plan(), *plans] if guesses else plans):
             attempt = max(0, number - guesses)
             rng = np.random.default_rng([self._seed, index, number, part])
-            sizes = _Sizes(rng, index, plan, self._times, self._ties, {**plan.known, **self._known})
+            sizes = _Sizes(rng, index, part, plan, self._times, self._ties, {**plan.known, **self._known})
             # Later attempts fall back to tame values, in case it was these that the model did not take.
             scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
             scaled = [FACTORS[part] * scale for scale in scales]
@@ -235,11 +237,11 @@ class _Sizes:
     """Sizes of one set of inputs, one for each symbol."""
 
     def __init__(
-        self, rng: np.random.Generator, index: int, plan: _Plan, times: set[Symbol], ties: _Ties,
+        self, rng: np.random.Generator, index: int, part: int, plan: _Plan, times: set[Symbol], ties: _Ties,
         known: dict[Symbol, int],
     ) -> None:  # fmt: skip
         self._rng, self._index, self._plan, self._times, self._ties = rng, index, plan, times, ties
-        self._known = known
+        self._known, self._length = known, LENGTHS[(index + part) % len(LENGTHS)]
 
     def of(self, value: ir.Value, axis: int, rank: int, fixed: int | None) -> int:
         if fixed is not None:
@@ -252,7 +254,7 @@ class _Sizes:
             return symbol
         if symbol not in self._known:
             drawn = int(self._rng.choice(SIZES[: 6 + min(self._index, 4)]))
-            length = LENGTHS[self._index % len(LENGTHS)] if symbol in self._times else drawn
+            length = self._length if symbol in self._times else drawn
             if self._plan.last is not None:
                 length = self._plan.last if is_last else 1
             self._known[symbol] = self._plan.common or length

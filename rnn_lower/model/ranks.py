@@ -1,0 +1,48 @@
+"""Ranks and sizes of what a node gives, said where inference no longer finds them: of a Loop, and of a call.
+
+Others rely on inference: onnxruntime takes no body of a Scan that gives something of unknown rank, and what a Loop of
+no trips gives has the shape that was inferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from rnn_lower.emit.names import Names
+from rnn_lower.model.scopes import Scope
+from rnn_lower.recurrent.node import RecurrentNode, axes_of
+from rnn_lower.recurrent.shared import LoweredGroup
+
+
+def with_ranks(lowered: LoweredGroup, nodes: Sequence[RecurrentNode], scope: Scope, names: Names) -> LoweredGroup:
+    """What was emitted for some nodes, every result with its shape as far as the nodes know it."""
+    emitted = list(lowered.nodes)
+
+    def result(node: RecurrentNode, name: str, new: ir.Value) -> ir.Value:
+        old = node.outputs[name]
+        if old.shape is not None:
+            return new
+        sizes = [getattr(node, size) for _, size in axes_of(name, 0, 0, node.layout)]
+        new.type = ir.TensorType(node.dtype)
+        new.shape = ir.Shape([size if isinstance(size, int) else None for size in sizes])
+        if not _is_declared_without(old, scope):
+            return new
+        name = names.unique(f"{node.name}/{name}/of_known_rank")
+        passed = ir.Node("", "Identity", [new], name=name, outputs=[ir.Value(name=name)])
+        passed.metadata_props.update(node.origin)
+        emitted.append(passed)
+        return passed.outputs[0]
+
+    outputs: list[Mapping[str, ir.Value]] = [
+        {name: result(node, name, new) for name, new in own.items()}
+        for node, own in zip(nodes, lowered.outputs, strict=True)
+    ]
+    return LoweredGroup(emitted, outputs)
+
+
+def _is_declared_without(value: ir.Value, scope: Scope) -> bool:
+    """Whether a graph declares the value among what it gives, with no shape, so that another has to bear it."""
+    inside = scope.graph is not scope.root or bool(value.uses())
+    return value.is_graph_output() and inside and not scope.in_function
