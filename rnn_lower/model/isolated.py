@@ -36,6 +36,9 @@ _DONE = b"/done"
 SECONDS, BYTES = 60, 4 << 30
 """What a child may compute, and take beyond what it starts with: some hostile input is never done, and ever larger."""
 
+STOP = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
+"""Tells a child to stop; of the others each may be ignored, as nohup has it."""
+
 TIDYING = 200
 """Hundredths of a second in which a child that is to stop may still remove what it has written."""
 
@@ -75,7 +78,6 @@ def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) ->
 
     What it changes stays in the child. Raises Ended when the child does not live to tell.
     """
-
     if not _may_fork():
         return function(*arguments, **keywords)
     alive = os.pipe()
@@ -107,6 +109,7 @@ def _may_fork() -> bool:
 def _in_child(work: Callable[[], bytes]) -> bytes:
     reader, writer = os.pipe()
     child, code = 0, 0
+    _flush()  # or what waits to be printed would come from the child as well
     try:
         with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
@@ -133,12 +136,20 @@ def _work(work: Callable[[], bytes], reader: int, writer: int) -> NoReturn:
         gc.freeze()  # what the parent has dropped, a session with its threads perhaps, is not for the child to end
         os.close(reader)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
+        signal.signal(STOP, signal.default_int_handler)
         disturbed()
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(work() + _DONE)
+        _flush()
         status = 0
     finally:
         os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or nobody reads
+            stream.flush()
 
 
 def _stop(child: int) -> None:
@@ -146,7 +157,7 @@ def _stop(child: int) -> None:
     if not child:
         return
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        os.kill(child, signal.SIGINT)
+        os.kill(child, STOP)
         for _ in range(TIDYING):
             if os.waitpid(child, os.WNOHANG)[0]:
                 return

@@ -32,8 +32,9 @@ Symbol = int | str
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
 
-LENGTHS = (5, 40, 1, 19, 2)
-"""Sizes for those that are the length of a sequence, by run and set; one step is where an axis may get lost."""
+LENGTHS = ((5, 1, 2), (40, 19, 1), (1, 19, 2))
+"""Sizes for those that are the length of a sequence, by run and set. One step is where an axis may get lost; many steps
+with large numbers end where a rounding takes them."""
 
 SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 """What numbers in [-1, 1] are multiplied with, each step or element with one of these, by run."""
@@ -241,7 +242,8 @@ class _Sizes:
         known: dict[Symbol, int],
     ) -> None:  # fmt: skip
         self._rng, self._index, self._plan, self._times, self._ties = rng, index, plan, times, ties
-        self._known, self._length = known, LENGTHS[(index + part) % len(LENGTHS)]
+        lengths = LENGTHS[index % len(LENGTHS)]
+        self._known, self._length = known, lengths[part % len(lengths)]
 
     def of(self, value: ir.Value, axis: int, rank: int, fixed: int | None) -> int:
         if fixed is not None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnxruntime
@@ -70,6 +71,14 @@ def test_a_death_is_told(end, told):
         isolated.apart(end)
 
 
+def test_what_is_printed_is_printed_once(tmp_path):
+    script = (
+        "from rnn_lower.model import isolated\nprint('before')\nisolated.apart(print, 'inside' * 4000)\nprint('after')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["before", "inside" * 4000, "after"]
+
+
 def test_no_child_beside_threads_that_work():
     stop = threading.Event()
     other = threading.Thread(target=stop.wait)
@@ -95,7 +104,7 @@ def test_sessions_of_the_parent_are_left_alone():
 
 
 SCRIPT = """
-import pathlib, sys, tempfile, time
+import pathlib, signal, sys, tempfile, time
 from rnn_lower.model import isolated
 from rnn_lower.stopping import stopped_as_by_ctrl_c
 
@@ -104,14 +113,21 @@ def work():
         pathlib.Path(sys.argv[1], "begun").touch()
         time.sleep(60)
 
+for ignored in sys.argv[2:]:
+    signal.signal(int(ignored), signal.SIG_IGN)
+for heard in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {int(ignored) for ignored in sys.argv[2:]}:
+    signal.signal(heard, signal.default_int_handler)  # whatever the tests were started by
 with stopped_as_by_ctrl_c():
     isolated.apart(work)
 """
 
 
+@pytest.mark.parametrize("ignored", [[], [signal.SIGINT], [signal.SIGHUP]], ids=str)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_child_tidies_up_when_its_parent_is_told_to_stop(number, tmp_path):
-    parent = _begun(tmp_path)
+def test_a_child_tidies_up_when_its_parent_is_told_to_stop(number, ignored, tmp_path):
+    if number in ignored:
+        pytest.skip("nobody hears it")
+    parent = _begun(tmp_path, ignored)
     parent.send_signal(number)
     parent.wait(20)
     assert [path.name for path in tmp_path.iterdir()] == ["begun"]
@@ -128,8 +144,9 @@ def test_a_child_ends_with_its_parent(tmp_path):
         time.sleep(0.01)
 
 
-def _begun(folder: Path) -> subprocess.Popen[bytes]:
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], stderr=subprocess.DEVNULL)
+def _begun(folder: Path, ignored: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", SCRIPT, str(folder), *(str(int(number)) for number in ignored)]
+    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not (folder / "begun").exists():
         assert parent.poll() is None

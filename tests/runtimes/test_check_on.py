@@ -13,6 +13,7 @@ from runners import RUNNERS, missing
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.model import isolated
 from rnn_lower.proof import runtimes
 
 QUICK = ("onnxruntime", "onnx-reference", "openvino", "tract", "opencv", "onnx2torch")
@@ -67,6 +68,7 @@ def test_the_model_that_is_run_is_the_one_that_was_lowered(monkeypatch):
 
     monkeypatch.setitem(runtimes.RUNNERS, "tract", ("onnx", runner))
     monkeypatch.setattr(runtimes, "missing", lambda _: None)
+    monkeypatch.setattr(isolated, "_may_fork", lambda: False)  # or a child would see it
     assert not rnn_lower.check(model, lowered, on="tract", runs=1).ok
     given, feeds = seen[0]
     assert [node.op_type for node in given.graph.node] == [node.op_type for node in lowered.graph.node]
