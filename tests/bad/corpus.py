@@ -1675,9 +1675,13 @@ def _nowhere(model: Model, **options: Any) -> None:
 
 def _deadly(model: Model) -> None:
     import rnn_lower
+    from rnn_lower.model import isolated
     from rnn_lower.proof import judging
 
-    with mock.patch.object(judging, "Pair", side_effect=lambda *_: os._exit(7)):
+    with (
+        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process would end
+        mock.patch.object(judging, "Pair", side_effect=lambda *_: os._exit(7)),
+    ):
         rnn_lower.check(model, model)
 
 

@@ -24,6 +24,13 @@ from rnn_lower.model import isolated
 from rnn_lower.proof import runners
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no child elsewhere")
+alone = pytest.mark.usefixtures("whatever_runs")
+
+
+@pytest.fixture
+def whatever_runs(monkeypatch):
+    """A child even where other tests have left a thread, or what ends it would end the tests."""
+    monkeypatch.setattr(isolated, "_may_fork", lambda: True)
 
 
 class Unwilling(Exception):
@@ -42,6 +49,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+@alone
 def test_results_and_errors_are_those_of_the_function():
     before = os.getpid()
     assert isolated.apart(os.getpid) != before == os.getpid()
@@ -56,12 +64,14 @@ def test_results_and_errors_are_those_of_the_function():
         isolated.apart(_raise, Unwilling("to", "go"))
 
 
+@alone
 def test_what_is_changed_in_a_child_stays_there():
     kept: list[int] = []
     assert isolated.apart(lambda: kept.append(1) or len(kept)) == 1
     assert kept == []
 
 
+@alone
 @pytest.mark.parametrize(
     ("end", "told"),
     [(die, "SIGABRT"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"), (lambda: os._exit(7), "code 7")],
@@ -90,6 +100,7 @@ def test_no_child_beside_threads_that_work():
         other.join()
 
 
+@alone
 def test_sessions_of_the_parent_are_left_alone():
     """A child that ended one would wait for threads that it does not have."""
     model, feeds = build(Case("LSTM", 14, T=40))
@@ -155,6 +166,7 @@ def _begun(folder: Path, ignored: Sequence[int] = ()) -> subprocess.Popen[bytes]
     return parent
 
 
+@alone
 @pytest.mark.parametrize("command", ["check", "lower"])
 def test_a_runtime_that_dies_is_one_line(command, tmp_path, monkeypatch, capsys):
     model, _ = build(Case("GRU", 14, T=5))
@@ -171,6 +183,7 @@ def test_a_runtime_that_dies_is_one_line(command, tmp_path, monkeypatch, capsys)
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
+@alone
 def test_a_report_outlives_a_runtime_that_dies(tmp_path, monkeypatch):
     model, _ = build(Case("GRU", 14, T=5))
     monkeypatch.setattr(runners.onnxruntime, "InferenceSession", die)
