@@ -15,20 +15,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import faulthandler
 import gc
-import math
-import os
 import re
-import resource
-import select
 import shutil
 import signal
 import sys
 import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +29,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from children import End, Workshop, in_child
 from fullmodel import full_model
 from google.protobuf.message import DecodeError, Message
 from judge import refused
@@ -58,17 +52,11 @@ from rnn_lower.proof import comparing, guard, runners, samples
 SECONDS = 10
 """How long one lowering may compute."""
 
-MOST_SECONDS = 2
-"""How long a mutant may run to be compared: a Loop of half a million small nodes, lowered, takes ten times as long."""
-
-PATIENCE = 30
-"""How many times as long it may take beside whatever else the machine does."""
-
 KILOBYTES = 1 << 20
 """How much memory one lowering may take beyond what the imports take."""
 
-HEADROOM = 4 << 30
-"""Address space beyond that of the imports; what asks for more fails rather than harms the machine."""
+MOST_SECONDS = 2
+"""How long a mutant may run to be compared: a Loop of half a million small nodes, lowered, takes ten times as long."""
 
 HUGE = 1e6
 """Among values of this size float32 leaves no digits to compare."""
@@ -322,90 +310,6 @@ def _one(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
     return choices[int(rng.integers(len(choices)))]
 
 
-# -- one child --------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class End:
-    """How a child ended. code: negative for a signal, None for one that took too long. kilobytes: beyond its start."""
-
-    code: int | None
-    errors: str
-    notes: str
-    kilobytes: int
-    seconds: float
-
-
-def in_child(work: Callable[[Any], int], folder: Path, seconds: float) -> End:
-    """Do some work in a fork of this process, where everything is imported; it may write notes to its argument."""
-    errors, notes = folder / "errors", folder / "notes"
-    start = time.monotonic()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            os.setpgid(0, 0)
-            _prepare(errors, seconds)
-            with open(notes, "w") as file:
-                code = _guarded(work, file)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    handle = os.pidfd_open(child)
-    try:
-        in_time = bool(select.select([handle], [], [], PATIENCE * seconds)[0])
-        if not in_time:
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError):
-                    kill(child, signal.SIGKILL)
-        _, status, usage = os.wait4(child, 0)
-        with contextlib.suppress(ProcessLookupError):  # a child of its own that outlived it
-            os.killpg(child, signal.SIGKILL)
-    finally:
-        os.close(handle)
-    in_time = in_time and usage.ru_utime + usage.ru_stime <= seconds
-    code = os.waitstatus_to_exitcode(status) if in_time else None
-    grown = usage.ru_maxrss - _resident()
-    texts = [path.read_text(errors="replace") if path.exists() else "" for path in (errors, notes)]
-    for path in (errors, notes):
-        path.unlink(missing_ok=True)
-    return End(code, *texts, kilobytes=grown, seconds=time.monotonic() - start)
-
-
-def _prepare(errors: Path, seconds: float) -> None:
-    """Make the fork what a new process would be."""
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    faulthandler.disable()  # which pytest has turned on
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + HEADROOM,) * 2)
-    warnings.resetwarnings()
-    for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-        warnings.simplefilter("ignore", ignored)
-    os.environ["RNN_LOWER_TRACEBACK"] = "1"
-
-
-def _guarded(work: Callable[[Any], int], notes: Any) -> int:
-    try:
-        return work(notes)
-    except BaseException:
-        notes.write(traceback.format_exc())
-        return cli.UNFORESEEN
-
-
-def _resident() -> int:
-    """Kilobytes of this process, which a fork of it starts with."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
-
-
 # -- one mutant -------------------------------------------------------------------------------------------------------
 
 
@@ -424,8 +328,13 @@ def options(rng: np.random.Generator) -> list[str]:
     return found
 
 
-def judge(found: Mapping[str, bytes], in_place: bool, chosen: Sequence[str], home: Path) -> Verdict:
-    """Lower one mutant, given as its files, and look at what has become of it. home: an empty folder for that."""
+def judge(
+    found: Mapping[str, bytes], in_place: bool, chosen: Sequence[str], home: Path, workshop: Workshop | None = None
+) -> Verdict:
+    """Lower one mutant, given as its files, and look at what has become of it. home: an empty folder for that.
+
+    workshop: where it is lowered; what goes wrong there is done again in a child of its own, which decides.
+    """
     folder, before = home / "work", home / "before"
     for place in (folder, before):
         shutil.rmtree(place, ignore_errors=True)
@@ -435,8 +344,12 @@ def judge(found: Mapping[str, bytes], in_place: bool, chosen: Sequence[str], hom
     source = folder / MODEL
     target = source if in_place else folder / "out.onnx"
     command = ["lower", str(source), "-o", str(target), *chosen]
-    end = in_child(lambda _: cli.main(command), home, SECONDS)
+    end = workshop.end(command) if workshop else in_child(lambda _: cli.main(command), home, SECONDS)
+    if end is None:
+        return judge(found, in_place, chosen, home)
     wrong = _wrong_end(end) or _wrong_files(end, folder, found, target)
+    if wrong and workshop:
+        return judge(found, in_place, chosen, home)
     if wrong:
         return Verdict("violation", f"{wrong}\n{end.errors}\n{end.notes}")
     if end.code == cli.BAD:
@@ -623,14 +536,17 @@ def soak(
     _warm_up()
     gc.collect()
     gc.freeze()  # so that forks do not copy what nobody changes
-    with tempfile.TemporaryDirectory(prefix="mutate") as home:
+    with (
+        tempfile.TemporaryDirectory(prefix="mutate") as home,
+        contextlib.closing(Workshop(Path(home), SECONDS, KILOBYTES)) as workshop,
+    ):
         for number in range(count):
             if time.monotonic() > end:
                 break
             rng = np.random.default_rng([seed, number])
             chosen = pool[int(rng.choice(len(pool), p=shares / shares.sum()))]
             found, in_place, flags = mutated(chosen, rng), bool(rng.random() < 0.25), options(rng)
-            verdict = judge(found, in_place, flags, Path(home))
+            verdict = judge(found, in_place, flags, Path(home), workshop)
             tally.outcomes[verdict.outcome] += 1
             if verdict.outcome == "refused":
                 tally.refusals[_kind(verdict.told)] += 1

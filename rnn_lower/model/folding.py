@@ -14,7 +14,7 @@ import onnx_ir.passes.common
 
 from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model.isolated import isolated
+from rnn_lower.model.limited import limited
 from rnn_lower.model.outline import without_annotations
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, nodes, recurrent_nodes, taken_names, values
 
@@ -97,7 +97,7 @@ def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
     _optimizer()  # imported once, before children are forked
     try:
         found: list[list[list[int | None] | None]] = json.loads(
-            isolated(_fold, without_annotations(outline).SerializeToString())
+            limited(_fold, without_annotations(outline).SerializeToString())
         )
     except RnnLowerError:  # whatever folding stumbles over, what it could have told is unknown then
         return []

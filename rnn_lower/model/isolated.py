@@ -17,24 +17,15 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.leftovers import disturbed, undisturbed
-
-try:
-    import resource
-except ImportError:  # Windows, which has no fork either
-    resource = None  # type: ignore[assignment]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _DONE = b"/done"
-
-SECONDS, BYTES = 60, 4 << 30
-"""What a child may compute, and take beyond what it starts with: some hostile input is never done, and ever larger."""
 
 STOP = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
 """Tells a child to stop; of the others each may be ignored, as nohup has it."""
@@ -52,25 +43,6 @@ class InChild(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
-
-
-def isolated(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
-    """What `function(*arguments)` gives, serialized, computed in a forked child; where there is no fork, here.
-
-    seconds: of processor time.  size: bytes of memory.
-    Raises RnnLowerError when the function raises, or the child dies or comes to one of its limits.
-    """
-    if not hasattr(os, "fork"):
-        return _bytes(function(*arguments))
-
-    def work() -> bytes:
-        _limit(seconds, size)
-        return _bytes(function(*arguments))
-
-    try:
-        return _in_child(work)
-    except Ended:
-        raise RnnLowerError(f"{function.__name__} failed") from None
 
 
 def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
@@ -106,16 +78,29 @@ def _may_fork() -> bool:
     return hasattr(os, "fork") and sys.platform != "darwin" and all(thread.daemon for thread in others)
 
 
+def forked(work: Callable[[], object]) -> int:
+    """The number of a child that does this and ends. Interruptions wait in it until it has seen to them."""
+    with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
+        child = os.fork()
+        if child:
+            return child
+        status = 1
+        try:
+            gc.freeze()  # what the parent has dropped, a session with its threads perhaps, is not for the child to end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+
+
 def _in_child(work: Callable[[], bytes]) -> bytes:
     reader, writer = os.pipe()
     child, code = 0, 0
     _flush()  # or what waits to be printed would come from the child as well
     try:
-        with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
-            child = os.fork()
-            if child == 0:
-                _work(work, reader, writer)
+        child = forked(lambda: _work(work, reader, writer))
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             content = pipe.read()
@@ -129,21 +114,14 @@ def _in_child(work: Callable[[], bytes]) -> bytes:
     return content.removesuffix(_DONE)
 
 
-def _work(work: Callable[[], bytes], reader: int, writer: int) -> NoReturn:
+def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
     """All that a child does."""
-    status = 1
-    try:
-        gc.freeze()  # what the parent has dropped, a session with its threads perhaps, is not for the child to end
-        os.close(reader)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
-        signal.signal(STOP, signal.default_int_handler)
-        disturbed()
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(work() + _DONE)
-        _flush()
-        status = 0
-    finally:
-        os._exit(status)
+    os.close(reader)
+    signal.signal(STOP, signal.default_int_handler)
+    disturbed()
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.write(work() + _DONE)
+    _flush()
 
 
 def _flush() -> None:
@@ -185,14 +163,3 @@ def _told(error: Exception) -> Exception:
     except Exception:  # whatever its class makes of it
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def _limit(seconds: int, size: int) -> None:
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # not every system knows them
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size,) * 2)
-
-
-def _bytes(result: Any) -> bytes:
-    return result if isinstance(result, bytes) else result.SerializeToString()

@@ -10,7 +10,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from rnn_lower.model import tensors
-from rnn_lower.model.isolated import isolated
+from rnn_lower.model.limited import limited
 
 SHOWN = 4096
 """Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
@@ -79,7 +79,7 @@ def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
     graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
     """
     limits = FOLLOWING if follow else {}
-    return onnx.ModelProto.FromString(isolated(_infer, proto, follow, **limits))
+    return onnx.ModelProto.FromString(limited(_infer, proto, follow, **limits))
 
 
 def _infer(proto: onnx.ModelProto, follow: bool) -> onnx.ModelProto:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
 import onnx
 import pytest
-from mutate import MODEL, in_child, judge, mutated, seeds, soak
+from children import Workshop, in_child
+from mutate import KILOBYTES, MODEL, SECONDS, judge, mutated, seeds, soak
 
 from rnn_lower import cli
 
@@ -41,6 +43,9 @@ def test_what_a_child_may_not_do_is_seen(tmp_path, monkeypatch):
     def verdict(command: object, in_place: bool = False) -> str:
         monkeypatch.setattr(cli, "main", command)
         found = judge(seed.files, in_place, [], tmp_path)
+        with contextlib.closing(Workshop(tmp_path, SECONDS, KILOBYTES)) as workshop:
+            again = [judge(seed.files, in_place, [], tmp_path, workshop) for _ in range(2)]
+        assert [each.outcome for each in again] == [found.outcome] * 2
         return f"{found.outcome} {found.told.splitlines()[0] if found.told else ''}"
 
     real, source = cli.main, tmp_path / "work" / MODEL
