@@ -106,7 +106,7 @@ def test_no_child_is_kept_after_large_work():
         (die, (signal.SIGABRT,), {}),
         (fail, (), {}),
         (spin, (), {"seconds": 1}),
-        (swell, (2 << 30,), {"size": 1 << 30}),
+        (swell, (400 << 20,), {"size": 200 << 20}),
     ],
     ids=["SIGKILL", "SIGABRT", "an error", "time", "memory"],
 )
@@ -115,13 +115,13 @@ def test_the_end_of_a_child_is_an_error_and_the_next_thing_is_done(function, arg
     with pytest.raises(RnnLowerError, match=f"^{function.__name__} failed$"):
         limited.limited(function, *arguments, **limits)
     assert not _children()
-    assert limited.limited(swell, 2 << 30) == str(2 << 30).encode()
+    assert limited.limited(swell, 400 << 20) == str(400 << 20).encode()
 
 
 def test_limits_are_counted_anew():
     for _ in range(3):
         assert limited.limited(_busy, 0.6, seconds=1) == b"done"
-        assert limited.limited(swell, 600 << 20, size=1 << 30) == str(600 << 20).encode()
+        assert limited.limited(swell, 200 << 20, size=300 << 20) == str(200 << 20).encode()
 
 
 def _busy(seconds: float) -> bytes:
