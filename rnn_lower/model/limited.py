@@ -73,7 +73,7 @@ def _answer(work: bytes) -> bytes:
             answer = child.answer(work)
         except _Gone:
             continue
-        if len(work) > LARGE:
+        if _IDLE or len(work) > LARGE:  # one is enough
             child.close()
         else:
             _IDLE.append(child)
@@ -120,7 +120,7 @@ class _Child:
 
 
 _IDLE: list[_Child] = []
-"""Children that wait for work: one, unless several threads have asked at once."""
+"""Children that wait for work: one, but for a moment when several threads have asked at once."""
 
 
 def close() -> None:

@@ -206,6 +206,7 @@ def test_threads_have_children_of_their_own():
     for thread in threads:
         thread.join()
     assert len(found) == 3
+    assert len(_children()) == 1
 
 
 def test_nothing_of_the_parents_is_held(tmp_path):
