@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files, linting, tensors
 from rnn_lower.model.document import Document
+from rnn_lower.model.limited import one_child
 from rnn_lower.model.linting import LintReport
 from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.model.session import read_nodes
@@ -379,7 +380,8 @@ def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
 def _told_with(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:
     """Do it; an error names the file."""
     try:
-        return work()
+        with one_child():
+            return work()
     except RnnLowerError as error:
         if path is None or str(error).startswith(f"{os.fspath(path)}: "):
             raise

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rnn_lower import cli
+from rnn_lower.model import limited
 
 PATIENCE = 30
 """How many times as long it may take beside whatever else the machine does."""
@@ -105,7 +106,8 @@ class Workshop:
             self.close()
             self._open()
         self._done += 1
-        os.write(self._orders, f"{json.dumps(command)}\n".encode())
+        with contextlib.suppress(BrokenPipeError):  # it died of what went before
+            os.write(self._orders, f"{json.dumps(command)}\n".encode())
         in_time = bool(select.select([self._answers], [], [], 3 * self._seconds)[0])
         answer = os.read(self._answers, 1 << 12) if in_time else b""
         code, kilobytes, seconds = json.loads(answer or "[null, 0, 0]")
@@ -130,8 +132,9 @@ class Workshop:
             try:
                 os.setpgid(0, 0)
                 os.close(self._orders)
+                os.close(self._answers)
                 _prepare(self._errors, IN_TURN * self._seconds)
-                with os.fdopen(orders) as lines:
+                with os.fdopen(orders) as lines, limited.one_child():
                     for line in lines:
                         os.write(answers, json.dumps(_in_turn(json.loads(line))).encode())
             finally:
@@ -144,14 +147,30 @@ def _in_turn(command: list[str]) -> tuple[int, int, float]:
     """Exit code of one of several commands in one process, kilobytes beyond what it began with, and seconds."""
     os.ftruncate(2, 0)
     os.lseek(2, 0, os.SEEK_SET)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
-    before, start = _resident(), time.process_time()
+    for process in _family():
+        (process / "clear_refs").write_text("5")  # the peak of memory begins anew
+    before, start = _resident(), _time_of_family()
     code = _guarded(lambda _: cli.main(command), io.StringIO())
     sys.stdout.flush()
     sys.stderr.flush()
-    peak = int(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0])
-    peak = max(peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-    return code, peak - before, time.process_time() - start
+    peaks = [int(re.findall(r"VmHWM:\s+(\d+)", (one / "status").read_text())[0]) for one in _family()]
+    peak = max(*peaks, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    return code, peak - before, _time_of_family() - start
+
+
+def _family() -> list[Path]:
+    """This process, and the child of its own that it keeps for all commands."""
+    own = Path("/proc/self")
+    children = (own / "task" / str(os.getpid()) / "children").read_text().split()
+    return [own, *(Path("/proc", child) for child in children)]
+
+
+def _time_of_family() -> float:
+    """Seconds of processor time, of children that have ended as well."""
+    ticks = [
+        int(one) for process in _family() for one in (process / "stat").read_text().rsplit(") ")[-1].split()[11:15]
+    ]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _prepare(errors: Path, seconds: float) -> None:

@@ -18,3 +18,12 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the folder ../shared is not there")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _one_child():
+    """For all that a test lowers: forks of a process that has loaded every runtime are slow."""
+    from rnn_lower.model.limited import one_child
+
+    with one_child():
+        yield

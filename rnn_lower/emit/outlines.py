@@ -43,7 +43,7 @@ def outline_of(operand: ir.Value | Constant) -> Outline:
     if isinstance(operand, Constant):
         return Outline(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
     node, origin = operand.producer(), operand
-    cast = node is not None and node.op_type == "Cast" and _to_integers(node)
+    cast = node is not None and node.op_type == "Cast" and bool(node.inputs) and _to_integers(node)
     if cast and node is not None and node.inputs[0] is not None:  # before opset 9 integers come as doubles
         origin = node.inputs[0]
     tensor = known_tensor(origin)

@@ -16,9 +16,10 @@ from onnx_ir import convenience
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.emit.names import Names
-from rnn_lower.errors import ConversionError, UnsupportedError
+from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
 from rnn_lower.model import tensors
 from rnn_lower.model.facts import Facts
+from rnn_lower.model.limited import limited
 from rnn_lower.model.meaning import meant, unknown_value
 from rnn_lower.model.outline import SHOWN, UNSEEN
 from rnn_lower.model.scopes import (
@@ -104,6 +105,8 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         raise _refusal(node, scope.opset, opset, "the operator does not exist there")
     if old.since_version == new.since_version:
         return False
+    if why := _misread(node, old):
+        raise _refusal(node, scope.opset, opset, why)
     if meant(node, scope.opset, opset, facts):  # it is converted with care, or refused
         return True
     if node.op_type == "Constant":  # its versions differ in what they may hold
@@ -136,9 +139,8 @@ def _takes(schema: onnx.defs.OpSchema, node: ir.Node, facts: Facts) -> bool:
 
 def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value], str | None]) -> str:
     """What a node says that a version of its operator does not take, or nothing. kind: as in `Facts`."""
-    unknown = set(node.attributes) - set(schema.attributes)
-    if unknown:
-        return f"its attribute '{min(unknown)}' is unknown there"
+    if why := _misread(node, schema):
+        return why
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
         return "it has more inputs or outputs than there are"
     if told := unknown_value(node, schema.since_version):
@@ -149,6 +151,18 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
             formal = formals[min(place, len(formals) - 1)]  # the last one may stand for many
             if found is not None and found not in formal.types:
                 return f"{formal.name} is {found}, which it does not take there"
+    return ""
+
+
+def _misread(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
+    """What is wrong with the names and types of a node's attributes for a version of its operator, or nothing."""
+    unknown = set(node.attributes) - set(schema.attributes)
+    if unknown:
+        return f"its attribute '{min(unknown)}' is unknown there"
+    for name, attribute in node.attributes.items():
+        wanted = ir.AttributeType(schema.attributes[name].type.value)
+        if attribute.type != wanted:
+            return f"its attribute '{name}' is of type {attribute.type.name}; the operator takes {wanted.name}"
     return ""
 
 
@@ -217,7 +231,11 @@ def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None])
 
 
 def _with_onnx(model: onnx.ModelProto, _: int, opset: int) -> ir.Model:
-    return ir.serde.deserialize_model(onnx.version_converter.convert_version(model, opset))
+    try:
+        content = limited(onnx.version_converter.convert_version, model, opset)  # which dies of some nodes
+    except RnnLowerError as error:
+        raise ConversionError(str(error).removeprefix("convert_version failed: ")) from None
+    return ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
 
 
 def _with_onnxscript(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | None:

@@ -5,13 +5,14 @@ onnx's inference follows such numbers too, but has been wrong with too much; thi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.model.facts import Facts
-from rnn_lower.model.scopes import DEFAULT_DOMAINS
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, said
 from rnn_lower.options import OP_TYPES
 from rnn_lower.recurrent.node import Dim, RecurrentNode
 
@@ -22,6 +23,8 @@ NESTED = 8
 """The same for what computes one size; exporters need about five."""
 
 Numbers = list[Dim]
+
+_INT, _INTS = ir.AttributeType.INT, ir.AttributeType.INTS
 
 
 def counted_sizes(node: RecurrentNode, facts: Facts) -> dict[str, int]:
@@ -60,9 +63,9 @@ def _followed(value: ir.Value, known: Sequence[Dim] | None, shape: Shape, depth:
 
 
 def _reshape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
-    x, target = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    x, target = _input(node, 0), _input(node, 1)
     sizes = None if target is None else numbers(target, shape)
-    if x is None or sizes is None or ("allowzero" in node.attributes and node.attributes["allowzero"].as_int()):
+    if x is None or sizes is None or said(node, "allowzero", _INT, 0) != 0:
         return None
     given = shape(x) if 0 in sizes else ()
     if given is None or any(size == 0 and place >= len(given) for place, size in enumerate(sizes)):
@@ -71,24 +74,25 @@ def _reshape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
 
 
 def _transpose(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
-    given = None if node.inputs[0] is None else shape(node.inputs[0])
+    x = _input(node, 0)
+    given = None if x is None else shape(x)
     if given is None:
         return None
-    perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(given))[::-1]
-    return [given[axis] for axis in perm] if sorted(perm) == list(range(len(given))) else None
+    perm = said(node, "perm", _INTS, range(len(given))[::-1])
+    return [given[axis] for axis in perm] if perm and sorted(perm) == list(range(len(given))) else None
 
 
 def _recurrent(node: ir.Node, place: int, shape: Shape) -> Numbers | None:
     """Y [T, num_directions, N, hidden_size], of layout 0; the rest stands in the facts."""
-    given = None if node.inputs[0] is None else shape(node.inputs[0])
-    if (
-        given is None
-        or len(given) != 3
-        or place != 0
-        or ("layout" in node.attributes and node.attributes["layout"].as_int())
-    ):
+    x = _input(node, 0)
+    given = None if x is None else shape(x)
+    if given is None or len(given) != 3 or place != 0 or said(node, "layout", _INT, 0) != 0:
         return None
     return [given[0], None, given[1], None]
+
+
+def _input(node: ir.Node, place: int) -> ir.Value | None:
+    return node.inputs[place] if place < len(node.inputs) else None
 
 
 SHAPES: dict[str, Callable[[ir.Node, int, Shape], Numbers | None]] = {
@@ -108,8 +112,8 @@ def numbers(value: ir.Value, shape: Shape, depth: int = 0) -> Numbers | None:
     taken = [one for one in node.inputs if one is not None]
     if node.op_type == "Shape":
         found = shape(taken[0])
-        start, end = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
-        return None if found is None else list(found)[start:end]
+        start, end = (said(node, name, _INT, at) for name, at in (("start", 0), ("end", sys.maxsize)))
+        return None if found is None or start is None or end is None else list(found)[start:end]
     count = VECTORS.get(node.op_type)
     vectors = [numbers(one, shape, depth + 1) for one in taken] if count is not None else []
     known = [one for one in vectors if one is not None]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rnn_lower.emit.moved import MOVES
 from rnn_lower.model.dims import declared_shapes, free_dims
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, taken_by
+from rnn_lower.model.scopes import DEFAULT_DOMAINS, said, taken_by
 from rnn_lower.recurrent import parallel, stack
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import COUNTS, LoweredGroup
@@ -151,14 +151,16 @@ def _private(y: ir.Value, between: Sequence[ir.Node], reader: ir.Node) -> list[i
 
 def _in_order(node: ir.Node, facts: Facts) -> ir.Value | None:
     """The input whose elements a node gives in their order."""
-    if node.domain != "" or node.op_type not in KEEPS_ORDER or node.inputs[0] is None:
+    if node.domain != "" or node.op_type not in KEEPS_ORDER or not node.inputs or node.inputs[0] is None:
         return None
     if node.op_type != "Transpose":
         return node.inputs[0]
     shape = facts.shape(node.inputs[0])
     if shape is None:
         return None
-    perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else reversed(range(len(shape)))
+    perm = said(node, "perm", ir.AttributeType.INTS, range(len(shape))[::-1])
+    if perm is None or sorted(perm) != list(range(len(shape))):
+        return None
     kept = [axis for axis in perm if shape[axis] != 1]
     return node.inputs[0] if kept == sorted(kept) else None
 

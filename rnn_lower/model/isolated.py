@@ -79,8 +79,9 @@ def _may_fork() -> bool:
 
 
 def forked(work: Callable[[], object]) -> int:
-    """The number of a child that does this and ends. Interruptions wait in it until it has seen to them."""
-    with undisturbed(), warnings.catch_warnings():  # Python's own handlers around a fork bear no interruption
+    """The number of a child that does this and ends. All signals wait in it until it has seen to them."""
+    # Python's own hooks around a fork hold locks, and do not release them where a handler raises.
+    with undisturbed(signal.valid_signals()), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
         child = os.fork()
         if child:
@@ -88,7 +89,6 @@ def forked(work: Callable[[], object]) -> int:
         status = 1
         try:
             gc.freeze()  # what the parent has dropped, a session with its threads perhaps, is not for the child to end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
             work()
             status = 0
         finally:
@@ -100,7 +100,8 @@ def _in_child(work: Callable[[], bytes]) -> bytes:
     child, code = 0, 0
     _flush()  # or what waits to be printed would come from the child as well
     try:
-        child = forked(lambda: _work(work, reader, writer))
+        with undisturbed(signal.valid_signals()):  # or an interruption would lose it
+            child = forked(lambda: _work(work, reader, writer))
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             content = pipe.read()
@@ -117,8 +118,9 @@ def _in_child(work: Callable[[], bytes]) -> bytes:
 def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
     """All that a child does."""
     os.close(reader)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
     signal.signal(STOP, signal.default_int_handler)
-    disturbed()
+    disturbed(signal.valid_signals())
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(work() + _DONE)
     _flush()

@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,21 +54,21 @@ def create(path: Path) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Interruptions wait, so that what is half done is done wholly."""
+def undisturbed(by: Collection[int] | None = None) -> Iterator[None]:
+    """Interruptions, or what signals are given, wait, so that what is half done is done wholly."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _interruptions())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _interruptions() if by is None else by)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def disturbed() -> None:
-    """In a child that was forked while interruptions waited: they do so no longer."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _interruptions())
+def disturbed(by: Collection[int]) -> None:
+    """In a child that was forked while signals waited: they do so no longer."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, by)
 
 
 def _interruptions() -> set[signal.Signals]:

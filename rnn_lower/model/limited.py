@@ -1,26 +1,26 @@
-"""Run native code on hostile input within limits, in a child that may end instead of the process.
+"""Do work on hostile input within limits in a child that may die of it: inference, folding, conversion.
 
-The child is a fork, so that it has loaded what its parent has. It is kept open for what comes next, since a fork takes
-longer than inference of most models, and leaves when nothing has come for a while.
+A child is a fork, so that it has loaded what its parent has. Since a fork takes longer than inference of most models,
+one child does all that a call of the library asks for, and ends with that call.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import ctypes
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.isolated import forked
-from rnn_lower.model.leftovers import disturbed
+from rnn_lower.model.leftovers import undisturbed
 
 try:
     import fcntl
@@ -29,149 +29,157 @@ except ImportError:  # Windows, which has no fork either
     fcntl = resource = None  # type: ignore[assignment]
 
 SECONDS, BYTES = 60, 4 << 30
-"""What a child may compute, and take beyond what it starts with: some hostile input is never done, and ever larger."""
+"""What a piece of work may compute, and take: some hostile input is never done, and ever larger."""
 
-IDLE = 1.0
-"""Seconds after which a child leaves that nobody asks: it holds the memory that its parent had."""
+LARGE = 1 << 16
+"""Bytes of work after which a child is not kept: a fork is little beside that, and what it holds of its parent much."""
 
-LARGE = 1 << 20
-"""Bytes of work after which a child is not kept: what it leaves in memory is more than a fork costs."""
+HEARD = ("SIGXCPU", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+"""What ends a child by its own doing; all else is for its parent to hear."""
 
-ATTEMPTS = 10
-"""Each child may leave just when it is asked, but not all of them."""
-
-MOST_FILES = 1 << 20
-"""More than a process has open."""
-
-_LENGTH = struct.Struct("<q")
-_LEFT = -1
-"""In place of the length of an answer: the child has left, and has not looked at what it was asked."""
-
-
-class _Gone(Exception):
-    """A child that was idle has left meanwhile."""
+_LENGTH = struct.Struct("<Q")
+_DONE, _ERROR = b"+", b"-"
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
 
 
 def limited(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
     """What `function(*arguments)` gives, serialized, computed in a child; where there is no fork, here.
 
     function: one of a module, which the child finds by its name.  seconds: of processor time.  size: bytes of memory.
-    Raises RnnLowerError when the function raises, or the child dies or comes to one of its limits.
+    Raises RnnLowerError when the function raises, with what that says, or the child dies or comes to one of its limits.
     """
-    if not hasattr(os, "fork"):
-        return _bytes(function(*arguments))
-    try:
-        return _answer(pickle.dumps((function, arguments, seconds, size)))
-    except Exception:  # of a child that died, a message too large, a system with no more processes or files to give
-        raise RnnLowerError(f"{function.__name__} failed") from None
+    answer = _asked(function, arguments, seconds, size) if hasattr(os, "fork") else _answer_of(function, arguments)
+    if answer.startswith(_ERROR):
+        raise RnnLowerError(answer.removeprefix(_ERROR).decode(errors="replace"))
+    return answer.removeprefix(_DONE)
 
 
-def _answer(work: bytes) -> bytes:
-    for _ in range(ATTEMPTS):
-        child = _taken() or _Child()
+def _asked(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: int, size: int) -> bytes:
+    with one_child():
         try:
-            answer = child.answer(work)
-        except _Gone:
-            continue
-        if _IDLE or len(work) > LARGE:  # one is enough
-            child.close()
-        else:
-            _IDLE.append(child)
-        return answer
-    raise EOFError
-
-
-class _Child:
-    """A process that does one thing after the other. It ends by itself when its parent does."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = _pair()
-        with theirs:
-            self._process = forked(lambda: _serve(theirs))
-
-    def answer(self, work: bytes) -> bytes:
-        """What comes of the work. Raises EOFError where the child has died of it, and _Gone where it had left before.
-
-        After any error the child is no more.
-        """
-        try:
-            try:
-                _send(self._socket, work)
-            except OSError:
-                raise _Gone from None
-            return _received(self._socket)
-        except BaseException:
-            self.kill()
+            work = pickle.dumps((function, arguments, seconds, size))
+            answer = _child().answer(work)
+        except BaseException as error:
+            close()  # what is asked next shall not get this answer
+            if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):  # which is the caller's
+                raise RnnLowerError(f"{function.__name__} failed") from None  # it died, or there are too many
             raise
-
-    def close(self) -> None:
-        """Let it leave, and wait until it has."""
-        self.disown()
-        with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD has nothing to wait for
-            os.waitpid(self._process, 0)
-
-    def disown(self) -> None:
-        self._socket.close()
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process, signal.SIGKILL)
-        self.close()
+        if len(work) > LARGE:
+            close()
+        return answer
 
 
-_IDLE: list[_Child] = []
-"""Children that wait for work: one, but for a moment when several threads have asked at once."""
+@contextlib.contextmanager
+def one_child() -> Iterator[None]:
+    """All limited work of this thread is done by one child, which ends with the outermost of these."""
+    _HERE.depth += 1
+    try:
+        yield
+    finally:
+        _HERE.depth -= 1
+        if not _HERE.depth:
+            close()
 
 
 def close() -> None:
-    """Let children leave that wait for work; the next one has what is loaded and registered then."""
-    while child := _taken():
-        child.close()
+    """End the child of this thread, if there is one."""
+    with undisturbed(signal.valid_signals()):
+        child, _HERE.child = _HERE.child, None
+        if child is not None:
+            child.end()
 
 
-def _taken() -> _Child | None:
-    try:
-        return _IDLE.pop()
-    except IndexError:
-        return None
+class _Here(threading.local):
+    """Of each thread, and each process: a fork is not the parent of its parent's child."""
+
+    def __init__(self) -> None:
+        self.child: _Child | None = None
+        self.depth = 0
+
+    def disown(self) -> None:
+        if self.child is not None:
+            self.child.line.close()
+            self.child = None
 
 
-def _disown() -> None:
-    """In a child of this process, which is not the one that they are children of."""
-    while child := _taken():
-        child.disown()
+class _Child:
+    """A process that does one piece of work after the other."""
+
+    def __init__(self) -> None:
+        self.line, theirs = _line()
+        try:
+            with theirs:
+                self._process = forked(lambda: _serve(theirs))
+        except BaseException:
+            self.line.close()
+            raise
+
+    def answer(self, work: bytes) -> bytes:
+        """Raises EOFError where it dies of the work."""
+        try:
+            _send(self.line, work)
+            return _received(self.line)
+        except ConnectionError:
+            raise EOFError from None
+
+    def end(self) -> None:
+        """At once: there is nothing that it could leave half done."""
+        self.line.close()
+        with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD, or has waited for all, has none
+            if not os.waitpid(self._process, os.WNOHANG)[0]:
+                os.kill(self._process, signal.SIGKILL)
+                os.waitpid(self._process, 0)
 
 
-atexit.register(close)
+_HERE = _Here()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown)
+    os.register_at_fork(after_in_child=_HERE.disown)
 
 
-def _serve(asked: socket.socket) -> None:
+def _child() -> _Child:
+    with undisturbed(signal.valid_signals()):  # or an interruption would lose it
+        child = _HERE.child = _HERE.child or _Child()
+    return child
+
+
+def _serve(line: socket.socket) -> None:
     """All that a child does."""
-    _let_go_of_all_but(asked.fileno())
-    while select.select([asked], [], [], IDLE)[0]:
-        function, arguments, seconds, size = pickle.loads(_received(asked))
+    _let_go(line.fileno())
+    while True:  # until the parent closes its end
+        function, arguments, seconds, size = pickle.loads(_received(line))
         _limit(seconds, size)
-        _send(asked, _bytes(function(*arguments)))
-    asked.sendall(_LENGTH.pack(_LEFT))
+        _send(line, _answer_of(function, arguments))
 
 
-def _let_go_of_all_but(number: int) -> None:
-    """Of what is the parent's: signals, which it hears itself, and open files, for whose end others may wait."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    disturbed()
+def _answer_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    try:
+        result = function(*arguments)
+        return _DONE + (result if isinstance(result, bytes) else result.SerializeToString())
+    except MemoryError:  # no state to go on from
+        raise
+    except Exception as error:
+        return _ERROR + f"{function.__name__} failed: {error}".encode(errors="replace")
+
+
+def _let_go(line: int) -> None:
+    """Of what is the parent's: signals, and open files, for whose end others may wait."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {getattr(signal, name) for name in HEARD})
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(AttributeError, OSError):  # where it cannot, it ends when it has done its work
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
-    os.closerange(3, number)
-    os.closerange(number + 1, MOST_FILES)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    os.closerange(3, line)
+    os.closerange(line + 1, 1 << 20 if most == resource.RLIM_INFINITY else most)
 
 
 def _limit(seconds: int, size: int) -> None:
     """Counted from now on."""
-    with contextlib.suppress(AttributeError, OSError):  # not every system knows them
+    with contextlib.suppress(OSError, ValueError):  # not every system knows them
         spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
         _at_most(resource.RLIMIT_CPU, spent + seconds)
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -183,8 +191,8 @@ def _at_most(kind: int, wanted: int) -> None:
     resource.setrlimit(kind, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a line, none in the place of a stream that is closed: others print there."""
+def _line() -> tuple[socket.socket, socket.socket]:
+    """Both ends of one, neither in the place of a stream that is closed: others print there."""
     first, second = socket.socketpair()
     with first, second:
         return _moved(first), _moved(second)
@@ -194,30 +202,23 @@ def _moved(end: socket.socket) -> socket.socket:
     return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
-def _send(to: socket.socket, content: bytes) -> None:
-    to.sendall(_LENGTH.pack(len(content)))
-    to.sendall(content)
+def _send(line: socket.socket, content: bytes) -> None:
+    """Quietly: whoever has SIGPIPE end the process does not mean this line."""
+    waiting = memoryview(_LENGTH.pack(len(content)) + content)
+    while waiting:
+        waiting = waiting[line.send(waiting, getattr(socket, "MSG_NOSIGNAL", 0)) :]
 
 
-def _received(of: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(of, _LENGTH.size))
-    if length == _LEFT:
-        raise _Gone
-    return _exactly(of, length)
+def _received(line: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
+    return _exactly(line, length)
 
 
-def _exactly(of: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        try:
-            part = of.recv(min(count - len(parts), 1 << 20))
-        except ConnectionError:
-            part = b""
+def _exactly(line: socket.socket, count: int) -> bytes:
+    found = bytearray()
+    while len(found) < count:
+        part = line.recv(min(count - len(found), 1 << 20))
         if not part:
             raise EOFError
-        parts += part
-    return bytes(parts)
-
-
-def _bytes(result: Any) -> bytes:
-    return result if isinstance(result, bytes) else result.SerializeToString()
+        found += part
+    return bytes(found)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.model.facts import Facts
+from rnn_lower.model.scopes import subgraphs
 from rnn_lower.recurrent.node import Dim
 
 Attributes = dict[str, ir.Attr]
@@ -116,7 +117,7 @@ def _mask(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
 
 
 def _one_shape(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
-    branches = [attribute.as_graph().outputs for attribute in node.attributes.values()]
+    branches = [branch.outputs for _, branch in subgraphs(node)]
     for pair in zip(*branches, strict=False):
         shapes = [shape for value in pair if (shape := facts.shape(value)) is not None]
         if len({len(shape) for shape in shapes}) > 1 or any(map(_differ, zip(*shapes, strict=False))):

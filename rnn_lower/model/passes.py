@@ -22,6 +22,7 @@ from rnn_lower.model.claims import of_fixed_sizes, warn_of_output
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import Facts
 from rnn_lower.model.folding import fold
+from rnn_lower.model.limited import one_child
 from rnn_lower.model.scopes import nodes, recurrent_nodes
 from rnn_lower.model.session import Session, remove_unused
 from rnn_lower.options import Keywords, Options, takes_options
@@ -166,6 +167,7 @@ def _tell_conversion(asked: Options, chosen: Options) -> None:
         logger.info("converted to opset %d, the nearest that target %s takes", chosen.opset, asked.target)
 
 
+@one_child()
 def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `Facts`."""
     if options.dims:

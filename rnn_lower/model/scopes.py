@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -99,6 +100,14 @@ def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
     """The graph or function that has a value as input or initializer, or the node that gives it."""
     producer = value.producer()
     return value.graph if producer is None else producer.graph
+
+
+def said(node: ir.Node, name: str, kind: ir.AttributeType, default: Any) -> Any:
+    """What an attribute says. None where only a caller of the function tells, or it is of another type than its own."""
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return default
+    return attribute.value if attribute.type == kind and not attribute.is_ref() else None
 
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.model.facts import plain_dim
-from rnn_lower.model.scopes import nodes
+from rnn_lower.model.scopes import nodes, said
 from rnn_lower.options import OP_TYPES
 
 PASS_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
@@ -83,10 +83,9 @@ def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, Range]:
 
 def _rows(table: ir.Value, node: ir.Node) -> int | None:
     """How many there are of what a Gather picks."""
-    axis = node.attributes.get("axis")
     shape = () if table.shape is None else tuple(map(plain_dim, table.shape))
-    place = 0 if axis is None else axis.as_int()
-    rows = shape[place] if -len(shape) <= place < len(shape) else None
+    place = said(node, "axis", ir.AttributeType.INT, 0)
+    rows = shape[place] if place is not None and -len(shape) <= place < len(shape) else None
     return rows if isinstance(rows, int) and rows else None
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.scopes import nodes as all_nodes
-from rnn_lower.model.scopes import values
+from rnn_lower.model.scopes import said, values
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof.integers import PASS_ON, ranges
 from rnn_lower.recurrent.node import RecurrentNode, axes_of
@@ -308,8 +308,9 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
         for name, taken in node.inputs.items():
             if taken is value:
                 return len(axes_of(name, 1, 1, node.layout))
-    orders = (user.attributes.get("perm") for user, _ in value.uses() if user.op_type == "Transpose")
-    return next((len(order.as_ints()) for order in orders if order is not None), None)
+    users = (user for user, _ in value.uses() if user.op_type == "Transpose")
+    orders = (said(user, "perm", ir.AttributeType.INTS, None) for user in users)
+    return next((len(order) for order in orders if order), None)
 
 
 def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int) -> np.ndarray:

@@ -1,0 +1,220 @@
+"""Attributes of other nodes that are read: of another type than their operator's, missing, or those of a function."""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import os
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, run_onnxruntime
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.model import limited
+
+BODY = helper.make_graph(
+    [helper.make_node("Identity", ["x"], ["given"])], "branch", [], [helper.make_tensor_value_info("given", 1, None)]
+)
+VALUES = {
+    "missing": None, "INT": 3, "FLOAT": 1.5, "STRING": "text", "INTS": [1, 0, 5], "FLOATS": [2.0, 1.0], "STRINGS": ["a"],
+    "TENSOR": numpy_helper.from_array(np.zeros(2, np.int64)), "GRAPH": BODY,
+}  # fmt: skip
+NODES = {
+    "Transpose": (["x"], ["perm"], {}),
+    "Reshape": (["x", "sizes"], ["allowzero"], {}),
+    "Softmax": (["x"], ["axis"], {}),
+    "Hardmax": (["x"], ["axis"], {}),
+    "Mod": (["x", "x"], ["fmod"], {}),
+    "Resize": (["x", "", "scales"], ["mode", "nearest_mode"], {}),
+    "Gather": (["x", "one"], ["axis"], {}),
+    "Cast": (["x"], ["to"], {}),
+    "If": (["yes"], ["then_branch", "else_branch", "activations"], {"then_branch": BODY, "else_branch": BODY}),
+    "Slice": (["x", "zero", "one"], ["axes"], {}),
+    "Concat": (["x", "x"], ["axis"], {}),
+}
+OPTIONS = [
+    {},
+    {"opset": 7},
+    {"opset": 22},
+    {"fuse_stacks": True},
+    {"fold": True},
+    {"form": "unroll"},
+    {"target": "openvino"},
+]
+
+
+def model_of(op_type: str, inputs: list[str], attributes: dict[str, object]) -> onnx.ModelProto:
+    """A node between two of a stack, and its size among what sizes are computed from."""
+    lower, _ = build(Case("GRU", 14, T=4, N=2, I=5, H=5))
+    model = onnx.ModelProto()
+    model.CopyFrom(lower)
+    (first,) = lower.graph.node
+    del model.graph.node[:]
+    one = onnx.NodeProto()
+    one.CopyFrom(first)
+    del one.output[:]
+    one.output.append("all")
+    model.graph.node.extend([
+        one, helper.make_node("Squeeze", ["all", "one"], ["x"]), helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node(op_type, inputs, ["moved"], name="odd", **attributes),
+        helper.make_node("Reshape", ["moved", "sizes"], ["again"]), first,
+    ])  # fmt: skip
+    first.input[0] = "again"
+    model.graph.node[-1].CopyFrom(first)
+    for name, value in (("one", [1]), ("zero", [0]), ("scales", np.ones(3, np.float32)), ("yes", True)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    return model
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize(
+    ("op_type", "name"), [(op_type, name) for op_type, (_, names, _) in NODES.items() for name in names]
+)
+def test_an_attribute_of_another_type_is_no_traceback(op_type, name, kind):
+    inputs, _, others = NODES[op_type]
+    said = {**others, name: VALUES[kind]}
+    model = model_of(op_type, inputs, {key: value for key, value in said.items() if value is not None})
+    _lowered_or_refused(model)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize(
+    ("op_type", "name"),
+    [(op_type, name) for op_type, (_, names, _) in NODES.items() for name in names] + [("Upsample", "scales")],
+)
+def test_conversion_of_an_attribute_of_another_type_is_no_traceback(op_type, name, kind):
+    inputs, _, others = NODES.get(op_type, (["x"], [], {"mode": "nearest"}))
+    said = {**others, name: VALUES[kind]}
+    node = helper.make_node(op_type, inputs, ["moved"], **{key: one for key, one in said.items() if one is not None})
+    for opset in (8, 12, 17):
+        model, _ = build(Case("GRU", min(opset, 14), T=4, N=2, I=5, H=5))
+        model.opset_import[0].version = opset
+        node.input[:] = ["X" if one == "x" else one for one in inputs]
+        model.graph.node.append(node)
+        model.graph.output.append(helper.make_tensor_value_info("moved", TensorProto.FLOAT, None))
+        for key, value in (
+            ("one", [1]),
+            ("zero", [0]),
+            ("scales", np.ones(3, np.float32)),
+            ("yes", True),
+            ("sizes", [8, 5]),
+        ):
+            model.graph.initializer.append(numpy_helper.from_array(np.array(value), key))
+        for to in {7, 10, 12, 14, 22} - {opset}:
+            try:
+                rnn_lower.lower(model, opset=to)
+            except RnnLowerError:
+                continue
+
+
+def die(*_: object) -> None:
+    faulthandler.disable()  # which pytest has turned on, and which would say so here
+    os.abort()
+
+
+def test_a_converter_that_dies_is_a_refusal(monkeypatch):
+    """Of hostile nodes onnx's does."""
+    model, _ = build(Case("GRU", 14, T=4))
+    model.opset_import[0].version = 12
+    model.graph.node.append(helper.make_node("Softmax", ["X"], ["moved"], name="odd", axis=2))
+    limited.close()
+    monkeypatch.setattr(onnx.version_converter, "convert_version", die)
+    with pytest.raises(UnsupportedError, match="convert_version failed"):
+        rnn_lower.lower(model, opset=14)
+
+
+@pytest.mark.parametrize("op_type", NODES)
+def test_a_node_without_inputs_is_no_traceback(op_type):
+    _lowered_or_refused(model_of(op_type, [], NODES[op_type][2]))
+
+
+def _lowered_or_refused(model: onnx.ModelProto) -> None:
+    for options in OPTIONS:
+        try:
+            lowered = rnn_lower.lower(model, **options)
+        except RnnLowerError:
+            continue
+        assert not any(node.op_type == "GRU" for node in lowered.graph.node)
+    for work in (rnn_lower.stream, rnn_lower.inspect, lambda one: rnn_lower.check(one, one)):
+        try:
+            work(model)
+        except RnnLowerError:
+            continue
+
+
+READ = [
+    ("Transpose", ["x"], {"perm": [1, 0, 2]}, "INTS"),
+    ("Transpose", ["x"], {"perm": [0, 1, 2]}, "INTS"),
+    ("Shape", ["x"], {"start": 1}, "INT"),
+    ("Shape", ["x"], {"end": 1}, "INT"),
+    ("Reshape", ["x", "kept"], {"allowzero": 0}, "INT"),
+    ("Softmax", ["x"], {"axis": 0}, "INT"),
+    ("Gather", ["x", "order"], {"axis": 0}, "INT"),
+]
+
+
+@pytest.mark.parametrize(("read", "options"), itertools.product(READ, OPTIONS[:6]), ids=str)
+def test_what_a_caller_tells_a_function_is_not_taken_for_the_default(read, options):
+    """The attribute of a node in a function is that of the call, and not known where the function is lowered."""
+    model, feeds = _called(*read)
+    try:
+        lowered = rnn_lower.lower(model, **options)
+    except RnnLowerError:
+        return
+    for steps in (4, 6):
+        feeds = {"x": np.random.default_rng(steps).normal(size=(steps, 2, 4)).astype(np.float32)}
+        close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def _called(
+    op_type: str, inputs: list[str], told: dict[str, object], kind: str
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model that calls a function of two layers, with the node between them."""
+    (name,) = told
+    rng = np.random.default_rng(0)
+    odd = helper.make_node(op_type, inputs, ["given"])
+    odd.attribute.append(onnx.AttributeProto(name=name, ref_attr_name="told", type=getattr(onnx.AttributeProto, kind)))
+    constants = [
+        helper.make_node("Constant", [], [key], value=numpy_helper.from_array(np.array(value, dtype), key))
+        for key, value, dtype in (
+            ("one", [1], np.int64), ("kept", [0, 0, -1], np.int64), ("order", [1, 0], np.int64),
+            ("W", rng.uniform(-0.5, 0.5, (1, 12, 4)), np.float32), ("R", rng.uniform(-0.5, 0.5, (1, 12, 4)), np.float32),
+        )
+    ]  # fmt: skip
+    layers = [
+        helper.make_node("GRU", [x, "W", "R"], [y], hidden_size=4, name=y) for x, y in (("in", "below"), ("next", "Y"))
+    ]
+    squeeze = helper.make_node("Squeeze", ["below", "one"], ["x"])
+    if op_type == "Shape":
+        between = [odd, helper.make_node("Shape", ["x"], ["whole"]), helper.make_node("Reshape", ["x", "whole"], ["next"]),
+                   helper.make_node("ReduceProd", ["given"], ["size"], keepdims=0)]  # fmt: skip
+    else:
+        between = [
+            odd,
+            helper.make_node("Reshape", ["given", "sizes"], ["next"]),
+            helper.make_node("Size", ["x"], ["size"]),
+        ]
+        between.insert(0, helper.make_node("Shape", ["x"], ["sizes"]))
+    if op_type == "Gather":
+        between[2] = helper.make_node("Identity", ["given"], ["next"])
+    function = helper.make_function(
+        "own", "layers", ["in"], ["Y", "size"], [*constants, layers[0], squeeze, *between, layers[1]],
+        [helper.make_opsetid("", 17)], ["told"],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("layers", ["x"], ["y", "size"], domain="own", told=told[name])], "main",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", 2, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None), helper.make_tensor_value_info("size", TensorProto.INT64, None)],
+    )  # fmt: skip
+    model = helper.make_model(
+        graph,
+        functions=[function],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("own", 1)],
+        ir_version=8,
+    )
+    return model, {"x": rng.normal(size=(4, 2, 4)).astype(np.float32)}
