@@ -124,7 +124,7 @@ def test_a_converter_that_dies_is_a_refusal(monkeypatch):
     model.graph.node.append(helper.make_node("Softmax", ["X"], ["moved"], name="odd", axis=2))
     limited.close()
     monkeypatch.setattr(onnx.version_converter, "convert_version", die)
-    with pytest.raises(UnsupportedError, match="convert_version failed"):
+    with pytest.raises(UnsupportedError, match="Softmax 'odd': die failed"):
         rnn_lower.lower(model, opset=14)
 
 
