@@ -315,10 +315,14 @@ def _one(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """outcome: refused, lowered, compared, oracle (compared with the reference instead) or violation. told: why."""
+    """outcome: refused, lowered, compared, oracle (compared with the reference instead) or violation. told: why.
+
+    in_turn: what was wrong where other mutants went before.
+    """
 
     outcome: str
     told: str = ""
+    in_turn: str = ""
 
 
 def options(rng: np.random.Generator) -> list[str]:
@@ -345,11 +349,10 @@ def judge(
     target = source if in_place else folder / "out.onnx"
     command = ["lower", str(source), "-o", str(target), *chosen]
     end = workshop.end(command) if workshop else in_child(lambda _: cli.main(command), home, SECONDS)
-    if end is None:
-        return judge(found, in_place, chosen, home)
-    wrong = _wrong_end(end) or _wrong_files(end, folder, found, target)
+    wrong = "another end" if end is None else _wrong_end(end) or _wrong_files(end, folder, found, target)
     if wrong and workshop:
-        return judge(found, in_place, chosen, home)
+        return dataclasses.replace(judge(found, in_place, chosen, home), in_turn=wrong)
+    assert end is not None
     if wrong:
         return Verdict("violation", f"{wrong}\n{end.errors}\n{end.notes}")
     if end.code == cli.BAD:
@@ -510,11 +513,12 @@ def _is_huge(results: Sequence[Any]) -> bool:
 
 @dataclasses.dataclass
 class Tally:
-    """Counts by outcome, violations by kind, refusals by what they say."""
+    """Counts by outcome, violations by kind, refusals by what they say; what was wrong in turn, and right alone."""
 
     outcomes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     refusals: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    in_turn: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def __str__(self) -> str:
         count = self.outcomes
@@ -548,6 +552,8 @@ def soak(
             found, in_place, flags = mutated(chosen, rng), bool(rng.random() < 0.25), options(rng)
             verdict = judge(found, in_place, flags, Path(home), workshop)
             tally.outcomes[verdict.outcome] += 1
+            if verdict.in_turn and verdict.outcome != "violation":
+                tally.in_turn[_kind(verdict.in_turn)] += 1
             if verdict.outcome == "refused":
                 tally.refusals[_kind(verdict.told)] += 1
             if verdict.outcome == "violation":
@@ -597,7 +603,8 @@ def main() -> int:
 
 def _report(tally: Tally) -> None:
     console = Console(width=140)
-    for title, counts in (("refusal", tally.refusals), ("violation", tally.kinds)):
+    found = (("refusal", tally.refusals), ("violation", tally.kinds), ("wrong in turn, right alone", tally.in_turn))
+    for title, counts in found:
         table = Table(title, "mutants")
         for told, count in counts.most_common(60):
             table.add_row(re.sub(r"\[", r"\[", told), str(count))

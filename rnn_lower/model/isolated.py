@@ -1,7 +1,7 @@
-"""Run native code that may end the process on hostile input in a child that may end instead.
+"""Run models, which may end the process, in a child that ends with its work.
 
 A child is a fork, so that it has what its parent has loaded and holds without a copy; where there is no fork, or where
-it could hang, all is done here.
+it could hang, all is done here. What has limits, and comes many times in a call, is in `limited`.
 """
 
 from __future__ import annotations
