@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.emit.moved import known
-from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.errors import UnsupportedError
 from rnn_lower.model.outline import inferred, outline_of, sizes_of
 from rnn_lower.model.scopes import nodes, owner_of, recurrent_nodes, subgraphs, values
 from rnn_lower.model.tensors import graphs_of
@@ -199,7 +199,7 @@ class Facts:
     def _infer(self, follow: bool) -> _Inferred:
         try:
             found = inferred(self._outline, follow)
-        except RnnLowerError:  # whatever inference stumbles over, what it could have told is unknown then
+        except Exception:  # whatever inference, or the outline for it, stumbles over, what it could tell is unknown
             return {}
         pairs = _same_graphs(self._model.graph, found.graph)
         return {

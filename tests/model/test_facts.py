@@ -98,6 +98,26 @@ def test_inference_that_dies_tells_nothing(monkeypatch):
     close(run_onnxruntime(rnn_lower.lower(model), feeds), run_onnxruntime(model, feeds))
 
 
+def test_what_onnx_ir_cannot_write_tells_nothing():
+    """Names of metadata that are no text, beside one that is."""
+    model, feeds = behind_an_unknown(Case("GRU", 14, T=7, N=3), [None, 3, 3])
+    function = onnx.helper.make_function(
+        "own", "same", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], [helper.make_opsetid("", 14)]
+    )
+    for key in ("text", "KEY?"):
+        function.metadata_props.add(key=key, value="")
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    content = model.SerializeToString().replace(b"KEY?", b"KEY\xff")
+    odd = onnx.ModelProto.FromString(content)
+    lowered = rnn_lower.lower(odd, form="scan")
+    assert lowered.functions[0].SerializeToString() == odd.functions[0].SerializeToString()
+    with pytest.raises(rnn_lower.UnsupportedError, match="needs a known sequence length"):
+        rnn_lower.lower(odd, form="unroll")
+    model.ClearField("functions")
+    close(run_onnxruntime(rnn_lower.lower(model), feeds), run_onnxruntime(model, feeds))
+
+
 def test_inference_that_aborts_on_a_slice_of_a_negative_size():
     model, feeds = build(Case("LSTM", 14, T=5))
     model.graph.node[0].input[0] = "cut"
