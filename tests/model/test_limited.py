@@ -211,30 +211,31 @@ def test_none_is_waited_for_or_killed_that_others_have_waited_for(monkeypatch):
         monkeypatch.setattr(os, "kill", _no)
 
 
-def test_an_interruption_leaves_no_answer_to_the_next_question(kept):
-    class Stop(TimeoutError):
-        pass
+@pytest.mark.parametrize("part", ["_send", "_exactly"])
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interruption_leaves_no_answer_to_the_next_question(part, place, when, monkeypatch, kept):
+    """What a caller's handler raises comes through, and the child that would answer is gone."""
+    real, calls = getattr(limited, part), []
 
-    def stop(*_: object) -> None:
-        raise Stop
+    def interrupted(*arguments: object) -> object:
+        calls.append(1)
+        if len(calls) == place and when == "before":
+            raise TimeoutError
+        result = real(*arguments)
+        if len(calls) == place:
+            raise TimeoutError
+        return result
 
-    before = signal.signal(signal.SIGALRM, stop)
-    stopped = 0
-    try:
-        for number in range(150):
-            content = f"{number} ".encode() * (1 if number % 3 else 30000)
-            try:
-                # Again and again: in a few places, a fork's hooks for one, Python ignores what a handler raises.
-                signal.setitimer(signal.ITIMER_REAL, 0.0005 + number % 10 * 0.001, 0.02)
-                while True:
-                    assert limited.limited(echo, content) == content
-            except Stop:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                stopped += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert stopped == 150
+    first = limited.limited(who)
+    monkeypatch.setattr(limited, part, interrupted)
+    with contextlib.suppress(TimeoutError):
+        limited.limited(echo, b"first")
+        limited.limited(echo, b"second")
+    assert len(calls) == place
+    monkeypatch.undo()
+    assert limited.limited(echo, b"third") == b"third"
+    assert limited.limited(who) != first
 
 
 def test_close_lets_the_next_one_know_what_is_new(monkeypatch, kept):
