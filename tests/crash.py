@@ -139,7 +139,8 @@ def _fork(arguments: list[str], errors: Path, first: Callable[[], None] = lambda
     code = 99
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # which nohup ignores, and so does all that it starts
+            signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
