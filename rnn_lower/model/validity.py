@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.model import tensors
@@ -43,15 +44,14 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         tensors.check_data(tensor, folder)
     _check_functions(model)
     _check_imports("main graph", model.graph.node, model.opset_import)
-    free, in_order = _graph(model.graph, "main graph", Around())
+    free, in_order = _graph(model.graph, "main graph", Around(), folder)
     if free:
         raise InvalidNodeError(f"main graph: nothing computes '{min(free)}'")
     for function in model.functions:
         path = f"function {function.domain}.{function.name}"
         _check_imports(path, function.node, function.opset_import)
-        free, its_order = _nodes(
-            function.node, set(function.input), path, Around(dict.fromkeys([*function.input, *_made_by(function.node)]))
-        )
+        around = Around(dict.fromkeys([*function.input, *_made_by(function.node)]))
+        free, its_order = _nodes(function.node, set(function.input), path, around, folder)
         free |= set(function.output) - set(function.input) - _made_by(function.node)
         if free:
             raise InvalidNodeError(f"{path}: nothing computes '{min(free)}'")
@@ -105,30 +105,33 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
             raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
 
 
-def _graph(graph: onnx.GraphProto, path: str, around: Around) -> tuple[set[str], bool]:
+def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | None) -> tuple[set[str], bool]:
     """Names that a graph takes from outside, and whether its nodes stand in order."""
     _check_values(graph, path)
     for tensor in graph.initializer:  # of two that differ onnxruntime takes now the one and now the other
-        if tensor.name in around and not _is_same(tensor, around[tensor.name]):
+        if tensor.name in around and not _is_same(tensor, around[tensor.name], folder):
             raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and around it")
     given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
     held = {tensor.name: tensor for tensor in graph.initializer}
     seen = around.new_child({name: held.get(name) for name in given | _made_by(graph.node)})
-    free, in_order = _nodes(graph.node, given, path, seen)
+    free, in_order = _nodes(graph.node, given, path, seen, folder)
     outside = {value.name for value in graph.output} - given - _made_by(graph.node)
     if outside and path != "main graph":
         raise InvalidNodeError(f"{path}: nothing in it computes its output '{min(outside)}'")
     return free | outside, in_order
 
 
-def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None) -> bool:
-    """Whether two initializers hold the same, in whatever field."""
-    if other is None or tensors.is_external(tensor) or tensors.is_external(other):
+def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None, folder: Path | None) -> bool:
+    """Whether two initializers hold the same, in whatever field, and wherever in a file."""
+    if other is None or (folder is None and (tensors.is_external(tensor) or tensors.is_external(other))):
         return bool(tensor == other)
-    one, two = map(onnx.numpy_helper.to_array, (tensor, other))
-    same = one.tolist() == two.tolist() if one.dtype == object else one.tobytes() == two.tobytes()
-    return bool(tensor.data_type == other.data_type and one.shape == two.shape and same)
+    one, two = tensors.as_ir(tensor, folder), tensors.as_ir(other, folder)
+    if one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    if one.dtype == ir.DataType.STRING:
+        return bool(one.numpy().tolist() == two.numpy().tolist())
+    return one.tobytes() == two.tobytes()
 
 
 def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:
@@ -148,7 +151,9 @@ def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.output if name}
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str, around: Around) -> tuple[set[str], bool]:
+def _nodes(
+    nodes: Iterable[onnx.NodeProto], given: set[str], path: str, around: Around, folder: Path | None
+) -> tuple[set[str], bool]:
     needs: set[str] = set()
     late: set[str] = set()
     made: set[str] = set()
@@ -158,7 +163,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], given: set[str], path: str, around: 
         used = {name for name in node.input if name}
         for body in tensors.graphs_of(node):
             _check_results(node, body, path)
-            free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around)
+            free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
             used |= free
             in_order &= its_order
         missing = used - given - made
