@@ -20,10 +20,23 @@ def shared() -> Path:
     return SHARED
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _one_child():
-    """For all that a test lowers: forks of a process that has loaded every runtime are slow."""
+    """For all that is lowered in this process: a fork for each test, which has loaded every runtime, is slow."""
     from rnn_lower.model.limited import one_child
 
     with one_child():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was_forked(request):
+    """A test that patches something gets a child that knows of it, and the next test one that does not."""
+    from rnn_lower.model import limited
+
+    patches = "monkeypatch" in request.fixturenames
+    if patches:
+        limited.close()
+    yield
+    if patches:
+        limited.close()

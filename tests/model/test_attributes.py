@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model import limited
 
 BODY = helper.make_graph(
     [helper.make_node("Identity", ["x"], ["given"])], "branch", [], [helper.make_tensor_value_info("given", 1, None)]
@@ -122,7 +121,6 @@ def test_a_converter_that_dies_is_a_refusal(monkeypatch):
     model, _ = build(Case("GRU", 14, T=4))
     model.opset_import[0].version = 12
     model.graph.node.append(helper.make_node("Softmax", ["X"], ["moved"], name="odd", axis=2))
-    limited.close()
     monkeypatch.setattr(onnx.version_converter, "convert_version", die)
     with pytest.raises(UnsupportedError, match="Softmax 'odd': die failed"):
         rnn_lower.lower(model, opset=14)

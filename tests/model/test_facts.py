@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import own_models
 
 import rnn_lower
-from rnn_lower.model import facts, limited
+from rnn_lower.model import facts
 from rnn_lower.model.document import Document
 from rnn_lower.proof.untouched import only_recurrent_nodes_changed
 
@@ -92,7 +92,6 @@ def test_inference_that_dies_tells_nothing(monkeypatch):
         faulthandler.disable()  # the child's death is no news
         os.abort()
 
-    limited.close()  # what is kept open knows another inference
     monkeypatch.setattr(facts.onnx.shape_inference, "infer_shapes", die)
     model, feeds = behind_an_unknown(Case("GRU", 14, T=7, N=3), [7, 3, 3])
     close(run_onnxruntime(rnn_lower.lower(model), feeds), run_onnxruntime(model, feeds))

@@ -29,8 +29,9 @@ OTHERS: list[int] = []
 
 
 @pytest.fixture(autouse=True)
-def _one_child():
-    """None but those that a test asks for, in place of that of all tests."""
+def _no_child(monkeypatch):
+    """But those that a test asks for, in place of that of all tests."""
+    monkeypatch.setattr(limited._HERE, "depth", 0)
     limited.close()
     OTHERS.clear()
     OTHERS.extend(_children())
