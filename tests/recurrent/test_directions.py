@@ -14,6 +14,7 @@ from rnn_lower.recurrent.directions import SIDE_BY_SIDE
 
 SHARED = ("LSTM", "GRU")
 FORMS = ("scan", "loop")
+OPSETS = (7, 9, 11, 13, 14, 22, 24)
 SMALL = Case(direction="bidirectional", N=1)
 
 
@@ -30,13 +31,15 @@ def both_cells(monkeypatch):
     monkeypatch.setitem(SIDE_BY_SIDE, "GRU", 128)
 
 
-@pytest.mark.parametrize("opset", [7, 9, 11, 13, 14, 22, 24])
+@pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.usefixtures("both_cells")
 @pytest.mark.parametrize("op", SHARED)
 def test_every_input_layout_variant_and_form(op, opset):
+    """Of two opsets that follow each other each takes every second one."""
     layouts = (0, 1) if opset >= 14 else (0,)
     optional_sets = [(), ("B",), ("sequence_lens",), OPTIONAL[op]]
-    for optional, variant, layout in itertools.product(optional_sets, variants(op), layouts):
+    all_of_them = list(itertools.product(layouts, optional_sets, variants(op)))
+    for layout, optional, variant in all_of_them[OPSETS.index(opset) % 2 :: 2]:
         case = SMALL.replace(op=op, opset=opset, optional=optional, layout=layout, **variant)
         wanted = expected(case)
         for form in FORMS if opset >= 9 else ("loop",):
