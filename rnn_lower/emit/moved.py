@@ -157,6 +157,8 @@ def _parameters(node: ir.Node) -> Parameters:
         tensor = known_tensor(value)
         if tensor is None:
             raise _UnknownError(name)
+        if not tensor.dtype.is_integer():
+            raise TypeError(name)
         return tuple(int(number) for number in tensor.numpy().ravel())
 
     return given

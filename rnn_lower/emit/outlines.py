@@ -112,6 +112,9 @@ def _outline(proto: onnx.TypeProto) -> Outline:
     return Outline(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim), dtype)
 
 
+WITH_BODIES = ("If", "Loop", "Scan")
+
+
 def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outline], scanned: int) -> list[Outline]:
     """The outlines of what If, Loop or Scan answers, given those of what its body answers.
 
@@ -122,11 +125,11 @@ def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outli
     length: int | None = None
     if op_type == "Loop":
         body, states = body[1:], len(inputs) - 2
-        trips = inputs[0]
+        trips = inputs[0] if inputs else None
         length = int(trips.content[0]) if trips is not None and trips.content else None
     else:
-        states = len(inputs) - scanned
-        first = inputs[states]
+        states = len(inputs) - scanned if isinstance(scanned, int) else 0
+        first = inputs[states] if 0 <= states < len(inputs) else None
         length = None if first is None or not first.shape else first.shape[0]
     stacked = [
         dataclasses.replace(one, shape=None if one.shape is None else (length, *one.shape)) for one in body[states:]

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rnn_lower.emit.outlines import Outline, frozen, inferred, input_names, of_body
+from rnn_lower.emit.outlines import WITH_BODIES, Outline, frozen, inferred, input_names, of_body
 
 FREE = ("Constant",)
 """Taken by every runtime: weights of graphs that have no initializers."""
@@ -66,7 +66,7 @@ def use_of(
 ) -> Use:  # fmt: skip
     """What is known of a node of `count` outputs by its inputs. body: what its first body answers, if it has any."""
     plain = frozen(attributes)
-    if body is not None:
+    if body is not None and op_type in WITH_BODIES:
         found = tuple(of_body(op_type, inputs, body, attributes.get("num_scan_inputs", 0)))
     else:
         held = tuple((name, what) for name, what in plain if not isinstance(what, ir.TensorProtocol))

@@ -23,10 +23,12 @@ from rnn_lower.targets import find_target
 
 SIZES: Mapping[str, tuple[int, ...]] = {
     "batch_size": (1,),
-    "seq_length": (100,),
+    "seq_length": (16, 100),
     "other": (512, 1536, 4000, 16000, 100, 16),
 }
-"""Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many."""
+"""Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many.
+
+The first are small, since a straight line of them is made to see whether it can be: a refusal must not take long."""
 
 COMMON_OPSET = 17
 SECONDS = 3.0

@@ -22,6 +22,7 @@ from rnn_lower.model.facts import Facts
 from rnn_lower.model.limited import limited
 from rnn_lower.model.meaning import meant, unknown_value
 from rnn_lower.model.outline import SHOWN, UNSEEN
+from rnn_lower.model.schemas import of_another_type, schema_of
 from rnn_lower.model.scopes import (
     DEFAULT_DOMAINS,
     Scope,
@@ -98,7 +99,7 @@ def take_over(model: ir.Model, other: ir.Model) -> None:
 
 def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
     """Whether the node must be written otherwise at the new opset."""
-    old, new = (_schema(node.op_type, version) for version in (scope.opset, opset))
+    old, new = (schema_of(node.op_type, version) for version in (scope.opset, opset))
     if node.domain != "" or old is None:
         return False
     if new is None:
@@ -159,22 +160,11 @@ def _misread(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     unknown = set(node.attributes) - set(schema.attributes)
     if unknown:
         return f"its attribute '{min(unknown)}' is unknown there"
-    for name, attribute in node.attributes.items():
-        wanted = ir.AttributeType(schema.attributes[name].type.value)
-        if attribute.type != wanted:
-            return f"its attribute '{name}' is of type {attribute.type.name}; the operator takes {wanted.name}"
-    return ""
+    return of_another_type(node, schema)
 
 
 def _is_int(attribute: ir.Attr) -> bool:
     return attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS) and not attribute.is_ref()
-
-
-def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()), "")
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _signature(schema: onnx.defs.OpSchema) -> object:
@@ -226,7 +216,7 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
 
 
 def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None]) -> str:
-    schema = _schema(node.op_type, opset)
+    schema = schema_of(node.op_type, opset)
     return f"{node.op_type} is unknown there" if schema is None else _wrong(node, schema, lambda v: kinds.get(v.name))
 
 
@@ -265,7 +255,7 @@ def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> onnx.ModelP
 
 def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeProto:
     """The node without attributes that are unknown at the new opset and say what goes without saying."""
-    old, new = (_schema(proto.op_type, version) for version in (current, opset))
+    old, new = (schema_of(proto.op_type, version) for version in (current, opset))
     if old is not None and new is not None:
         said = onnx.helper.get_attribute_value
         gone = {name: a.default_value for name, a in old.attributes.items() if name not in new.attributes}

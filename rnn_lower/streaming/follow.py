@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
-from rnn_lower.errors import UnsupportedError
+from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
+from rnn_lower.model.schemas import malformed
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, Scope, roots, subgraphs
 from rnn_lower.recurrent.node import Dim, RecurrentNode, display_name, read_node
 from rnn_lower.streaming.constants import Constants
@@ -17,7 +19,7 @@ from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
 from rnn_lower.streaming.late import wait_for_each_other
 from rnn_lower.streaming.rules import RANDOM, RULES
 from rnn_lower.streaming.sizes import TIME, Size, size
-from rnn_lower.streaming.track import Look, Track
+from rnn_lower.streaming.track import Look, Track, UnknownShapeError
 
 
 class Walk:
@@ -116,6 +118,19 @@ class Walk:
         seen = [*(track for track in look.inputs if track), *map(self._track, self._captured(node))]
         if node.domain not in DEFAULT_DOMAINS:
             raise look.refuse(f"there is no rule for operators of {node.domain}")
+        if why := malformed(node, scope.opset):
+            raise look.refuse(why)
+        try:
+            return self._followed(look, seen, scope)
+        except RnnLowerError:
+            raise
+        except UnknownShapeError:
+            raise look.refuse("the shape of an input is not known") from None
+        except (IndexError, ValueError, ZeroDivisionError) as error:  # sizes and axes that are not there
+            raise look.refuse("what it says of itself does not fit its inputs") from error
+
+    def _followed(self, look: Look, seen: Sequence[Track], scope: Scope) -> list[Track]:
+        node = look.node
         timed, last = any(track.is_timed for track in seen), any(track.last for track in seen)
         if not timed:
             self._constants.compute(node, scope.opset)

@@ -86,7 +86,8 @@ def squeeze(look: Look) -> list[Track]:
 def unsqueeze(look: Look) -> list[Track]:
     x = look.x()
     axes = look.integers(1, "axes", 13)
-    assert axes is not None
+    if axes is None:
+        raise look.refuse("input 1 is missing")
     rank = x.rank + len(axes)
     new = {axis % rank for axis in axes}
     old = [axis for axis in range(rank) if axis not in new]

@@ -17,6 +17,10 @@ Content = tuple[Size, ...]
 """The elements of a tensor of integers that hold sizes."""
 
 
+class UnknownShapeError(Exception):
+    """A rule asked for a shape that is not known; the node that it was asked about is refused."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Track:
     """A value. It is the same for every chunk (axis None), or has one frame of the stream after another along one axis.
@@ -49,13 +53,13 @@ class Track:
     @property
     def rank(self) -> int:
         """Of a value whose shape is known."""
-        assert self.shape is not None
-        return len(self.shape)
+        return len(self.sizes)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """The shape of a value whose shape is known."""
-        assert self.shape is not None
+        """The shape. Raises UnknownShapeError when it is not known."""
+        if self.shape is None:
+            raise UnknownShapeError
         return self.shape
 
     @property
@@ -138,6 +142,8 @@ class Look:
         array = self.known(index)
         if array is None:
             raise self.refuse(f"its {attribute} are computed")
+        if array.dtype.kind not in "iu":
+            raise self.refuse(f"its {attribute} are no integers")
         return [int(number) for number in np.atleast_1d(array)]
 
     def dtype(self, index: int) -> ir.DataType:

@@ -913,7 +913,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12 and the model 17, between which Split changed; add --opset 17")
     yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12 and the model 17, between which Split changed; add --opset 17")
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17")
-    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=100")
+    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
     yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "are left of the limit; use --form scan or --form loop, or add --max-nodes 10000")
     yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 30")
@@ -1438,6 +1438,28 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
+def odd(then: Then) -> Model:
+    stack = Stack(np.random.default_rng(0))
+    then(stack)
+    return stack.model()
+
+
+ODD: dict[str, tuple[Then, str]] = {
+    "text": (
+        lambda s: s.add("Transpose", "x", perm="text"),
+        "its attribute 'perm' is of type STRING; the operator takes INTS",
+    ),
+    "no axis": (lambda s: s.add("Concat", "x", "x"), "it has no attribute 'axis'"),
+    "complex axes": (lambda s: s.add("Unsqueeze", "x", s.const(np.array([1j]))), "its axes are no integers"),
+    "no axes": (lambda s: s.add("Unsqueeze", "x"), "input 1 is missing"),
+    "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "what it says of itself does not fit its inputs"),
+    "unknown shape": (
+        lambda s: s.add("Reshape", s.add("Transpose"), s.add("Shape", "x")), "the shape of an input is not known",
+    ),
+}  # fmt: skip
+"""Nodes that no runtime takes either."""
+
+
 def with_a_rate() -> Model:
     model = model_of(dynamic=True)
     model.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, [2]))
@@ -1511,6 +1533,8 @@ def pointwise() -> Model:
 def bad_streams() -> Iterator[Bad]:
     for name, words in NOT_CAUSAL.items():
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
+    for name, (then, words) in ODD.items():
+        yield Bad(f"stream odd {name}", streaming(lambda then=then: odd(then), "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))

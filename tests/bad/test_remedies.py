@@ -22,7 +22,7 @@ OPTIONS: tuple[tuple[str, str, list[str]], ...] = (
     # mistake, what the page advises, the options instead of those that were refused
     ("form scan at opset 8", "--form loop", ["--form", "loop"]),
     ("form scan at opset 8", "--opset 17", ["--form", "scan", "--opset", "17"]),
-    ("unroll without a length", "--dim T=100", ["--form", "unroll", "--dim", "T=100"]),
+    ("unroll without a length", "--dim T=16", ["--form", "unroll", "--dim", "T=16"]),
     ("unroll without a length", "--form scan", ["--form", "scan"]),
     ("unroll too long", "--form scan", ["--form", "scan", "--max-nodes", "1000"]),
     ("unroll too long", "--max-nodes 1000000", ["--form", "unroll", "--max-nodes", "1000000"]),

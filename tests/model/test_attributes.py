@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import itertools
 import os
+import warnings
 
 import numpy as np
 import onnx
@@ -138,11 +139,40 @@ def _lowered_or_refused(model: onnx.ModelProto) -> None:
         except RnnLowerError:
             continue
         assert not any(node.op_type == "GRU" for node in lowered.graph.node)
-    for work in (rnn_lower.stream, rnn_lower.inspect, lambda one: rnn_lower.check(one, one)):
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
+    others = (lambda one: rnn_lower.check(one, one), lambda one: rnn_lower.lint(one, "openvino"))
+    for work in (rnn_lower.stream, rnn_lower.inspect, *others):
         try:
             work(model)
         except RnnLowerError:
             continue
+
+
+@pytest.mark.parametrize(("said", "why"), [
+    ({"perm": "text"}, "its attribute 'perm' is of type STRING; the operator takes INTS"),
+    ({"perm": [1, 2]}, "what it says of itself does not fit its inputs"),
+])  # fmt: skip
+def test_a_stream_tells_what_is_wrong_with_an_attribute(said, why):
+    model = model_of("Transpose", ["x"], said)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
+    with pytest.raises(UnsupportedError, match=f"Transpose 'odd' in main graph: cannot run chunk by chunk: {why}"):
+        rnn_lower.stream(model)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float32, np.bool_, np.complex64])
+def test_starts_that_are_no_integers_move_no_weights(dtype):
+    """They would have been cut off, with a warning of numpy's."""
+    model, _ = build(Case("GRU", 14, T=4))
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "W")
+    weight.name = "stored"
+    model.graph.node.insert(0, helper.make_node("Slice", ["stored", "begin", "end"], ["W"]))
+    for name, value in (("begin", [0]), ("end", [1])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowered = rnn_lower.lower(model)
+    moved = any(node.op_type == "Slice" and node.input[0] == "stored" for node in lowered.graph.node)
+    assert moved == (dtype not in (np.int64, np.int32))
 
 
 READ = [

@@ -1,0 +1,32 @@
+"""What the operators of the default domain ask of a node's attributes: onnx's schemas, read in one place."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+
+def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    """Of its newest version where the opset is beyond the installed onnx; None where there is no such operator."""
+    try:
+        return onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()), "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def of_another_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
+    """What is wrong with the types of a node's attributes, as far as the schema knows these, or nothing."""
+    for name, attribute in node.attributes.items():
+        known = schema.attributes.get(name)
+        if known is not None and attribute.type != (wanted := ir.AttributeType(known.type.value)):
+            return f"its attribute '{name}' is of type {attribute.type.name}; the operator takes {wanted.name}"
+    return ""
+
+
+def malformed(node: ir.Node, opset: int) -> str:
+    """What keeps a node's attributes from being read, or nothing: one is of another type, or missing."""
+    schema = schema_of(node.op_type, opset)
+    if schema is None:
+        return ""
+    missing = [name for name, one in schema.attributes.items() if one.required and name not in node.attributes]
+    return f"it has no attribute '{missing[0]}'" if missing else of_another_type(node, schema)
