@@ -14,6 +14,7 @@ import onnx_ir.passes.common
 
 from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.isolated import Ended, apart
 from rnn_lower.model.limited import limited
 from rnn_lower.model.outline import without_annotations
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, nodes, recurrent_nodes, taken_names, values
@@ -33,7 +34,18 @@ def fold(model: ir.Model) -> None:
     """Fold the constants of a model in place, as `fold=True` asks for: shapes, and weights that are computed.
 
     Everything that does not depend on an input becomes an initializer; initializers that a caller may override stay.
+    Raises RnnLowerError for a model of which folding ends the process, as inference of some sizes does. That is found
+    out in a child: what is folded may be large, and is sooner folded twice than sent.
     """
+    _optimizer()  # imported once, before the child is forked
+    try:
+        apart(_fold_here, model)
+    except Ended as end:
+        raise RnnLowerError(f"folding constants ended the process that did it ({end}); leave --fold out") from None
+    _fold_here(model)
+
+
+def _fold_here(model: ir.Model) -> None:
     with _without_claims(model):
         _optimizer().fold_constants(model, onnx_shape_inference=True, input_size_limit=LIMIT, output_size_limit=LIMIT)
         ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -42,7 +54,8 @@ def fold(model: ir.Model) -> None:
 
 @contextlib.contextmanager
 def _without_claims(model: ir.Model) -> Iterator[None]:
-    """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and declared sizes.
+    """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and sizes that are declared
+    of other values, or are none.
 
     Before IR version 4 nobody can give another value than the default, so that it is a constant.
     """
@@ -52,6 +65,10 @@ def _without_claims(model: ir.Model) -> Iterator[None]:
     said = {value: value.shape for value in values(model) if value not in inputs and not value.is_initializer()}
     for value in said:
         value.shape = None
+    for value in inputs:
+        if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+            said[value] = value.shape  # -1 is no size, and inference aborts where a Slice cuts such an axis
+            value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
     for value in defaults if (model.ir_version or 0) >= 4 else ():
         del graph.initializers[str(value.name)]
         value.const_value = None

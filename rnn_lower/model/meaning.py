@@ -95,7 +95,7 @@ def _scales(node: ir.Node) -> np.ndarray | None:
     if "scales" in node.attributes:
         return np.asarray(node.attributes["scales"].as_floats())
     tensor = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
-    return None if tensor is None else tensor.numpy()
+    return tensor.numpy() if tensor is not None and tensor.dtype.is_floating_point() else None
 
 
 def _by_channel(node: ir.Node, opset: int, facts: Facts) -> str:

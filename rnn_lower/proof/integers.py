@@ -90,7 +90,10 @@ def _rows(table: ir.Value, node: ir.Node) -> int | None:
 
 
 def _up_to(depth: ir.TensorProtocol | None) -> Iterable[int] | None:
-    return None if depth is None or depth.size != 1 else range(min(int(depth.numpy().ravel()[0]), MOST_ROWS))
+    if depth is None or depth.size != 1 or not (depth.dtype.is_integer() or depth.dtype.is_floating_point()):
+        return None
+    (rows,) = depth.numpy().ravel()
+    return range(int(min(rows, MOST_ROWS))) if np.isfinite(rows) else None
 
 
 def _beside(tensor: ir.TensorProtocol | None) -> Iterable[int] | None:

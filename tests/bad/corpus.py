@@ -1709,6 +1709,17 @@ def _deadly(model: Model) -> None:
         rnn_lower.check(model, model)
 
 
+def _deadly_to_fold(model: Model) -> None:
+    import rnn_lower
+    from rnn_lower.model import folding, isolated
+
+    with (
+        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process would end
+        mock.patch.object(folding._optimizer(), "fold_constants", side_effect=lambda *_, **__: os._exit(7)),
+    ):
+        rnn_lower.lower(model, fold=True)
+
+
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
 
@@ -1732,6 +1743,7 @@ def _calls() -> Iterator[BadCall]:
         "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; give seq_length, or take scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
+    yield BadCall("folding that ends the process", lambda: _deadly_to_fold(model_of()), "folding constants ended the process that did it (code 7); leave --fold out")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "--on tract: no-such-package is not installed; pip install no-such-package")
     yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
     yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import itertools
 import os
@@ -246,3 +247,39 @@ def _called(
         ir_version=8,
     )
     return model, {"x": rng.normal(size=(4, 2, 4)).astype(np.float32)}
+
+
+ODD_CONSTANTS = {
+    "texts": np.array(["a"], object), "complex": np.array([1j], np.complex64), "no number": np.array([np.nan], np.float32),
+    "truth": np.array([True]),
+}  # fmt: skip
+WITH_PARAMETERS = [
+    ("OneHot", ["ids", "odd", "pair"]), ("Gather", ["odd", "ids"]), ("Slice", ["X", "odd", "odd"]),
+    ("Reshape", ["X", "odd"]), ("Expand", ["X", "odd"]), ("Tile", ["X", "odd"]), ("Resize", ["X", "", "odd"]),
+    ("Upsample", ["X", "odd"]), ("Unsqueeze", ["X", "odd"]), ("Squeeze", ["X", "odd"]), ("TopK", ["X", "odd"]),
+    ("Pad", ["X", "odd"]), ("Split", ["X", "odd"]), ("ReduceSum", ["X", "odd"]), ("Range", ["odd", "odd", "odd"]),
+    ("ConstantOfShape", ["odd"]), ("Equal", ["ids", "odd"]), ("Clip", ["X", "odd", "odd"]), ("CumSum", ["X", "odd"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD_CONSTANTS)
+@pytest.mark.parametrize(("op_type", "inputs"), WITH_PARAMETERS)
+def test_a_constant_of_another_type_is_no_traceback(op_type, inputs, kind):
+    for opset in (9, 17):
+        model, _ = build(Case("GRU", min(opset, 14), T=4, N=2, I=5, H=5))
+        model.opset_import[0].version = opset
+        model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, [3]))
+        for name, value in (("odd", ODD_CONSTANTS[kind]), ("pair", np.array([0, 1], np.float32))):
+            model.graph.initializer.append(numpy_helper.from_array(value, name))
+        model.graph.node.append(helper.make_node(op_type, inputs, ["moved"]))
+        model.graph.output.append(helper.make_tensor_value_info("moved", TensorProto.FLOAT, None))
+        free = onnx.ModelProto()
+        free.CopyFrom(model)
+        free.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
+        for work in (
+            lambda model=model: rnn_lower.lower(model, opset=8), lambda model=model: rnn_lower.lower(model, opset=20),
+            lambda model=model: rnn_lower.lint(model, "openvino"), lambda free=free: rnn_lower.stream(free),
+            lambda model=model: rnn_lower.check(model, model, runs=1),
+        ):  # fmt: skip
+            with contextlib.suppress(RnnLowerError):
+                work()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from judge import close, run_onnxruntime
+from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.model import folding, isolated
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
@@ -126,3 +130,27 @@ def test_before_version_4_inputs_with_a_default_are_constants(select):
     folded = rnn_lower.lower(model, fold=True, select=select, form="loop")
     assert {value.name for value in folded.graph.input} - {"x"} <= {tensor.name for tensor in folded.graph.initializer}
     close(run_onnxruntime(folded, {"x": X}), run_onnxruntime(model, {"x": X}))
+
+
+def test_an_axis_of_size_minus_1_that_is_cut():
+    """Of which onnx's inference aborts."""
+    model, feeds = build(Case("LSTM", 14, T=5))
+    model.graph.node[0].input[0] = "cut"
+    model.graph.node.insert(0, helper.make_node("Slice", ["X", "zero", "five"], ["cut"]))
+    model.graph.initializer.extend(numpy_helper.from_array(np.array([v]), n) for n, v in (("zero", 0), ("five", 5)))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    lowered = rnn_lower.lower(model, fold=True)
+    assert lowered.graph.input[0] == model.graph.input[0]
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def test_folding_that_ends_the_process(monkeypatch):
+    def fold_constants(*_, **__):
+        faulthandler.disable()
+        os.abort()
+
+    monkeypatch.setattr(isolated, "_may_fork", lambda: True)
+    monkeypatch.setattr(folding._optimizer(), "fold_constants", fold_constants)
+    model, _ = build(Case("LSTM", 14, T=5))
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"folding constants ended .* \(SIGABRT\); leave --fold out"):
+        rnn_lower.lower(model, fold=True)
