@@ -100,9 +100,10 @@ def replaced(options: list[str], way: list[str]) -> list[str]:
 
 
 def crossed(things: Sequence[Any], share: int) -> list[Any]:
-    """Each with all forms, and each target with one in so many of them."""
+    """Each as it is lowered unasked, and unrolled, and each other way with one in so many of them."""
     pairs = itertools.product(enumerate(things), enumerate(WAYS))
-    return [(one, *way) for (i, one), (k, way) in pairs if way[1] is None or (i + k) % share == 0]
+    always = [("auto", None), ("unroll", None)]
+    return [(one, *way) for (i, one), (k, way) in pairs if way in always or (i + k) % share == 0]
 
 
 @pytest.mark.parametrize(("dims", "form", "target"), crossed(list(DIMS), 4))
@@ -126,7 +127,7 @@ MODELS = [*own_models(), *sorted(SHARED.glob("models/*.onnx"))]
 
 
 @pytest.mark.parametrize(
-    ("source", "form", "target"), crossed(MODELS, 5), ids=lambda one: one.stem if isinstance(one, Path) else None
+    ("source", "form", "target"), crossed(MODELS, 7), ids=lambda one: one.stem if isinstance(one, Path) else None
 )
 def test_advice_on_real_models(source, form, target, tmp_path, capsys):
     path = tmp_path / "model.onnx"

@@ -262,10 +262,10 @@ WITH_PARAMETERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ODD_CONSTANTS)
+@pytest.mark.parametrize("opset", [9, 17])
 @pytest.mark.parametrize(("op_type", "inputs"), WITH_PARAMETERS)
-def test_a_constant_of_another_type_is_no_traceback(op_type, inputs, kind):
-    for opset in (9, 17):
+def test_a_constant_of_another_type_is_no_traceback(op_type, inputs, opset):
+    for kind in list(ODD_CONSTANTS)[:: 1 if op_type in ("OneHot", "Upsample", "Slice") else 2]:
         model, _ = build(Case("GRU", min(opset, 14), T=4, N=2, I=5, H=5))
         model.opset_import[0].version = opset
         model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, [3]))
