@@ -1,4 +1,4 @@
-"""What the operators of the default domain ask of a node's attributes: onnx's schemas, read in one place."""
+"""What the operators of the default domain ask of the attributes of a model's nodes, by onnx's schemas."""
 
 from __future__ import annotations
 

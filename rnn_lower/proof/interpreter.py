@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx.defs
 import onnx_ir as ir
 
+from rnn_lower.model.schemas import schema_of
 from rnn_lower.proof import idioms, scalars
 from rnn_lower.proof.field import Array, Field
 from rnn_lower.proof.primitives import OPERATORS, Call, OutOfScopeError, WrongError, known
@@ -67,10 +67,9 @@ class Program:
         """Whether the operator is known here, and has at this opset what the node says."""
         if node.domain != "" or node.op_type not in {*OPERATORS, *BODIES, "Constant"}:
             raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
-        try:
-            schema = onnx.defs.get_schema(node.op_type, min(self.opset, onnx.defs.onnx_opset_version()), "")
-        except onnx.defs.SchemaError:
-            raise WrongError(f"opset {self.opset} has no {node.op_type}") from None
+        schema = schema_of(node.op_type, self.opset)
+        if schema is None:
+            raise WrongError(f"opset {self.opset} has no {node.op_type}")
         unknown = sorted(node.attributes.keys() - schema.attributes.keys())
         if unknown or not schema.min_input <= len(node.inputs) <= schema.max_input:
             told = f"attribute '{unknown[0]}'" if unknown else f"{len(node.inputs)} inputs"
