@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import Constant, known_tensor
+from rnn_lower.schemas import schema_of
 
 Shape = tuple[int | None, ...]
 MOST = 1024
@@ -72,8 +73,8 @@ def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | N
 @functools.cache
 def input_names(op_type: str, opset: int) -> tuple[str, ...]:
     """What the operator calls its inputs."""
-    schema = onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()), "")
-    return tuple(formal.name for formal in schema.inputs)
+    schema = schema_of(op_type, opset)
+    return () if schema is None else tuple(formal.name for formal in schema.inputs)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,9 +95,10 @@ def inferred(
             data[name] = onnx.numpy_helper.from_array(array, name)
     try:
         node = onnx.helper.make_node(op_type, names, outputs, **dict(attributes))
-        version = min(opset, onnx.defs.onnx_opset_version())
+        version, schema = min(opset, onnx.defs.onnx_opset_version()), schema_of(op_type, opset)
+        assert schema is not None, "whatever is emitted is in onnx"
         found = onnx.shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(op_type, version, ""), node, types, data,
+            schema, node, types, data,
             opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10,
         )  # fmt: skip
     except Exception:  # whatever inference stumbles over, what it could have told is unknown then
@@ -110,9 +112,6 @@ def _outline(proto: onnx.TypeProto) -> Outline:
     if not tensor.HasField("shape"):
         return Outline(dtype=dtype)
     return Outline(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim), dtype)
-
-
-WITH_BODIES = ("If", "Loop", "Scan")
 
 
 def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outline], scanned: int) -> list[Outline]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rnn_lower.emit.outlines import WITH_BODIES, Outline, frozen, inferred, input_names, of_body
+from rnn_lower.emit.outlines import Outline, frozen, inferred, input_names, of_body
+from rnn_lower.schemas import WITH_BODIES
 
 FREE = ("Constant",)
 """Taken by every runtime: weights of graphs that have no initializers."""

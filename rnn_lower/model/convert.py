@@ -22,7 +22,6 @@ from rnn_lower.model.facts import Facts
 from rnn_lower.model.limited import limited
 from rnn_lower.model.meaning import meant, unknown_value
 from rnn_lower.model.outline import SHOWN, UNSEEN
-from rnn_lower.model.schemas import of_another_type, schema_of
 from rnn_lower.model.scopes import (
     DEFAULT_DOMAINS,
     Scope,
@@ -34,6 +33,7 @@ from rnn_lower.model.scopes import (
     taken_names,
 )
 from rnn_lower.recurrent.node import display_name, version_at
+from rnn_lower.schemas import of_another_type, schema_of
 
 SCRIPT_CONVERTER = range(18, 26)
 """Opsets between which onnxscript's converter works."""

@@ -18,6 +18,7 @@ from rnn_lower.model.isolated import Ended, apart
 from rnn_lower.model.limited import limited
 from rnn_lower.model.outline import without_annotations
 from rnn_lower.model.scopes import DEFAULT_DOMAINS, nodes, recurrent_nodes, taken_names, values
+from rnn_lower.schemas import schema_of
 
 MARK = "rnn_lower.index"
 """Under which a node of the copy is found again, wherever inlining and folding have put it."""
@@ -92,9 +93,8 @@ def _complete(model: ir.Model) -> None:
         if node.op_identifier() in model.functions:
             for value in node.outputs:  # without a name it would not be written
                 value.name = value.name or names.unique("unwanted")
-        elif node.domain in DEFAULT_DOMAINS and onnx.defs.has(node.op_type, scope.opset):
-            least = onnx.defs.get_schema(node.op_type, scope.opset).min_input
-            node.resize_inputs(max(least, len(node.inputs)))
+        elif node.domain in DEFAULT_DOMAINS and (schema := schema_of(node.op_type, scope.opset)) is not None:
+            node.resize_inputs(max(schema.min_input, len(node.inputs)))
 
 
 def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:

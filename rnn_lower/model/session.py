@@ -37,6 +37,7 @@ from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import Lowered, given_outlines, lower_node
 from rnn_lower.recurrent.node import LARGEST_SIZE, RecurrentNode, read_node
 from rnn_lower.recurrent.shared import LoweredGroup, may_pay
+from rnn_lower.schemas import version_of
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
@@ -372,8 +373,7 @@ def review(opset: int) -> None:
     """A newer opset than this program was written for is taken as long as no emitted operator has changed in it."""
     newest = onnx.defs.onnx_opset_version()
     for op_type, row in TABLE.items():
-        version = onnx.defs.get_schema(op_type, min(opset, newest), "").since_version if opset >= row.since else 0
-        if version > row.reviewed:
+        if (version := version_of(op_type, opset)) > row.reviewed:
             raise UnsupportedError(
                 f"{op_type} has a version {version} at opset {opset}, the newest known here is {row.reviewed};"
                 f" convert the model to opset {row.reviewed} first, or update rnn_lower"

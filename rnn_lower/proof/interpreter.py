@@ -9,15 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.model.schemas import schema_of
 from rnn_lower.proof import idioms, scalars
 from rnn_lower.proof.field import Array, Field
 from rnn_lower.proof.primitives import OPERATORS, Call, OutOfScopeError, WrongError, known
+from rnn_lower.schemas import WITH_BODIES, schema_of
 
 MARK = "rnn_lower.node"
 """The metadata by which emitted nodes are known."""
 
-BODIES = ("If", "Loop", "Scan")
 COMPARE = ("Less", "Greater", "Max", "Min")
 
 
@@ -65,7 +64,7 @@ class Program:
 
     def _check(self, node: ir.Node) -> None:
         """Whether the operator is known here, and has at this opset what the node says."""
-        if node.domain != "" or node.op_type not in {*OPERATORS, *BODIES, "Constant"}:
+        if node.domain != "" or node.op_type not in {*OPERATORS, *WITH_BODIES, "Constant"}:
             raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
         schema = schema_of(node.op_type, self.opset)
         if schema is None:
@@ -156,7 +155,7 @@ class Interpreter:
             return [known(self.field, idioms.constant(node.outputs[0]))]
         if node.op_type == "If":
             return self._if(node)
-        if node.op_type in BODIES:
+        if node.op_type in WITH_BODIES:
             return self._loop(node) if node.op_type == "Loop" else self._scan(node)
         operands = [None if value is None else self._value(value) for value in node.inputs]
         if node not in self._groups:  # a body is run many times

@@ -32,6 +32,9 @@ from rnn_lower.recurrent.node import RecurrentNode
 FURTHER_TRIES = 5
 """How often all kinds of inputs are tried for recurrent nodes that have not run."""
 
+INSTEAD = "--prove does without"
+"""What compares models that onnxruntime cannot run."""
+
 
 def compare_models(
     original: Any,
@@ -128,6 +131,7 @@ class Pair:
             self._run_lowered = runtimes.open_runtime(on, self.lowered)
             self.runner = f"{on} {runtimes.version(on)}"
         self._unknown = ""
+        self._refused = False
         self._flags: dict[int, str] = {}
         self._flagged: set[int] = set()
         refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
@@ -178,7 +182,7 @@ class Pair:
                 f"{ORT} does not know the operator {self._unknown}; the original model can be neither run nor checked"
             )
         if "No corresponding Numpy type" in error:
-            return f"{ORT} cannot hand over an input or output of this type to be compared; --prove does without"
+            return f"{ORT} cannot hand over an input or output of this type to be compared; {INSTEAD}"
         wanted = "; ".join(map(_declaration, samples.required_inputs(self.original.model)))
         return f"the original model does not run with the inputs: {error}; give others (--inputs X.npz with {wanted})"
 
@@ -232,6 +236,7 @@ class Pair:
         try:
             return open_onnxruntime(self.original, self._original_path, change if changes else None)
         except Exception as error:
+            self._refused = True
             self._unknown = self._unknown or _unknown_operator(error)
             self.judge = f"{REFERENCE} (onnxruntime: {one_line(error)[:120]})"
             return open_reference(self.original, self._probe)
@@ -243,6 +248,8 @@ class Pair:
             except Exception as error:
                 if (default_opset({e.domain: e.version for e in self.lowered.proto.opset_import}) or 0) >= 7:
                     told = f"the lowered model does not load on {ORT}: {one_line(error)}"
+                    if self._refused:
+                        told = f"{ORT} loads neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
                     raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
                 self.runner = REFERENCE
                 self._run_lowered = open_reference(self.lowered)

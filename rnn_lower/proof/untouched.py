@@ -19,6 +19,7 @@ from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proof.around import is_recurrent
 from rnn_lower.proof.inlining import inlined
 from rnn_lower.recurrent.shared import COUNTS, MEMBERS
+from rnn_lower.schemas import version_of
 
 MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
@@ -230,11 +231,8 @@ class _Context:
         assert self._versions is not None
         if node.domain not in DEFAULT_DOMAINS:
             return False
-        try:
-            found = {onnx.defs.get_schema(node.op_type, opset, "").since_version for opset in self._versions}
-        except onnx.defs.SchemaError:
-            return False
-        return len(found) > 1
+        found = {version_of(node.op_type, opset) for opset in self._versions}
+        return 0 not in found and len(found) > 1
 
     def _same_tensor(self, old: onnx.TensorProto, new: onnx.TensorProto) -> bool:
         inside = ["raw_data", "data_location", "external_data"]

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-import onnx.defs
 import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.options import OP_TYPES
 from rnn_lower.recurrent.activations import Activation, assign
+from rnn_lower.schemas import version_of
 
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 OUTPUTS = ("Y", "Y_h", "Y_c")
@@ -227,8 +227,7 @@ def version_at(op_type: str, opset: int) -> int:
     """The operator's version in an opset. Raises UnsupportedError for a version that is not known here."""
     if opset < 1:
         raise UnsupportedError(f"the model imports opset {opset} of the default domain; opsets start at 1")
-    newest = onnx.defs.onnx_opset_version()
-    version = int(onnx.defs.get_schema(op_type, min(opset, newest), "").since_version)
+    version = version_of(op_type, opset)
     if version not in OPERATORS[op_type].versions:
         known = ", ".join(map(str, OPERATORS[op_type].versions))
         raise UnsupportedError(f"version {version} of {op_type} is unknown; known are {known}: convert to opset 22")

@@ -1030,6 +1030,13 @@ def does_not_load(model: Model) -> None:
     model.graph.node.append(helper.make_node("NoSuchOperator", ["X"], ["none"]))
 
 
+def no_kernel(model: Model) -> None:
+    """onnxruntime has this operator for float alone."""
+    model.graph.node.append(helper.make_node("Cast", ["Y_h"], ["double"], to=TensorProto.DOUBLE))
+    model.graph.node.append(helper.make_node("Selu", ["double"], ["activated"]))
+    model.graph.output.append(helper.make_tensor_value_info("activated", TensorProto.DOUBLE, None))
+
+
 def does_not_run(model: Model) -> None:
     """Loads, for nobody knows the sizes until it runs."""
     del model.graph.output[0].type.tensor_type.shape.dim[:]
@@ -1135,6 +1142,7 @@ def bad_comparisons() -> Iterator[Bad]:
         yield Bad(f"prove {option} no number", pair(fewer_outputs, f"--{option}=1.5", command="prove"), words, option)
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
     yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
+    yield Bad("neither loads", changed(no_kernel, "--check"), "loads neither the original nor the lowered model: ")
     yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "unknown runtime 'abacus'; known are onnxruntime", "abacus")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
     yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")

@@ -1,9 +1,11 @@
-"""What the operators of the default domain ask of the attributes of a model's nodes, by onnx's schemas."""
+"""What onnx's schemas say of the operators of the default domain: versions, and what they ask of attributes."""
 
 from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
+
+WITH_BODIES = ("If", "Loop", "Scan")
 
 
 def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
@@ -12,6 +14,12 @@ def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
         return onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()), "")
     except onnx.defs.SchemaError:
         return None
+
+
+def version_of(op_type: str, opset: int) -> int:
+    """The version of an operator in an opset, or 0 where there is no such operator."""
+    schema = schema_of(op_type, opset)
+    return 0 if schema is None else int(schema.since_version)
 
 
 def of_another_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
