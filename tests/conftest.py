@@ -21,6 +21,21 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """For each session of onnxruntime: the models are small, and as many tests as there are processors run at once."""
+    import onnxruntime
+
+    class Options(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", Options)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _one_child():
     """For all that is lowered in this process: a fork for each test, which has loaded every runtime, is slow."""
     from rnn_lower.model.limited import one_child
