@@ -82,6 +82,9 @@ def inferred(
     op_type: str, opset: int, inputs: Sequence[Outline | None], attributes: tuple[tuple[str, Any], ...], count: int
 ) -> tuple[Outline, ...]:
     """The outlines of what a node without a body answers, by onnx's own inference; unknown where that stumbles."""
+    schema = schema_of(op_type, opset)
+    if schema is None:
+        return (UNKNOWN,) * count
     names = [f"x{place}" if given is not None else "" for place, given in enumerate(inputs)]
     outputs = [f"y{place}" for place in range(count)]
     types, data = {}, {}
@@ -95,12 +98,10 @@ def inferred(
             data[name] = onnx.numpy_helper.from_array(array, name)
     try:
         node = onnx.helper.make_node(op_type, names, outputs, **dict(attributes))
-        version, schema = min(opset, onnx.defs.onnx_opset_version()), schema_of(op_type, opset)
-        assert schema is not None, "whatever is emitted is in onnx"
+        version = min(opset, onnx.defs.onnx_opset_version())
         found = onnx.shape_inference.infer_node_outputs(
-            schema, node, types, data,
-            opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10,
-        )  # fmt: skip
+            schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10
+        )
     except Exception:  # whatever inference stumbles over, what it could have told is unknown then
         return (UNKNOWN,) * count
     return tuple(_outline(found[name]) if name in found else UNKNOWN for name in outputs)
