@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -197,7 +198,7 @@ class Rules:
     limits: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    @property
+    @functools.cached_property  # asked twice for each node
     def silent(self) -> bool:
         """Whether they rule nothing out."""
         return self == dataclasses.replace(Rules(), opsets=self.opsets, sources=self.sources)
