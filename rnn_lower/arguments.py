@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import rnn_lower
+from rnn_lower import foreign
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, Dims, Options
 
@@ -225,7 +225,7 @@ def fixed_inputs(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         try:
-            fixed[name] = json.loads(value)
+            fixed[name] = foreign.loads(value)
         except ValueError:
             equals = ""
         if not equals or not name:

@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     defer()
+    # Threads of OpenBLAS spin for 25 ms after each product, and the proof has many small ones: a fifth of --check.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
     if sys.stderr is None:  # closed by whoever called
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     parser = make_parser(COMMANDS)

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
+DEFAULT_DOMAINS = ("", "ai.onnx")
+LITERALS = {
+    "value_float": (ir.AttributeType.FLOAT, ir.DataType.FLOAT),
+    "value_floats": (ir.AttributeType.FLOATS, ir.DataType.FLOAT),
+    "value_int": (ir.AttributeType.INT, ir.DataType.INT64),
+    "value_ints": (ir.AttributeType.INTS, ir.DataType.INT64),
+}
+"""Attributes of a Constant that hold numbers: of which type they are, and what they make."""
+
 WITH_BODIES = ("If", "Loop", "Scan")
+
+
+def newest_opset() -> int:
+    """That the installed onnx knows."""
+    return int(onnx.defs.onnx_opset_version())
+
+
+def literal_of(attribute: ir.Attr) -> np.ndarray | None:
+    """What an attribute of a Constant holds, if it is numbers."""
+    kind, dtype = LITERALS.get(attribute.name, (None, None))
+    if dtype is None or attribute.type != kind or attribute.is_ref():
+        return None
+    return np.asarray(attribute.value, dtype.numpy())
 
 
 def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
     """Of its newest version where the opset is beyond the installed onnx; None where there is no such operator."""
     try:
-        return onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version()), "")
+        return onnx.defs.get_schema(op_type, min(opset, newest_opset()), "")
     except onnx.defs.SchemaError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -16,7 +17,7 @@ from runners import RUNNERS, missing
 from strategies import random_case
 
 import rnn_lower
-from rnn_lower import cli
+from rnn_lower import RnnLowerError, cli
 from rnn_lower.recurrent.node import OPERATORS
 from rnn_lower.targets import TARGETS, find_target, fused
 
@@ -199,6 +200,83 @@ def test_lint_says_why_lowering_does_not_mend(tmp_path):
     (finding,) = report.findings
     assert not finding.lowering_mends
     assert "needs a known sequence length" in finding.mend
+
+
+def counting(trips: onnx.TensorProto, ends_early: bool = False, told: bool = True) -> onnx.ModelProto:
+    """A Loop that stacks its trips, beside a GRU. told: whether the first condition is a constant."""
+    model, _ = build(Case("GRU", 17, T=2, N=1, outputs=("Y_h",)))
+    boolean, integer = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
+    nodes = [helper.make_node("Identity", ["t"], ["row"], name="count")]
+    if ends_early:
+        nodes.append(helper.make_node("Less", ["t", "two"], ["still"], name="ends"))
+    else:
+        nodes.append(helper.make_node("Identity", ["go"], ["still"], name="goes_on"))
+    body = helper.make_graph(
+        nodes, "body", [helper.make_tensor_value_info("t", integer, []), helper.make_tensor_value_info("go", boolean, [])],
+        [helper.make_tensor_value_info("still", boolean, []), helper.make_tensor_value_info("row", integer, [])],
+    )  # fmt: skip
+    trips.name = "trips"
+    model.graph.initializer.extend([trips, helper.make_tensor("two", integer, [], [2])])
+    if told:
+        model.graph.initializer.append(helper.make_tensor("first", boolean, [], [True]))
+    else:
+        model.graph.input.append(helper.make_tensor_value_info("first", boolean, []))
+    model.graph.node.append(helper.make_node("Loop", ["trips", "first"], ["rows"], name="loop", body=body))
+    model.graph.node.append(helper.make_node("Neg", ["rows"], ["Z"], name="reads"))
+    model.graph.output.append(helper.make_tensor_value_info("Z", integer, None))
+    return model
+
+
+@pytest.fixture
+def static(tmp_path):
+    path = tmp_path / "static.toml"
+    path.write_text(
+        'summary = "known sizes"\nstatus = "documented"\nsource = "page 1"\nforms = ["scan"]\nstatic = true\n'
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("ends_early", "told", "found"),
+    [(False, True, set()), (True, True, {"loop", "reads"}), (False, False, {"loop", "reads"})],
+)
+def test_a_loop_is_as_long_as_it_has_trips_where_nothing_else_ends_it(ends_early, told, found, static):
+    model = counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4]), ends_early, told)
+    report = rnn_lower.lint(model, static)
+    assert {finding.node for finding in report.findings} - {"node"} == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("FLOAT", np.nan),
+        ("FLOAT", np.inf),
+        ("FLOAT", 4.0),
+        ("STRING", "a"),
+        ("COMPLEX64", 1j),
+        ("INT32", 4),
+        ("INT4", 4),
+    ],
+)
+def test_trips_of_another_type_are_no_number_of_them(kind, value, static):
+    model = counting(helper.make_tensor("", getattr(onnx.TensorProto, kind), [], [value]))
+    assert "loop" in {finding.node for finding in rnn_lower.lint(model, static).findings}
+
+
+@pytest.mark.parametrize("name", ["value_float", "value_floats", "value_int", "value_ints"])
+@pytest.mark.parametrize(
+    "held", [{"s": b"a"}, {"strings": [b"a"]}, {"f": 1.5}, {"floats": [1.5]}], ids=lambda one: next(iter(one))
+)
+def test_a_constant_of_another_kind_than_its_name_says_is_none(name, held, static):
+    model, _ = build(Case("GRU", 17, T=2, N=1, outputs=("Y_h",)))
+    constant = helper.make_node("Constant", [], ["sizes"], name="constant")
+    kinds = {"s": "STRING", "strings": "STRINGS", "f": "FLOAT", "floats": "FLOATS"}
+    constant.attribute.append(onnx.AttributeProto(name=name, type=kinds[next(iter(held))], **held))
+    model.graph.node.extend([constant, helper.make_node("Reshape", ["Y_h", "sizes"], ["Z"], name="reads")])
+    model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    for work in (rnn_lower.lower, rnn_lower.inspect, lambda model: rnn_lower.lint(model, static), rnn_lower.stream):
+        with contextlib.suppress(RnnLowerError):
+            work(model)
 
 
 @pytest.mark.parametrize("feature", ["LSTM everything", "GRU plain", "RNN Elu"])

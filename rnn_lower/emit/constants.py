@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.names import Names
+from rnn_lower.schemas import literal_of
 
 EAGER_BYTES = 1024
 """Constants up to this size are evaluated at once; larger ones stay lazy, so that weights are not held in memory."""
@@ -56,12 +57,10 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
         return None
     (attribute,) = node.attributes.values()
-    if attribute.is_ref() or attribute.name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
-        return None
-    if attribute.name == "value":
-        return attribute.as_tensor() if attribute.type == ir.AttributeType.TENSOR else None
-    dtype = np.float32 if attribute.name.startswith("value_float") else np.int64
-    return ir.tensor(np.asarray(attribute.value, dtype))
+    if attribute.name == "value" and attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+        return attribute.as_tensor()
+    literal = literal_of(attribute)
+    return None if literal is None else ir.tensor(literal)
 
 
 def from_tensor(tensor: ir.TensorProtocol) -> Constant:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import Constant, fold, from_tensor, known_tensor
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 DEEPEST = 12
 """So many nodes in a row are followed."""
@@ -121,7 +122,7 @@ def known(value: ir.Value | None, depth: int = DEEPEST) -> Constant | None:
     if tensor is not None:
         return from_tensor(tensor)
     node = None if value is None or value.is_graph_input() else value.producer()
-    if value is None or node is None or depth == 0 or node.domain not in ("", "ai.onnx"):
+    if value is None or node is None or depth == 0 or node.domain not in DEFAULT_DOMAINS:
         return None
     count, move = MOVES.get(node.op_type, (0, None))
     if move is None or any(attribute.is_ref() for attribute in node.attributes.values()):

@@ -19,7 +19,7 @@ from rnn_lower.emit.alternatives import ALTERNATIVES
 from rnn_lower.emit.calls import Call, Way
 from rnn_lower.emit.constants import Constant, ConstantPool, constant
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.outlines import Outline, outline_of
+from rnn_lower.emit.outlines import Outline, answers, outline_of
 from rnn_lower.emit.rules import Use, use_of
 from rnn_lower.emit.versions import CAST_TAKES_ENUM, CONSTANT_TAKES_INTEGERS, TABLE
 from rnn_lower.emit.writer import NodeWriter, Operand
@@ -118,7 +118,7 @@ class OperatorWriter(NodeWriter):
         inputs = tuple(self.outline(operand) for operand in operands)
         bodies = [held for held in attributes.values() if isinstance(held, ir.Graph)]
         plain = {name: held for name, held in attributes.items() if not isinstance(held, ir.Graph)}
-        inner = [self.outline(value) or Outline() for value in bodies[0].outputs] if bodies else None
+        inner = answers(call.op_type, bodies, lambda value: self.outline(value) or Outline())
         return use_of(call.op_type, self.opset, inputs, plain, inner, len(call.names))
 
     def _broken(self, call: Call) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import Constant, known_tensor
-from rnn_lower.schemas import schema_of
+from rnn_lower.schemas import newest_opset, schema_of
 
 Shape = tuple[int | None, ...]
 MOST = 1024
@@ -98,7 +98,7 @@ def inferred(
             data[name] = onnx.numpy_helper.from_array(array, name)
     try:
         node = onnx.helper.make_node(op_type, names, outputs, **dict(attributes))
-        version = min(opset, onnx.defs.onnx_opset_version())
+        version = min(opset, newest_opset())
         found = onnx.shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10
         )
@@ -115,6 +115,36 @@ def _outline(proto: onnx.TypeProto) -> Outline:
     return Outline(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim), dtype)
 
 
+def answers(op_type: str, bodies: Sequence[ir.Graph], outline: Callable[[ir.Value], Outline]) -> list[Outline] | None:
+    """The outlines of what a node's bodies answer, of two branches what both agree in; None without bodies.
+
+    A condition that the body of a Loop hands on counts as true: whether the first one is, the node's inputs tell.
+    """
+    if not bodies:
+        return None
+    given = [body.outputs for body in bodies]
+    found = [functools.reduce(_common, map(outline, values)) for values in zip(*given, strict=False)]
+    if op_type == "Loop" and found and _hands_on(bodies[0]):
+        found[0] = Outline((), ir.DataType.BOOL, True, (True,))
+    return found
+
+
+def _common(one: Outline, other: Outline) -> Outline:
+    if one == other:
+        return one
+    shape = None
+    if one.shape is not None and other.shape is not None and len(one.shape) == len(other.shape):
+        shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
+    return Outline(shape, one.dtype if one.dtype == other.dtype else None)
+
+
+def _hands_on(body: ir.Graph) -> bool:
+    """Whether the condition that a Loop's body answers is the one that it gets."""
+    node = body.outputs[0].producer()
+    handed = node.inputs[0] if node is not None and node.op_type == "Identity" else body.outputs[0]
+    return len(body.inputs) > 1 and handed is body.inputs[1]
+
+
 def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outline], scanned: int) -> list[Outline]:
     """The outlines of what If, Loop or Scan answers, given those of what its body answers.
 
@@ -124,9 +154,11 @@ def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outli
         return list(body)
     length: int | None = None
     if op_type == "Loop":
-        body, states = body[1:], len(inputs) - 2
-        trips = inputs[0] if inputs else None
-        length = int(trips.content[0]) if trips is not None and trips.content else None
+        stays, body, states = body[:1], body[1:], len(inputs) - 2
+        trips, condition = (inputs[place] if place < len(inputs) else None for place in (0, 1))
+        goes_on = stays and stays[0].content == (True,) and (condition is None or condition.content == (True,))
+        if goes_on and trips is not None and trips.content and trips.dtype == ir.DataType.INT64:
+            length = max(0, int(trips.content[0]))
     else:
         states = len(inputs) - scanned if isinstance(scanned, int) else 0
         first = inputs[states] if 0 <= states < len(inputs) else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rnn_lower import foreign
 from rnn_lower.errors import RnnLowerError
 
 SCHEMA = 1
@@ -79,7 +80,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises RnnLowerError when there is no kit in the folder, or one of another schema."""
     path = folder / NAME
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = foreign.loads(path.read_text(encoding="utf-8"))
         if told["schema"] != SCHEMA:
             found = told["schema"]
             raise RnnLowerError(f"{path}: a kit of schema {found}, and {SCHEMA} is known here; write the kit again")
@@ -90,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         told = f"{error.strerror or error}; write a kit first: rnn-lower kit -o {folder} --target RUNTIME"
         raise RnnLowerError(f"{path}: cannot be read: {told}") from None
-    except (ValueError, LookupError, TypeError) as error:
+    except foreign.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
         raise RnnLowerError(f"{path}: not the manifest of a kit; write the kit again") from None

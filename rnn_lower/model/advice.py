@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import ConversionError, Lack, RnnLowerError, UnmetError, UnsupportedError
@@ -19,6 +18,7 @@ from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Options
 from rnn_lower.recurrent.node import axes_of
+from rnn_lower.schemas import newest_opset
 from rnn_lower.targets import find_target
 
 SIZES: Mapping[str, tuple[int, ...]] = {
@@ -57,7 +57,7 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
         told, lacks = str(error), error.lacks
     except ConversionError as error:
         first, last = find_target(options.target).opsets
-        told, lacks = str(error), (Lack("", opsets=(first, min(last, onnx.defs.onnx_opset_version()))),)
+        told, lacks = str(error), (Lack("", opsets=(first, min(last, newest_opset()))),)
     raise UnsupportedError(f"{told}; {_advice(lacks, options, fresh(), attempt)}")
 
 
@@ -72,7 +72,7 @@ def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: A
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
     again = ""
     if isinstance(error, ConversionError) and opsets and options.opset is None:
-        last = min(opsets[1], onnx.defs.onnx_opset_version())
+        last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetError)):
         return "no option mends this: it stays unknown whatever the sizes of the inputs"
@@ -147,7 +147,7 @@ def _opsets(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Ch
         return NOTHING
     first, last = max(low for low, _ in limits), min(high for _, high in limits)
     current = model.opset_imports.get("", 1)
-    found = range(first, min(last, onnx.defs.onnx_opset_version()) + 1)
+    found = range(first, min(last, newest_opset()) + 1)
     wanted = current if options.opset is None else options.opset
     near = sorted(set(found) - {options.opset}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))
     return [({"opset": opset}, f"--opset {opset}") for opset in near] or NOTHING

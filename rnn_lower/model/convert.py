@@ -23,7 +23,6 @@ from rnn_lower.model.limited import limited
 from rnn_lower.model.meaning import meant, unknown_value
 from rnn_lower.model.outline import SHOWN, UNSEEN
 from rnn_lower.model.scopes import (
-    DEFAULT_DOMAINS,
     Scope,
     default_opset,
     nodes,
@@ -33,7 +32,7 @@ from rnn_lower.model.scopes import (
     taken_names,
 )
 from rnn_lower.recurrent.node import display_name, version_at
-from rnn_lower.schemas import of_another_type, schema_of
+from rnn_lower.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of
 
 SCRIPT_CONVERTER = range(18, 26)
 """Opsets between which onnxscript's converter works."""
@@ -45,7 +44,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
     They are lowered afterwards at the new opset, or restamped by `restamp_rest`. outline: as in `Facts`.
     Raises UnsupportedError, naming the node, when an operator cannot be converted.
     """
-    newest = onnx.defs.onnx_opset_version()
+    newest = newest_opset()
     if not 1 <= opset <= newest:
         raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows 1 to {newest}")
     if all(root.opset == opset for root in roots(model)):

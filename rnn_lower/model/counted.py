@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from rnn_lower.emit.constants import known_tensor
 from rnn_lower.model.facts import Facts
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, said
+from rnn_lower.model.scopes import said
 from rnn_lower.options import OP_TYPES
 from rnn_lower.recurrent.node import Dim, RecurrentNode
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 DEEPEST = 100
 """How many nodes in a row are followed; each layer of a model takes about ten."""

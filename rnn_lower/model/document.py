@@ -21,8 +21,9 @@ from rnn_lower.model.claims import of_fixed_sizes
 from rnn_lower.model.dims import fix_dims, fix_proto_dims
 from rnn_lower.model.facts import UNSAID, Facts
 from rnn_lower.model.outline import outline, outline_of
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, default_opset, owner_of, roots, subgraphs, values
+from rnn_lower.model.scopes import default_opset, owner_of, roots, subgraphs, values
 from rnn_lower.options import Dims
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 MAX_NESTING = 29
 """Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""

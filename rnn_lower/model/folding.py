@@ -17,8 +17,8 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.isolated import Ended, apart
 from rnn_lower.model.limited import limited
 from rnn_lower.model.outline import without_annotations
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, nodes, recurrent_nodes, taken_names, values
-from rnn_lower.schemas import schema_of
+from rnn_lower.model.scopes import nodes, recurrent_nodes, taken_names, values
+from rnn_lower.schemas import DEFAULT_DOMAINS, schema_of
 
 MARK = "rnn_lower.index"
 """Under which a node of the copy is found again, wherever inlining and folding have put it."""
@@ -35,15 +35,21 @@ def fold(model: ir.Model) -> None:
     """Fold the constants of a model in place, as `fold=True` asks for: shapes, and weights that are computed.
 
     Everything that does not depend on an input becomes an initializer; initializers that a caller may override stay.
-    Raises RnnLowerError for a model of which folding ends the process, as inference of some sizes does. That is found
-    out in a child: what is folded may be large, and is sooner folded twice than sent.
+    Raises RnnLowerError for a model that the optimizer stumbles over, or of which folding ends the process, as
+    inference of some sizes does. That is found out in a child, where one may be forked: what is folded may be large,
+    and is sooner folded twice than sent.
     """
     _optimizer()  # imported once, before the child is forked
     try:
         apart(_fold_here, model)
+        _fold_here(model)
     except Ended as end:
         raise RnnLowerError(f"folding constants ended the process that did it ({end}); leave --fold out") from None
-    _fold_here(model)
+    except RnnLowerError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        raise RnnLowerError(f"folding constants failed ({told}); leave --fold out") from error
 
 
 def _fold_here(model: ir.Model) -> None:

@@ -12,10 +12,11 @@ import onnx_ir as ir
 from rnn_lower.emit.moved import MOVES
 from rnn_lower.model.dims import declared_shapes, free_dims
 from rnn_lower.model.facts import RESHAPES, Facts
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, said, taken_by
+from rnn_lower.model.scopes import said, taken_by
 from rnn_lower.recurrent import parallel, stack
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import COUNTS, LoweredGroup
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 KEEPS_ORDER = (*RESHAPES, "Identity", "Transpose")
 """What exporters put between layers. A Transpose is one of them as long as it moves axes of size 1 only."""

@@ -48,7 +48,7 @@ class InChild(Exception):
 def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
     """What a function gives or raises, computed in a child without limits that ends with its parent.
 
-    What it changes stays in the child. Raises Ended when the child does not live to tell.
+    What it changes stays in the child, where one may be forked. Raises Ended when the child does not live to tell.
     """
     if not _may_fork():
         return function(*arguments, **keywords)

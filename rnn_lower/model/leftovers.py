@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 import onnx
 
+from rnn_lower import foreign
 from rnn_lower.model import tensors
 
 try:
@@ -205,8 +206,8 @@ def mark_of(path: Path) -> list[int]:
 
 def finish(journal: Path) -> None:
     """Remove what a run that was killed right after putting its model in place had still to remove."""
-    with contextlib.suppress(ValueError, TypeError, AttributeError, OSError):
-        for name, mark in json.loads(journal.read_bytes()).items():
+    with contextlib.suppress(*foreign.UNSOUND, OSError):
+        for name, mark in foreign.loads(journal.read_bytes()).items():
             path = journal.parent / name
             if os.path.basename(name) == name and mark_of(path) == mark and remove_unreferred(path):
                 _tell_of(path)

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from rnn_lower.emit.outlines import Outline
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.facts import Facts
-from rnn_lower.model.scopes import DEFAULT_DOMAINS, Scope, recurrent_nodes, scopes
+from rnn_lower.model.scopes import Scope, recurrent_nodes, scopes
 from rnn_lower.recurrent.node import RecurrentNode, read_node
+from rnn_lower.schemas import DEFAULT_DOMAINS
 from rnn_lower.targets import Target
 from rnn_lower.targets.fused import RIGHT, UNKNOWN
 from rnn_lower.targets.holding import Holder

@@ -27,6 +27,7 @@ from rnn_lower.model.scopes import nodes, recurrent_nodes
 from rnn_lower.model.session import Session, remove_unused
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.schemas import newest_opset
 from rnn_lower.targets import find_target
 
 logger = logging.getLogger("rnn_lower")
@@ -155,7 +156,7 @@ def lower_unadvised(document: Document, options: Options) -> list[Record]:
 def at_opset_of_target(model: ir.Model, options: Options) -> Options:
     """With the nearest opset that the target takes, where the model is at another and nobody asked for one."""
     target = find_target(options.target)
-    (first, last), newest = target.opsets, onnx.defs.onnx_opset_version()
+    (first, last), newest = target.opsets, newest_opset()
     beyond = [s.opset for _, s in recurrent_nodes(model, options.op_types) if not first <= s.opset <= last]
     if options.opset is not None or not beyond or first > newest:
         return options

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import ConstantPool
@@ -37,7 +36,7 @@ from rnn_lower.recurrent import estimate
 from rnn_lower.recurrent.lowering import Lowered, given_outlines, lower_node
 from rnn_lower.recurrent.node import LARGEST_SIZE, RecurrentNode, read_node
 from rnn_lower.recurrent.shared import LoweredGroup, may_pay
-from rnn_lower.schemas import version_of
+from rnn_lower.schemas import newest_opset, version_of
 from rnn_lower.targets import find_target
 from rnn_lower.targets.holding import Holder
 
@@ -371,7 +370,7 @@ def read_nodes(model: ir.Model, facts: Facts | None = None) -> list[RecurrentNod
 
 def review(opset: int) -> None:
     """A newer opset than this program was written for is taken as long as no emitted operator has changed in it."""
-    newest = onnx.defs.onnx_opset_version()
+    newest = newest_opset()
     for op_type, row in TABLE.items():
         if (version := version_of(op_type, opset)) > row.reviewed:
             raise UnsupportedError(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.model import tensors
-from rnn_lower.model.scopes import DEFAULT_DOMAINS
+from rnn_lower.schemas import DEFAULT_DOMAINS, newest_opset, schema_of
 
 _A = onnx.AttributeProto
 _FIELDS = {
@@ -25,7 +25,9 @@ _ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
 
 
 Around = collections.ChainMap[str, onnx.TensorProto | None]
-"""Values that the bodies of a graph can see, with what initializers hold."""
+"""Values that the bodies of a graph can see, with what initializers hold, or LATER."""
+LATER = onnx.TensorProto()
+"""Stands for what a node gives that has not been looked at yet."""
 
 
 def check(model: onnx.ModelProto, folder: Path | None) -> bool:
@@ -50,7 +52,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     for function in model.functions:
         path = f"function {function.domain}.{function.name}"
         _check_imports(path, function.node, function.opset_import)
-        around = Around(dict.fromkeys([*function.input, *_made_by(function.node)]))
+        around = Around(dict.fromkeys(_made_by(function.node), LATER) | dict.fromkeys(function.input))
         free, its_order = _nodes(function.node, set(function.input), path, around, folder)
         free |= set(function.output) - set(function.input) - _made_by(function.node)
         if free:
@@ -114,7 +116,7 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | Non
     given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
     held = {tensor.name: tensor for tensor in graph.initializer}
-    seen = around.new_child({name: held.get(name) for name in given | _made_by(graph.node)})
+    seen = around.new_child(dict.fromkeys(_made_by(graph.node), LATER) | {name: held.get(name) for name in given})
     free, in_order = _nodes(graph.node, given, path, seen, folder)
     outside = {value.name for value in graph.output} - given - _made_by(graph.node)
     if outside and path != "main graph":
@@ -172,8 +174,11 @@ def _nodes(
         for name in node.output:
             if name and (name in made or name in given):
                 raise InvalidNodeError(f"{node.op_type} '{node.name}' in {path}: '{name}' is defined twice")
+            if name and around.parents.get(name, LATER) is not LATER:
+                raise InvalidNodeError(f"{_described(node, path)}: '{name}' is defined twice, here and around it")
             if name:
                 made.add(name)
+                around[name] = None
     return needs - made, in_order and not late & made
 
 
@@ -184,6 +189,8 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
     names = [attribute.name for attribute in node.attribute]
     if len(set(names)) < len(names):
         raise InvalidNodeError(f"{told}: attribute '{max(names, key=names.count)}' is given twice")
+    if not node.output and node.domain in DEFAULT_DOMAINS and _gives(node.op_type):
+        raise InvalidNodeError(f"{told}: it has no outputs")
     for attribute in node.attribute:
         own = _FIELDS.get(attribute.type)
         held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
@@ -198,3 +205,9 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
             raise InvalidNodeError(f"{told}: attribute '{attribute.name}' is of type {kind} and holds {found}")
     if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS and len(node.attribute) != 1:
         raise InvalidNodeError(f"{told}: {len(node.attribute)} attributes; a Constant has exactly one")
+
+
+def _gives(op_type: str) -> bool:
+    """Whether an operator always gives something."""
+    schema = schema_of(op_type, newest_opset())
+    return schema is not None and schema.min_output > 0

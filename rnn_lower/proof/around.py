@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import onnx
 
 from rnn_lower.model import tensors
-from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 
 def is_recurrent(node: onnx.NodeProto) -> bool:

@@ -13,6 +13,7 @@ from rnn_lower.model.evaluating import evaluate
 from rnn_lower.proof import idioms
 from rnn_lower.proof.primitives import OutOfScopeError
 from rnn_lower.proof.untouched import MOVES
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 MOST_NODES = 64
 
@@ -43,7 +44,7 @@ def _chain(value: ir.Value) -> list[ir.Node]:
         if idioms.is_constant(one):
             continue
         node = None if one.is_graph_input() else one.producer()
-        if node is None or node.op_type not in MOVES or node.domain not in ("", "ai.onnx") or len(found) == MOST_NODES:
+        if node is None or node.op_type not in MOVES or node.domain not in DEFAULT_DOMAINS or len(found) == MOST_NODES:
             return []
         found.pop(node, None)  # what is needed later stands before all that needs it
         found[node] = None

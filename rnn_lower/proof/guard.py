@@ -41,19 +41,21 @@ def _guarded(node: onnx.NodeProto, number: int) -> list[onnx.NodeProto]:
 
 def _checks(x: str, name: str) -> list[onnx.NodeProto]:
     zero = onnx.numpy_helper.from_array(np.zeros(1, np.float64))
-    rows = [
+    rows: list[tuple[str, list[str | None], str, dict[str, object]]] = [  # an input of None is x
         ("Constant", [], "zeros_double", {"value": zero}),
         ("Cast", ["zeros_double"], "zeros", {"to": onnx.TensorProto.INT64}),  # opset 7 has no integer Constant
-        ("Shape", [x], "shape", {}),
-        ("Size", [x], "size", {}),
+        ("Shape", [None], "shape", {}),
+        ("Size", [None], "size", {}),
         ("Cast", ["size"], "some", {"to": onnx.TensorProto.BOOL}),
         ("Not", ["some"], "none", {}),
         ("Cast", ["none"], "empty", {"to": onnx.TensorProto.INT64}),
         ("Gather", ["zeros", "empty"], "zero", {}),
         ("Add", ["shape", "zero"], "same_shape", {}),
-        ("Reshape", [x, "same_shape"], "x", {}),
+        ("Reshape", [None, "same_shape"], "x", {}),
     ]
     return [
-        helper.make_node(op, [i if i == x else f"{name}/{i}" for i in inputs], [f"{name}/{out}"], f"{name}/{out}", **at)
+        helper.make_node(
+            op, [x if i is None else f"{name}/{i}" for i in inputs], [f"{name}/{out}"], f"{name}/{out}", **at
+        )
         for op, inputs, out, at in rows
     ]

@@ -16,11 +16,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.schemas import literal_of
+
 TANH_IS_ONE = 20.0
 """1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on tanh is rounded to 1."""
-
-
-_KINDS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
 SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
@@ -44,7 +43,7 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
     assert attribute is not None
     if attribute.type == ir.AttributeType.TENSOR:
         return np.asarray(attribute.as_tensor().numpy())
-    return np.asarray(attribute.value, _KINDS[attribute.name])
+    return literal_of(attribute)
 
 
 def _literal(value: ir.Value) -> ir.Attr | None:
@@ -53,8 +52,8 @@ def _literal(value: ir.Value) -> ir.Attr | None:
     if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
         return None
     (attribute,) = node.attributes.values()
-    known = attribute.type == ir.AttributeType.TENSOR or attribute.name in _KINDS
-    return attribute if known and not attribute.is_ref() else None
+    is_tensor = attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref()
+    return attribute if is_tensor or literal_of(attribute) is not None else None
 
 
 def clip_of(value: ir.Value | None, own: float | None = None) -> tuple[ir.Value, float, float] | None:

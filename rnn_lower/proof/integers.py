@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -92,8 +93,8 @@ def _rows(table: ir.Value, node: ir.Node) -> int | None:
 def _up_to(depth: ir.TensorProtocol | None) -> Iterable[int] | None:
     if depth is None or depth.size != 1 or not (depth.dtype.is_integer() or depth.dtype.is_floating_point()):
         return None
-    (rows,) = depth.numpy().ravel()
-    return range(int(min(rows, MOST_ROWS))) if np.isfinite(rows) else None
+    rows = float(depth.numpy().ravel()[0])  # of four bits in four bits, else
+    return range(int(min(rows, MOST_ROWS))) if math.isfinite(rows) else None
 
 
 def _beside(tensor: ir.TensorProtocol | None) -> Iterable[int] | None:

@@ -17,6 +17,8 @@ from rnn_lower.schemas import WITH_BODIES, schema_of
 MARK = "rnn_lower.node"
 """The metadata by which emitted nodes are known."""
 
+MOST_PASSES = 100_000
+"""Through bodies, in one run; nodes of up to 10,000 steps make fewer than half as many."""
 COMPARE = ("Less", "Greater", "Max", "Min")
 
 
@@ -120,11 +122,11 @@ class Interpreter:
         self._given: Mapping[str, Array] = {}
         self._values: dict[ir.Value, Array] = {}
         self._groups: dict[ir.Node, _Group | None] = {}
-        self._opset = 0
+        self._opset = self._passes = 0
 
     def run(self, program: Program, given: Mapping[str, Array]) -> list[Array]:
         """The wanted values. given: the inputs of the node, by name."""
-        self._values, self._given, self._opset = {}, given, program.opset
+        self._values, self._given, self._opset, self._passes = {}, given, program.opset, 0
         for node in program.nodes:
             self._execute(node)
         return [self._value(value) for value in program.wanted]
@@ -191,6 +193,9 @@ class Interpreter:
         """One pass through a body. Names of values are unique, so one table holds those of all bodies."""
         if len(arguments) != len(body.inputs):
             raise WrongError(f"a body of {len(body.inputs)} inputs gets {len(arguments)}")
+        self._passes += 1
+        if self._passes > MOST_PASSES:
+            raise OutOfScopeError(f"more than {MOST_PASSES} steps, all bodies together")
         self._values.update(zip(body.inputs, arguments, strict=True))
         for node in body:
             self._execute(node)
@@ -212,6 +217,8 @@ class Interpreter:
         trips, condition, *states = self._operands(node)
         body = node.attributes["body"].as_graph()
         stacked: list[list[Array]] = [[] for _ in body.outputs[1 + len(states) :]]
+        if trips.dtype != np.int64 or trips.size != 1:
+            raise OutOfScopeError("a Loop of a number of trips that is not known")
         for trip in range(int(trips.reshape(()))):
             if condition.dtype != np.bool_:
                 raise OutOfScopeError("a Loop that floats end")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from rnn_lower import foreign
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import convert, files, tensors
 from rnn_lower.model.dims import fix_proto_dims, place
@@ -139,7 +139,10 @@ def _proofs(before: Document, after: Document, points: int, seed: int, most_case
 def _together(model: ir.Model) -> set[str]:
     """The names of nodes that share a loop with others."""
     found = {node.metadata_props[MEMBERS] for node, _ in nodes(model) if MEMBERS in node.metadata_props}
-    return {name for names in found for name in json.loads(names)}
+    try:
+        return {str(name) for names in found for name in foreign.loads(names)}
+    except foreign.UNSOUND:
+        raise RnnLowerError(f"the metadata '{MEMBERS}' of a node is damaged; lower the model again") from None
 
 
 def _is_kept(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:

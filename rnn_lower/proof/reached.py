@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.model.tensors import graphs_of
 from rnn_lower.proof.around import is_recurrent
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 NAME = "rnn_lower/reached"
 INDEX = "rnn_lower.index"

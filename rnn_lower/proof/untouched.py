@@ -14,17 +14,17 @@ from rnn_lower.model import tensors
 from rnn_lower.model.dims import fix_proto_dims
 from rnn_lower.model.facts import RESHAPES
 from rnn_lower.model.outline import inferred, sizes_of
-from rnn_lower.model.scopes import DEFAULT_DOMAINS
 from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proof.around import is_recurrent
 from rnn_lower.proof.inlining import inlined
 from rnn_lower.recurrent.shared import COUNTS, MEMBERS
-from rnn_lower.schemas import version_of
+from rnn_lower.schemas import DEFAULT_DOMAINS, version_of
 
 MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
 
 _A = onnx.AttributeProto
+_PARTS = ("g", "graphs", "t", "tensors", "sparse_tensor", "sparse_tensors")
 _PLAIN = (_A.FLOAT, _A.FLOATS, _A.INT, _A.INTS, _A.STRING, _A.STRINGS)
 
 Model = tuple[onnx.ModelProto, Path | None]
@@ -91,7 +91,8 @@ class _Context:
                 self if self._versions is None else _Context(self._folders, (_default_opset(a), self._versions[1]), old)
             )
             path = f"function {a.domain}.{a.name}"
-            yield from _fields(path, a, b, ["node"] + (["opset_import"] if self._versions else []))
+            yield from _fields(path, a, b, ["node", "attribute_proto"] + (["opset_import"] if self._versions else []))
+            yield from inside.attributes(path, a.attribute_proto, b.attribute_proto)
             yield from inside.nodes(path, a, b)
 
     def graphs(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
@@ -185,6 +186,7 @@ class _Context:
         by_outputs = {tuple(node.output): node for node in new.node}
         moves = _moves(new)
         needed, given = set(_used(new)), _given_to_recurrent(old, moves)
+        by_others = set(_used(new, emitted=False))
         before = [node for node in old.node if not self._replaced(node, by_outputs, needed, given, moves)]
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
@@ -196,6 +198,10 @@ class _Context:
             before, after = (sorted(nodes, key=lambda node: [*node.output]) for nodes in (before, after))
         if len(before) != len(after):
             yield f"{path}: {len(before)} other nodes before, {len(after)} after"
+        made = {name for node in old.node for name in node.output}
+        for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - made):
+            if name in by_others:
+                yield f"{path}: '{name}' is another value"
         for a, b in zip(before, after, strict=False):
             yield from self._node(f"{path}/{a.op_type} '{a.name or next(iter(a.output), '')}'", a, b)
 
@@ -203,21 +209,31 @@ class _Context:
         if all(map(_is_plain, old.attribute)) and _in_bytes(old) == _in_bytes(new):  # as most are
             return
         yield from _fields(path, old, new, ["attribute"])
-        if [a.name for a in old.attribute] != [a.name for a in new.attribute]:
+        yield from self.attributes(path, old.attribute, new.attribute)
+
+    def attributes(
+        self, path: str, old: Sequence[onnx.AttributeProto], new: Sequence[onnx.AttributeProto]
+    ) -> Iterator[str]:
+        if [a.name for a in old] != [a.name for a in new]:
             yield f"{path}: other attributes"
-        for a, b in zip(old.attribute, new.attribute, strict=False):
-            yield from _fields(f"{path}.{a.name}", a, b, ["g", "graphs", "t", "tensors", "sparse_tensor"])
+        for a, b in zip(old, new, strict=False):
+            yield from _fields(f"{path}.{a.name}", a, b, _PARTS)
             yield from self._parts(f"{path}.{a.name}", a, b)
 
     def _parts(self, path: str, a: onnx.AttributeProto, b: onnx.AttributeProto) -> Iterator[str]:
         if a.HasField("g") or b.HasField("g"):
             yield from self.graphs(path, a.g, b.g)
+        sparse = [[p.sparse_tensor, *p.sparse_tensors] for p in (a, b)]
+        if any(len(getattr(a, name)) != len(getattr(b, name)) for name in ("graphs", "tensors", "sparse_tensors")):
+            yield f"{path}: another number of values"
+            return
         for old, new in zip(a.graphs, b.graphs, strict=True):
             yield from self.graphs(path, old, new)
-        sparse = [[p.sparse_tensor.values, p.sparse_tensor.indices] for p in (a, b)]
-        if list(a.sparse_tensor.dims) != list(b.sparse_tensor.dims):
+        if any(list(old.dims) != list(new.dims) for old, new in zip(*sparse, strict=True)):
             yield f"{path}: another shape"
-        for old, new in zip([a.t, *a.tensors, *sparse[0]], [b.t, *b.tensors, *sparse[1]], strict=True):
+        held = [[p.t, *p.tensors, *(part for one in own for part in (one.values, one.indices))]
+                for p, own in zip((a, b), sparse, strict=True)]  # fmt: skip
+        for old, new in zip(*held, strict=True):
             if not self._same_tensor(old, new):
                 yield f"{path}: tensor '{old.name}' has changed"
 

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx.defs
 import onnx_ir as ir
 from onnx_ir import convenience
 
@@ -31,6 +30,7 @@ from rnn_lower.recurrent.node import (
     read_node,
     version_at,
 )
+from rnn_lower.schemas import newest_opset
 
 FIRST_OPSET = 9
 """From which on there are Scan and Loop as a body needs them."""
@@ -110,10 +110,8 @@ class Said:
             raise UnsupportedError(
                 f"a body needs opset {FIRST_OPSET} or newer, not {opset}: Scan and Loop as they are now"
             )
-        if opset > onnx.defs.onnx_opset_version():
-            raise UnsupportedError(
-                f"opset {opset} is unknown; the installed onnx knows up to {onnx.defs.onnx_opset_version()}"
-            )
+        if opset > newest_opset():
+            raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows up to {newest_opset()}")
         there = version_at(self.op_type, opset)
         if there != self.version:
             raise UnsupportedError(f"{self.op_type} is of version {there} at opset {opset}, not {self.version}")

@@ -22,6 +22,9 @@ def content_of(look: Look) -> Track | None:
     if found is None or len(found[1]) > LONGEST:
         return None
     rank, content = found
+    inferred = look.inferred(look.node.outputs[0])
+    if inferred is not None and len(inferred) != rank:
+        return None
     return Track((size(len(content)),) if rank else (), content=content)
 
 
@@ -64,8 +67,9 @@ def _cast(look: Look) -> Found:
 
 
 def _as_list(look: Look) -> Found:
+    """One number as a list; a list in a list is no list of sizes."""
     given = _given(look, 0)
-    return None if given is None else (1, given[1])
+    return None if given is None or given[0] else (1, given[1])
 
 
 def _reshaped(look: Look) -> Found:

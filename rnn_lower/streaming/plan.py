@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rnn_lower import foreign
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.streaming.sizes import GROWS, Size
 
@@ -82,17 +83,37 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
     if text is None:
         return None
     try:
-        data = json.loads(text)
+        data = foreign.loads(text)
         if data.pop("schema") != SCHEMA:
             raise RnnLowerError("the streaming model was made by another version; make it again (rnn-lower stream)")
         data["left"], data["cut"] = tuple(data.get("left", ())), tuple(data.get("cut", ()))
         data["states"] = tuple(map(_unpacked, data["states"]))
         data["symbols"] = {name: (place[0], place[1]) for name, place in data["symbols"].items()}
-        return Plan(**data)
-    except (KeyError, TypeError, ValueError) as error:
+        plan = Plan(**data)
+        if not _is_of(plan, model):
+            raise ValueError
+    except foreign.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
         raise RnnLowerError(f"the metadata '{KEY}' is damaged; make the model again (rnn-lower stream)") from None
+    return plan
+
+
+def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
+    """Whether it speaks of inputs and outputs that the model has, in numbers where these are meant."""
+    inputs, outputs = ({value.name for value in side} for side in (model.graph.input, model.graph.output))
+    numbers: list[object] = [
+        plan.every,
+        *plan.inputs.values(),
+        *plan.late.values(),
+        *(axis for _, axis in plan.symbols.values()),
+    ]
+    numbers += [what for what in plan.outputs.values() if what not in (LAST, FIXED)]
+    numbers += [state.rows for state in plan.states if state.rows is not None]
+    taken = {*plan.inputs, *plan.left, *(name for name, _ in plan.symbols.values())}
+    taken |= {state.input for state in plan.states} | ({plan.reset} if plan.reset is not None else set())
+    given = {*plan.outputs, *plan.late, *plan.cut, *(state.output for state in plan.states)}
+    return taken <= inputs and given <= outputs and all(type(number) is int for number in numbers) and plan.every > 0
 
 
 def _packed(state: State) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _over_time(look: Look, read: RecurrentNode, x: Track, batch: int) -> list[Tr
     rows, units = x.sizes[batch], size(read.hidden_size)
     look.carry(Recurrence(read, rows, x.every))
     y = (rows, x.frames, ONE, units) if read.layout else (x.frames, ONE, rows, units)
-    state = Track((rows, ONE, units) if read.layout else (ONE, rows, units), last=True, cut=x.cut)
+    state = x.ended([rows, ONE, units] if read.layout else [ONE, rows, units])
     return [x.moved(1 if read.layout else 0, y), state, state]
 
 
@@ -93,7 +93,8 @@ def choice(look: Look) -> list[Track]:
 
 def _agreed(look: Look, a: Track, b: Track) -> Track:
     if not a.is_timed and not b.is_timed:
-        return Track(a.shape if a.shape == b.shape else None, last=a.last or b.last)
+        shape = a.shape if a.shape == b.shape else None
+        return Track(shape, last=a.last or b.last, cut=a.cut or b.cut)
     if a != b:
         raise look.refuse("its branches have the stream in different ways; fix the condition (--set INPUT=VALUE)")
     return a

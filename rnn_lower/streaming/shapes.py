@@ -151,7 +151,7 @@ def slice_(look: Look) -> list[Track]:
     start, end, step = cut.get(time, (0, WHOLE, 1))
     if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
         sizes[time] = ONE
-        return [Track(tuple(sizes), last=True, cut=x.cut)]
+        return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
     if step == 1 and start >= 0 and behind is not None and (start or behind):
         if not look.delay:
@@ -188,7 +188,7 @@ def gather(look: Look) -> list[Track]:
         if data.late:
             raise look.refuse("it takes the last frame of what comes late; use Slice ([-1:])")
         middle = (ONE,) * chosen.ndim
-        return [Track((*data.sizes[:axis], *middle, *data.sizes[axis + 1 :]), last=True)]
+        return [data.ended([*data.sizes[:axis], *middle, *data.sizes[axis + 1 :]])]
     if indices.shape is None:
         raise look.refuse("the rank of its indices is unknown")
     shape = (*data.sizes[:axis], *indices.shape, *data.sizes[axis + 1 :])

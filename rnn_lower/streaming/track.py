@@ -77,6 +77,10 @@ class Track:
         """The same frames in a value of another shape."""
         return dataclasses.replace(self, axis=axis, shape=tuple(shape), content=None, **changes)
 
+    def ended(self, shape: Sequence[Size]) -> Track:
+        """What tells of its frames up to the last one so far."""
+        return Track(tuple(shape), last=True, cut=self.cut)
+
 
 FIXED = Track(None)
 
@@ -142,8 +146,8 @@ class Look:
         array = self.known(index)
         if array is None:
             raise self.refuse(f"its {attribute} are computed")
-        if array.dtype.kind not in "iu":
-            raise self.refuse(f"its {attribute} are no integers")
+        if array.dtype.kind not in "iu" or array.ndim > 1:
+            raise self.refuse(f"its {attribute} are no integers, or no list")
         return [int(number) for number in np.atleast_1d(array)]
 
     def dtype(self, index: int) -> ir.DataType:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from rnn_lower.emit.outlines import UNKNOWN, Outline, outline_of
+from rnn_lower.emit.outlines import UNKNOWN, Outline, answers, outline_of
 from rnn_lower.emit.rules import Rules, Use, use_of
 
 Told = Callable[[ir.Value], Outline | None]
@@ -52,7 +52,7 @@ class Holder:
             name: held.value for name, held in node.attributes.items()
             if held.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and not held.is_ref()
         }  # fmt: skip
-        answered = [self._outline(value) for value in bodies[0].outputs] if bodies else None
+        answered = answers(node.op_type, bodies, self._outline)
         use = use_of(node.op_type, self._opset, inputs, plain, answered, len(node.outputs))
         found = [*use.outputs, *[UNKNOWN] * (len(node.outputs) - len(use.outputs))]
         outputs = tuple(_fuller(self._told(value), one) for value, one in zip(node.outputs, found, strict=False))

@@ -735,6 +735,18 @@ def other_weight_in_branch(model: Model) -> None:
     body.initializer.append(numpy_helper.from_array(2 * weight, "W"))
 
 
+def hidden_in_branch(model: Model) -> None:
+    body = next(attribute.g for node in model.graph.node for attribute in node.attribute if attribute.HasField("g"))
+    body.node.append(helper.make_node("Neg", ["X"], ["X"], name="hides"))
+
+
+def branches_for_nothing(model: Model) -> None:
+    """Without a name and outputs there is nothing to call it by."""
+    body = helper.make_graph([helper.make_node("Relu", ["X"], ["inside"])], "branch", [], [])
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "true"))
+    model.graph.node.append(helper.make_node("If", ["true"], [], then_branch=body, else_branch=body))
+
+
 def older_function(model: Model) -> None:
     model.functions[0].opset_import[0].version = 12
 
@@ -757,6 +769,9 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("one node, one name twice", changed(lambda m: recurrent(m).output.__setitem__(1, "Y")), f"LSTM 'node' in main graph: 'Y' {twice}")
     yield Bad("two weights of one name", changed(lambda m: m.graph.initializer.append(initializer(m, "W"))), f"'W' {twice}")
     yield Bad("a weight of a branch named as another around it", changed(other_weight_in_branch, place="if", weights="initializer"), f"body of If 'if': 'W' {twice}, here and around it")
+    yield Bad("a node of a branch named as another around it", changed(hidden_in_branch, place="if"), f"Neg 'hides' in main graph/body of If 'if': 'X' {twice}, here and around it")
+    yield Bad("a node without outputs", changed(lambda m: m.graph.node.append(helper.make_node("Add", ["X", "X"], [], name="idle"))), "Add 'idle' in main graph: it has no outputs")
+    yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph: it has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
     yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body gives 'Y_else_branch' twice, of which onnxruntime makes undefined numbers")
@@ -1717,13 +1732,13 @@ def _deadly(model: Model) -> None:
         rnn_lower.check(model, model)
 
 
-def _deadly_to_fold(model: Model) -> None:
+def _hard_to_fold(model: Model, work: Callable[..., object]) -> None:
     import rnn_lower
     from rnn_lower.model import folding, isolated
 
     with (
-        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process would end
-        mock.patch.object(folding._optimizer(), "fold_constants", side_effect=lambda *_, **__: os._exit(7)),
+        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process might end
+        mock.patch.object(folding._optimizer(), "fold_constants", side_effect=work),
     ):
         rnn_lower.lower(model, fold=True)
 
@@ -1751,7 +1766,8 @@ def _calls() -> Iterator[BadCall]:
         "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; give seq_length, or take scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
-    yield BadCall("folding that ends the process", lambda: _deadly_to_fold(model_of()), "folding constants ended the process that did it (code 7); leave --fold out")
+    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "folding constants ended the process that did it (code 7); leave --fold out")
+    yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); leave --fold out")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "--on tract: no-such-package is not installed; pip install no-such-package")
     yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
     yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")

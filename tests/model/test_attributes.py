@@ -250,9 +250,14 @@ def _called(
 
 
 ODD_CONSTANTS = {
-    "texts": np.array(["a"], object), "complex": np.array([1j], np.complex64), "no number": np.array([np.nan], np.float32),
-    "truth": np.array([True]),
-}  # fmt: skip
+    "texts": numpy_helper.from_array(np.array(["a"], object)),
+    "list in a list": numpy_helper.from_array(np.array([[0]])),
+    "complex": numpy_helper.from_array(np.array([1j], np.complex64)),
+    "four bits": helper.make_tensor("", TensorProto.INT4, [1], [3]),
+    "no number": numpy_helper.from_array(np.array([np.nan], np.float32)),
+    "half": numpy_helper.from_array(np.array([3], np.float16)),
+    "truth": numpy_helper.from_array(np.array([True])),
+}
 WITH_PARAMETERS = [
     ("OneHot", ["ids", "odd", "pair"]), ("Gather", ["odd", "ids"]), ("Slice", ["X", "odd", "odd"]),
     ("Reshape", ["X", "odd"]), ("Expand", ["X", "odd"]), ("Tile", ["X", "odd"]), ("Resize", ["X", "", "odd"]),
@@ -265,12 +270,13 @@ WITH_PARAMETERS = [
 @pytest.mark.parametrize("opset", [9, 17])
 @pytest.mark.parametrize(("op_type", "inputs"), WITH_PARAMETERS)
 def test_a_constant_of_another_type_is_no_traceback(op_type, inputs, opset):
-    for kind in list(ODD_CONSTANTS)[:: 1 if op_type in ("OneHot", "Upsample", "Slice") else 2]:
+    for kind in list(ODD_CONSTANTS)[:: 1 if op_type in ("OneHot", "Upsample", "Slice") else 4]:
         model, _ = build(Case("GRU", min(opset, 14), T=4, N=2, I=5, H=5))
         model.opset_import[0].version = opset
         model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, [3]))
-        for name, value in (("odd", ODD_CONSTANTS[kind]), ("pair", np.array([0, 1], np.float32))):
-            model.graph.initializer.append(numpy_helper.from_array(value, name))
+        model.graph.initializer.add().CopyFrom(ODD_CONSTANTS[kind])
+        model.graph.initializer[-1].name = "odd"
+        model.graph.initializer.append(numpy_helper.from_array(np.array([0, 1], np.float32), "pair"))
         model.graph.node.append(helper.make_node(op_type, inputs, ["moved"]))
         model.graph.output.append(helper.make_tensor_value_info("moved", TensorProto.FLOAT, None))
         free = onnx.ModelProto()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import pytest
 from onenode import Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.proof.untouched import only_recurrent_nodes_changed
 
 
 def test_a_converted_node_is_compared_with_the_converted_original():
@@ -40,3 +44,146 @@ def test_a_maximum_of_three_is_no_maximum_of_two():
         if node.op_type == "Relu":
             node.op_type, node.input[:] = "Max", [node.input[0], "zero", "hundred"]
     assert not rnn_lower.prove(model, lowered).ok
+
+
+def marked(*node: object, **details: object) -> onnx.NodeProto:
+    made = helper.make_node(*node, **details)
+    made.metadata_props.add(key="rnn_lower.node", value="node")
+    return made
+
+
+def with_branches(inner: tuple[onnx.NodeProto, ...] = ()) -> onnx.ModelProto:
+    """The LSTM beside an If whose branch reads h from around it, after other nodes."""
+    model, _ = build(Case("LSTM", 17))
+    result = [helper.make_tensor_value_info("r", 1, None)]
+    yes = helper.make_graph([*inner, helper.make_node("Relu", ["h"], ["r"])], "yes", [], result)
+    no = helper.make_graph([helper.make_node("Neg", ["X"], ["r"])], "no", [], result)
+    model.graph.node.extend([
+        helper.make_node("Abs", ["X"], ["h"]),
+        helper.make_node("If", ["c"], ["Z"], then_branch=yes, else_branch=no),
+    ])  # fmt: skip
+    model.graph.input.append(helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))
+    model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    return model
+
+
+def test_a_marked_node_does_not_stand_before_what_a_branch_takes_from_outside():
+    model, hidden = with_branches(), marked("Add", ["X", "X"], ["h"], "hidden")
+    lowered = rnn_lower.lower(model)
+    place = [node.op_type for node in lowered.graph.node].index("If")
+    lowered.graph.node[place].CopyFrom(with_branches((hidden,)).graph.node[2])
+    told = only_recurrent_nodes_changed((model, None), (lowered, None))
+    assert [line for line in told if "'h' is another value" in line], told
+    for command in (rnn_lower.prove, rnn_lower.check):
+        with pytest.raises(rnn_lower.RnnLowerError, match="'h' is defined twice, here and around it"):
+            command(model, lowered)
+
+
+def test_names_of_others_that_come_later_may_be_used_in_a_branch():
+    """onnxruntime and onnx.checker take these."""
+    model = with_branches((helper.make_node("Neg", ["X"], ["later"]),))
+    model.graph.node.append(helper.make_node("Identity", ["Z"], ["later"]))
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    assert rnn_lower.check(model, lowered).ok
+
+
+def external(folder: Path, number: float) -> onnx.TensorProto:
+    folder.mkdir()
+    (folder / "d.bin").write_bytes(np.array([number], np.float32).tobytes())
+    tensor = onnx.TensorProto(name="held", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="d.bin")
+    return tensor
+
+
+def of_default(tensor: onnx.TensorProto, name: str = "value") -> onnx.ModelProto:
+    """A function with a default that is a tensor."""
+    model, _ = build(Case("LSTM", 17))
+    constant = helper.make_node("Constant", [], ["k"])
+    constant.attribute.append(onnx.AttributeProto(name=name, ref_attr_name="v", type=onnx.AttributeProto.TENSOR))
+    body = [constant, helper.make_node("Add", ["a", "k"], ["b"])]
+    function = helper.make_function("own", "f", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    function.attribute_proto.append(onnx.AttributeProto(name="v", type=onnx.AttributeProto.TENSOR, t=tensor))
+    model.functions.append(function)
+    model.graph.node.append(helper.make_node("f", ["Y"], ["Z"], domain="own"))
+    return finished(model)
+
+
+def of_attribute(model: onnx.ModelProto, **held: object) -> onnx.ModelProto:
+    """A node of an unknown operator with one attribute."""
+    node = helper.make_node("Foo", ["Y"], ["Z"], domain="own")
+    kind = {"tensors": "TENSORS", "sparse_tensors": "SPARSE_TENSORS", "graphs": "GRAPHS"}[next(iter(held))]
+    node.attribute.append(onnx.AttributeProto(name="v", type=getattr(onnx.AttributeProto, kind), **held))
+    model.graph.node.append(node)
+    return finished(model)
+
+
+def finished(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.graph.output.append(helper.make_tensor_value_info("Z", 1, None))
+    return model
+
+
+def sparse(values: onnx.TensorProto) -> onnx.SparseTensorProto:
+    indices = numpy_helper.from_array(np.array([0]), "indices")
+    return onnx.SparseTensorProto(values=values, indices=indices, dims=[3])
+
+
+HOLDERS = {
+    "default of a function": of_default,
+    "tensors": lambda tensor: of_attribute(build(Case("LSTM", 17))[0], tensors=[tensor, tensor]),
+    "sparse tensors": lambda tensor: of_attribute(build(Case("LSTM", 17))[0], sparse_tensors=[sparse(tensor)]),
+}
+
+
+@pytest.mark.parametrize("where", HOLDERS)
+def test_data_in_files_is_compared_by_what_it_holds(where, tmp_path):
+    for name, number in (("a", 1.0), ("b", 2.0)):
+        onnx.save(HOLDERS[where](external(tmp_path / name, number)), tmp_path / name / "m.onnx")
+    proof = rnn_lower.prove(str(tmp_path / "a" / "m.onnx"), str(tmp_path / "b" / "m.onnx"))
+    assert [line for line in proof.changed if "'held' has changed" in line], proof.changed
+    (tmp_path / "c").mkdir()
+    rnn_lower.lower_file(str(tmp_path / "a" / "m.onnx"), str(tmp_path / "c" / "out.onnx"))
+    assert rnn_lower.prove(str(tmp_path / "a" / "m.onnx"), str(tmp_path / "c" / "out.onnx")).ok
+
+
+NUMBERS = [numpy_helper.from_array(np.ones(1, np.float32), name) for name in ("one", "two")]
+GRAPH = helper.make_graph([], "empty", [], [])
+VALUES = {"tensors": NUMBERS, "sparse_tensors": list(map(sparse, NUMBERS)), "graphs": [GRAPH, GRAPH]}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_another_number_of_values_is_seen(kind):
+    model = of_attribute(build(Case("LSTM", 17))[0], **{kind: VALUES[kind]})
+    lowered = rnn_lower.lower(model)
+    del getattr(next(node for node in lowered.graph.node if node.op_type == "Foo").attribute[0], kind)[1:]
+    told = rnn_lower.prove(model, lowered).changed
+    assert [line for line in told if "another number of values" in line], told
+
+
+@pytest.mark.parametrize("text", ["x", "5", "[[1]]", "{", "[" * 100_000], ids=lambda text: text[:5])
+def test_names_that_are_none_are_told(text):
+    model, _ = build(Case("LSTM", 17))
+    lowered = rnn_lower.lower(model)
+    lowered.graph.node[0].metadata_props.add(key="rnn_lower.together", value=text)
+    if text == "[[1]]":
+        assert rnn_lower.prove(model, lowered).ok
+    else:
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"'rnn_lower.together' of a node is damaged"):
+            rnn_lower.prove(model, lowered)
+    assert rnn_lower.check(model, lowered).ok
+
+
+def test_a_loop_that_does_not_end_is_out_of_scope():
+    model, _ = build(Case("LSTM", 17, outputs=("Y",)))
+    lowered = rnn_lower.lower(model)
+    next(node for node in lowered.graph.node if "Y" in node.output).output[0] = "before"
+    values = [helper.make_tensor_value_info(name, 1, None) for name in ("h", "h_out")]
+    trip, going, still = (helper.make_tensor_value_info(*one, []) for one in (("t", 7), ("go", 9), ("still", 9)))
+    nodes = [marked("Identity", ["go"], ["still"]), marked("Identity", ["h"], ["h_out"])]
+    body = helper.make_graph(nodes, "body", [trip, going, values[0]], [still, values[1]])
+    lowered.graph.node.append(marked("Loop", ["many", "true", "before"], ["Y"], body=body))
+    for name, value in (("many", np.array(2**40)), ("true", np.array(True))):
+        lowered.graph.initializer.append(numpy_helper.from_array(value, name))
+    (proof,) = rnn_lower.prove(model, lowered).nodes
+    assert "more than 100000 steps" in proof.reason
