@@ -10,8 +10,8 @@ import onnx
 import onnx_ir as ir
 from typing_extensions import Unpack
 
-from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files, linting, tensors
+from rnn_lower.errors import RnnLowerError, public
+from rnn_lower.model import destinations, files, linting, tensors
 from rnn_lower.model.document import Document
 from rnn_lower.model.limited import one_child
 from rnn_lower.model.linting import LintReport
@@ -34,6 +34,7 @@ R = TypeVar("R")
 
 
 @takes_options
+@public
 def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M | onnx.ModelProto:
     """Replace the RNN, GRU and LSTM nodes of a model by primitive operators that compute the same values.
 
@@ -50,7 +51,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         converted where the target does not take its own opset, to the nearest that it takes, which is logged.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, or for all axes of an input, e.g.
         {"x": (4, 100, 16)}, fixed before lowering.
-    fold: fold the constants of the whole model first (onnxscript), weights that are computed from constants included.
+    fold: fold the constants of the whole model first (onnxscript), and inline functions that differ by call (onnx_ir).
     keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature, and
         not slower than lowered.
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
@@ -86,6 +87,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
 
 
 @takes_options
+@public
 def lower_file(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
@@ -120,6 +122,7 @@ def lower_file(
 
 
 @takes_options
+@public
 def stream(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
     axis: str | None = None, step: int | None = None, keep_fused: bool = False,
@@ -152,6 +155,7 @@ def stream(
 
 
 @takes_options
+@public
 def stream_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
     axis: str | None = None, step: int | None = None, keep_fused: bool = False,
@@ -184,7 +188,7 @@ def stream_file(
     return _told_with(source, work)
 
 
-def _kept(document: Document, source: Any, destination: Any) -> frozenset[files.Inode]:
+def _kept(document: Document, source: Any, destination: Any) -> frozenset[destinations.Inode]:
     """The data files of a model that stays."""
     in_place = os.path.realpath(source) == os.path.realpath(destination)
     return frozenset() if in_place else files.data_of(document)
@@ -199,6 +203,7 @@ def _of_stream(options: Keywords) -> Options:
     return chosen
 
 
+@public
 def check_streaming(
     made: Made, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
 ) -> CheckReport:
@@ -216,13 +221,13 @@ def check_streaming(
     return outliving.outlived(model, None, checking.check_streaming, *given)
 
 
+@public
 def function_body(
     op_type: str, version: int, *, hidden_size: int, opset: int | None = None, form: str = "auto",
     inputs: Sequence[str] = ("X", "W", "R"), outputs: Sequence[str] | None = None, dtype: str = "float",
     seq_length: int | None = None, domain: str = "", **attributes: Any,
 ) -> onnx.FunctionProto:  # fmt: skip
     """The operator as a function of primitive operators, as the ONNX standard could ship it.
-
 
     That is a context-dependent body; what depends on the context is what a node says: hidden_size and the other
     attributes (direction, activations, activation_alpha, activation_beta, clip, layout, linear_before_reset,
@@ -235,12 +240,13 @@ def function_body(
     Raises UnsupportedError for an opset before 9 or of another version, InvalidNodeError for attributes that
     contradict the ONNX text, RnnLowerError for unknown names.
     """
-    Options(form=form, op_types=op_type)  # which checks them
+    limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
     given = {"hidden_size": hidden_size, **attributes}
     said = functions.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
-    return ir.serde.serialize_function(functions.body(said, form, domain, find_target(None).habits))
+    return ir.serde.serialize_function(functions.body(said, form, domain, find_target(None).habits, limit))
 
 
+@public
 def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:
     """All recurrent nodes of a model, wherever they are, as read and checked.
 
@@ -249,6 +255,7 @@ def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[
     return read_nodes(model) if isinstance(model, ir.Model) else inspect_file(model)[1]
 
 
+@public
 def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[ir.Value], list[RecurrentNode]]:
     """The inputs that a caller has to give, and the recurrent nodes. Raises as `inspect`."""
     document, path = files.open_model(model)
@@ -260,6 +267,7 @@ def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[
     return _told_with(path, result)
 
 
+@public
 def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str) -> LintReport:
     """Each node of a whole model that a runtime does not take, by which rule, and what lowering would mend.
 
@@ -280,6 +288,7 @@ def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str
     return _told_with(path, result)
 
 
+@public
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
@@ -288,9 +297,9 @@ def check(
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
     inputs: arrays by input name, or an .npz file of such; they are used for one run, and sampled ones only for nodes in
-    branches and loops that these do not reach. Without, `runs` sets of inputs
-    are made from `seed`: symbolic sizes are sampled per name unless the lowered model fixes them, an input that feeds
-    sequence_lens lies in [0, T], numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
+    branches and loops that these do not reach. Without, `runs` sets of inputs are made from `seed`: symbolic sizes
+    are sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
+    numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
     Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * max |original|, the largest
     over the output; NaN agrees with NaN; in a type that is coarser than rtol one unit in the last place is allowed.
     Everything else must be equal. Outputs that are all empty, or the same in all runs, are no agreement: the report
@@ -317,6 +326,7 @@ def check(
     return outliving.outlived(original, on, judging.compare_models, *given)
 
 
+@public
 def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Proof:
     """Show that a lowered model is the same function as the original, without inputs and without a tolerance.
 
@@ -332,6 +342,7 @@ def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Pro
 
 
 @takes_options
+@public
 def report(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
     inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
@@ -352,6 +363,7 @@ def report(
 
 
 @takes_options
+@public
 def draw(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], node: str | None = None, **options: Unpack[Keywords]
 ) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import os
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rnn_lower.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
 from rnn_lower.commands import COMMANDS
 from rnn_lower.deferred import defer
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
     if sys.stderr is None:  # closed by whoever called
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of nodes and files may be in no script that it takes
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = make_parser(COMMANDS)
     _complete(parser)
     try:
@@ -50,15 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stopped_as_by_ctrl_c(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
             with _stdin_as_file(arguments):
-                code = command(arguments)
+                code = public(command)(arguments)
             sys.stdout.flush()
             return code
     except RnnLowerError as error:
         return _fail(BAD, f"error: {error}")
     except KeyboardInterrupt as error:
         return _fail(BAD, ", ".join(filter(None, ["interrupted", str(error)])))
-    except MemoryError:
-        return _fail(BAD, "error: there is not enough memory for this model")
     except OSError as error:  # files are looked after where they are read and written, so this is stdout
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
         return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RnnLowerError(ValueError):
     """Base of all errors that rnn_lower raises on purpose."""
+
+
+class OutOfMemoryError(RnnLowerError, MemoryError):
+    """There is not enough memory for a model."""
+
+    def __init__(self, message: str = "there is not enough memory for this model") -> None:
+        super().__init__(message)
 
 
 class InvalidNodeError(RnnLowerError):
@@ -51,6 +63,21 @@ class UnmetError(UnsupportedError):
     def __init__(self, message: str, lacks: Sequence[Lack] = ()) -> None:
         super().__init__(message)
         self.lacks = tuple(lacks)
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """For what callers call: a lack of memory is an RnnLowerError, too. Within, it stays Python's own."""
+
+    @functools.wraps(function)
+    def guarded(*arguments: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*arguments, **keywords)
+        except OutOfMemoryError:
+            raise
+        except MemoryError as error:
+            raise OutOfMemoryError from error
+
+    return guarded
 
 
 def one_line(error: BaseException) -> str:

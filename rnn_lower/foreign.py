@@ -1,8 +1,10 @@
-"""JSON that somebody else may have written: metadata of a model, files in a folder, arguments."""
+"""What somebody else may have written: JSON in metadata of a model, files in a folder, arguments."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 UNSOUND = (AttributeError, LookupError, TypeError, ValueError)
@@ -15,3 +17,11 @@ def loads(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def plain(path: str | os.PathLike[str]) -> Path:
+    """The path of what can be read to its end. Raises OSError for what may have none: a device, or a FIFO."""
+    found = Path(path)
+    if found.exists() and not found.is_file() and not found.is_dir():  # which says by itself that it is none
+        raise OSError(0, "not a file")
+    return found

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from rnn_lower.asked import check_number, check_numbers
 from rnn_lower.errors import RnnLowerError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Options:
         None,
         "sizes of dimensions of the inputs, by name or as INPUT[AXIS], or of all of an INPUT, fixed before lowering",
     )
-    fold: bool = _option(False, "fold the constants of the whole model first")
+    fold: bool = _option(False, "fold the constants of the whole model first, and inline functions that differ by call")
     keep_native: bool = _option(
         False, "leave the nodes that the target was measured to run right as they are, and no slower"
     )
@@ -58,12 +59,14 @@ class Options:
             object.__setattr__(self, "op_types", (self.op_types,))
         if not isinstance(self.op_types, (list, tuple, set, frozenset)):
             raise RnnLowerError(f"op_types is {self.op_types!r}; it must list operators")
-        sizes = [(name, size) for name, given in (self.dims or {}).items() for size in _each(given)]
-        for name, number in (("opset", self.opset), ("max_nodes", self.max_nodes), *sizes):
-            if number is not None and not isinstance(number, int):
-                raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
-        if self.max_nodes < 0:
-            raise RnnLowerError(f"max_nodes is {self.max_nodes}; it must be 0 or more")
+        for name, given in (self.dims or {}).items():
+            if not isinstance(name, str):
+                raise RnnLowerError(f"dims has {name!r} among its names; it must map names to sizes")
+            for size in _each(given):
+                check_number(name, size)
+        if self.opset is not None:
+            check_numbers(opset=self.opset)  # which there are, onnx knows
+        check_numbers(max_nodes=self.max_nodes)
         if self.fuse_stacks and self.as_function:
             raise RnnLowerError("fuse_stacks lets nodes share a loop, as_function keeps each as a call; leave one out")
         if self.select is not None and not callable(self.select):

@@ -7,6 +7,8 @@ import onnx
 import onnx_ir as ir
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+"""Both names of the domain of ONNX's own operators."""
+
 LITERALS = {
     "value_float": (ir.AttributeType.FLOAT, ir.DataType.FLOAT),
     "value_floats": (ir.AttributeType.FLOATS, ir.DataType.FLOAT),

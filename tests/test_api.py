@@ -164,3 +164,58 @@ def test_one_operator_as_text():
     model, _ = build(Case("GRU"))
     assert remaining(rnn_lower.lower(model, op_types="LSTM")) == ["GRU"]
     assert remaining(rnn_lower.lower(model, op_types="GRU")) == []
+
+
+def test_a_lack_of_memory_is_an_error_of_ours_too(tmp_path, monkeypatch):
+    """Whatever a caller can call; within, it stays Python's own, which nobody takes for a statement about the model."""
+    model, feeds = build(Case("GRU", dynamic=True))
+    lowered, held = rnn_lower.lower(model), ir.from_proto(model)
+    onnx.save(model, tmp_path / "m.onnx")
+    streaming = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
+
+    def lack(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    calls = {
+        "document.Document.__init__": [
+            lambda: rnn_lower.lower(model),
+            lambda: rnn_lower.lower_file(tmp_path / "m.onnx", tmp_path / "out.onnx"),
+            lambda: rnn_lower.stream(model, axis="T"),
+            lambda: rnn_lower.stream_file(tmp_path / "m.onnx", tmp_path / "out.onnx"),
+            lambda: rnn_lower.StreamingSession(model),
+            lambda: rnn_lower.inspect(model),
+            lambda: rnn_lower.lint(model, "tract"),
+            lambda: rnn_lower.check(model, lowered, inputs=feeds),
+            lambda: rnn_lower.prove(model, lowered),
+            lambda: rnn_lower.report(model),
+            lambda: rnn_lower.draw(model),
+        ],
+        "session.read_node": [
+            lambda: rnn_lower.lower(held),
+            lambda: rnn_lower.LowerRecurrentPass()(held),
+            lambda: rewriter.rewrite(held, pattern_rewrite_rules=rnn_lower.rewrite_rules()),
+            lambda: rnn_lower.inspect(held),
+        ],
+        "names.Names.__init__": [
+            lambda: rnn_lower.function_body("GRU", 22, hidden_size=2),
+            lambda: rnn_lower.write_kit(tmp_path / "kit", "tract", only=["GRU plain"]),
+        ],
+    }
+    for place, functions in calls.items():
+        room = "emit" if place.startswith("names") else "model"
+        with monkeypatch.context() as patch:
+            patch.setattr(f"rnn_lower.{room}.{place}", lack)
+            for function in functions:
+                with pytest.raises((rnn_lower.RnnLowerError, ir.passes.PassError)) as caught:
+                    function()
+                told: BaseException | None = caught.value
+                while isinstance(told, ir.passes.PassError):  # as onnx_ir wraps what a pass raises
+                    told = told.__cause__
+                assert isinstance(told, rnn_lower.RnnLowerError)
+                assert isinstance(told, MemoryError)
+                assert "not enough memory" in str(told)
+    monkeypatch.setattr(streaming, "_run", lack)
+    with pytest.raises(rnn_lower.RnnLowerError, match="not enough memory"):
+        streaming.run(feeds["x"] if "x" in feeds else next(iter(feeds.values())))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (type(caught.value), str(caught.value))

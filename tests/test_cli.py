@@ -286,7 +286,7 @@ def test_attribute_of_a_function(tmp_path):
     attribute.ClearField("i")
     attribute.ref_attr_name = "size"
     model.functions[0].attribute.append("size")
-    with pytest.raises(rnn_lower.UnsupportedError, match="inline the function first"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="lower with --fold, which inlines the function"):
         rnn_lower.lower(model)
 
 
@@ -431,6 +431,32 @@ def test_progress_is_reported(tmp_path):
     seen = []
     rnn_lower.lower_file(path, tmp_path / "o.onnx", progress=lambda name, index, total: seen.append((name, index)))
     assert len(seen) >= 3
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-16"])
+def test_names_that_the_terminal_has_no_letters_for(encoding, tmp_path):
+    """What is printed of them is escaped; what is written stays as it is."""
+    model, _ = build(Case("GRU"))
+    model.graph.node[0].name = "名前"
+    onnx.save(model, tmp_path / "é名.onnx")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    for command in (
+        ["inspect", "é名.onnx"],
+        ["inspect", "é名.onnx", "--json"],
+        ["lower", "é名.onnx", "-o", "ö名.onnx", "--check", "--prove"],
+        ["check", "é名.onnx", "ö名.onnx"],
+        ["prove", "é名.onnx", "ö名.onnx"],
+        ["lint", "é名.onnx", "--target", "opencv"],
+        ["report", "é名.onnx", "--svg", "-o", "名.svg"],
+        ["lower", "é名.onnx", "-o", "-"],
+    ):
+        arguments = [sys.executable, "-m", "rnn_lower", *command]
+        done = subprocess.run(arguments, capture_output=True, check=False, cwd=tmp_path, env=environment)
+        assert done.returncode in (cli.DONE, cli.DIFFERENT), done.stderr
+        assert b"rror" not in done.stderr
+    assert onnx.load_from_string(done.stdout).graph.node
+    assert (tmp_path / "ö名.onnx").exists()
+    assert "名前" in (tmp_path / "名.svg").read_text(encoding="utf-8")
 
 
 def test_from_the_checkout_and_as_a_module_without_runtimes(lstm, tmp_path):

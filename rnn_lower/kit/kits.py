@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.kit import results as judging
 from rnn_lower.kit import writing
 from rnn_lower.kit.manifest import Manifest, read_manifest
@@ -15,6 +15,7 @@ from rnn_lower.model.files import Progress
 from rnn_lower.targets import find_target
 
 
+@public
 def write_kit(
     folder: str | os.PathLike[str], target: str, *, only: Sequence[str] = (), limit: float = 1e-4
 ) -> Manifest:
@@ -31,6 +32,7 @@ def write_kit(
     return writing.write(Path(folder), find_target(target), only, limit)
 
 
+@public
 def report_kit(
     folder: str | os.PathLike[str], results: str | os.PathLike[str] | None = None, *, run: str | None = None,
     timeout: float = 60.0, progress: Progress | None = None,

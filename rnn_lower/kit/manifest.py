@@ -80,7 +80,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises RnnLowerError when there is no kit in the folder, or one of another schema."""
     path = folder / NAME
     try:
-        told = foreign.loads(path.read_text(encoding="utf-8"))
+        told = foreign.loads(foreign.plain(path).read_text(encoding="utf-8"))
         if told["schema"] != SCHEMA:
             found = told["schema"]
             raise RnnLowerError(f"{path}: a kit of schema {found}, and {SCHEMA} is known here; write the kit again")

@@ -31,8 +31,9 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 The first are small, since a straight line of them is made to see whether it can be: a refusal must not take long."""
 
 COMMON_OPSET = 17
-SECONDS = 3.0
-"""Of processor time, after which no more is tried: conversion of a large model takes a while, each time."""
+SECONDS = 2.0
+"""Of processor time, after which no more is tried: conversion of a large model takes a while, each time. Most of it
+passes in a child, so that twice as many on the clock are the end, too."""
 
 ATTEMPTS = 60
 MOST_NODES = 500_000
@@ -64,7 +65,7 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
 def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt) -> str:
     ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
     told = [f"use {' or '.join(ways)}"] if ways else []
-    found, error = _first_that_works(lacks, options, model, attempt)
+    found, error = _first_that_works(lacks, options, model, attempt, _is_late())
     if found is not None and found not in ways:
         told.append(f"add {found}")
     if told:
@@ -86,11 +87,10 @@ def _other_forms(lacks: Sequence[Lack]) -> list[Change]:
 
 
 def _first_that_works(
-    lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt
+    lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt, late: Callable[[], bool]
 ) -> tuple[str | None, Exception | None]:
     """The shortest change of options that serves, or the last error."""
     last: Exception | None = None
-    end = time.process_time() + SECONDS
     hopeless: set[int] = set()
     opsets, sizes = _opsets(lacks, options, model), _sizes(lacks, options, model)
     kinds = [opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
@@ -100,7 +100,7 @@ def _first_that_works(
         merged = {key: value for change, _ in changes for key, value in change.items()}
         if merged.get("opset") in hopeless:
             continue
-        if last is not None and time.process_time() > end:
+        if last is not None and late():
             break
         error = _error(attempt, options, merged)
         if error is None:
@@ -109,9 +109,14 @@ def _first_that_works(
             hopeless.add(merged.get("opset", 0))
         elif isinstance(error, UnmetError) and not _kinds(error.lacks) <= _kinds(lacks):
             # What was missing is there now, and something else is missing that nobody had come to before.
-            return _first_that_works([*lacks, *error.lacks], options, model, attempt)
+            return _first_that_works([*lacks, *error.lacks], options, model, attempt, late)
         last = error
     return None, last
+
+
+def _is_late() -> Callable[[], bool]:
+    computed, clock = time.process_time() + SECONDS, time.monotonic() + 2 * SECONDS
+    return lambda: time.process_time() > computed or time.monotonic() > clock
 
 
 def _kinds(lacks: Sequence[Lack]) -> set[str]:

@@ -190,7 +190,8 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     if UNSEEN in node.metadata_props:
         raise _refusal(node, current, opset, "it has an attribute that the converters cannot be shown")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
-        raise _refusal(node, current, opset, "its attributes are the function's; inline the function (onnx.inliner)")
+        told = "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)"
+        raise _refusal(node, current, opset, told)
     said = meant(node, current, opset, facts)
     if isinstance(said, str):
         raise _refusal(node, current, opset, said)

@@ -153,7 +153,7 @@ class Facts:
         if len(passed) > 1:
             raise UnsupportedError(
                 f"a function is called with '{value.name}' and without it, and one body cannot serve both;"
-                " inline the function first (onnx.inliner)"
+                " lower with --fold, which inlines the function"
             )
         return passed != {False}
 
@@ -164,7 +164,7 @@ class Facts:
             names = " and ".join(sorted(dtype.name for dtype in found if dtype is not None))
             raise UnsupportedError(
                 f"a function is called with '{value.name}' of type {names}, and one body cannot serve both;"
-                " inline the function first (onnx.inliner)"
+                " lower with --fold, which inlines the function"
             )
         return next(iter(found), None)
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import leftovers, tensors
+from rnn_lower.model.destinations import Inode, checked_destination, inode_of, to_stdout
 from rnn_lower.model.document import Document
 from rnn_lower.options import Dims
 
@@ -33,9 +34,6 @@ ALIGNMENT = 4096
 """Where weights begin in a data file, so that they can be mapped."""
 
 _ODD = re.compile(r"[\\:]")
-
-Inode = tuple[int, int]
-"""A file, whatever its names: device and number."""
 
 Progress = Callable[[str, int, int], None]
 """Called while weights are written: name, index, total."""
@@ -127,7 +125,7 @@ class Staged:
     def _replace(self) -> None:
         exists = self._destination.exists()
         old = leftovers.referred(self._destination) if exists else set()
-        old = {name for name in old if _inode(self.folder / name) not in self._kept}
+        old = {name for name in old if inode_of(self.folder / name) not in self._kept}
         for path in (self.path, self.data):
             if exists and path.exists():
                 os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
@@ -172,7 +170,7 @@ def staged(
     try:
         with contextlib.ExitStack() as stack:
             try:
-                path = checked_destination(Path(destination), force, kept)
+                path = checked_destination(destination, force, kept)
                 streamed = str(path) == "-" or (path.exists() and not path.is_file())
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
                 if not streamed:
@@ -204,11 +202,8 @@ class _Stream(Staged):
     def _commit(self) -> None:
         content = self.path.read_bytes()
         if str(self._destination) == "-":
-            stream = getattr(sys.stdout, "buffer", None)
-            if stream is None:
+            if not to_stdout(content):
                 raise RnnLowerError("-: stdout takes no bytes; name a file")
-            stream.write(content)
-            stream.flush()
             return
         with open(self._destination, "wb") as stream:
             stream.write(content)
@@ -218,15 +213,7 @@ def data_of(document: Document) -> frozenset[Inode]:
     """The files in which a document has weights."""
     external = filter(tensors.is_external, tensors.tensors(document.proto))
     places = (tensors.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
-    return frozenset(inode for inode in map(_inode, set(places)) if inode is not None)
-
-
-def _inode(path: Path) -> Inode | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    return frozenset(inode for inode in map(inode_of, set(places)) if inode is not None)
 
 
 def write_text(text: str, destination: str | os.PathLike[str], force: bool = False) -> None:
@@ -236,10 +223,11 @@ def write_text(text: str, destination: str | os.PathLike[str], force: bool = Fal
     """
     told = os.fspath(destination)
     if told == "-":
-        sys.stdout.write(text)
+        if not to_stdout(text.encode("utf-8")):
+            sys.stdout.write(text)
         return
     try:
-        path = checked_destination(Path(destination), force, text=True)
+        path = checked_destination(destination, force, text=True)
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
@@ -253,46 +241,6 @@ def write_text(text: str, destination: str | os.PathLike[str], force: bool = Fal
             made.close()
     except OSError as error:
         raise _unwritable(told, error) from None
-
-
-def checked_destination(path: Path, force: bool, kept: Collection[Inode] = (), text: bool = False) -> Path:
-    """Where the file really goes, links followed. Raises RnnLowerError when it cannot go there.
-
-    kept: files that are not replaced.  text: it is no model, so that any ending will do.
-    """
-    if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-        return path
-    real = Path(os.path.realpath(path))
-    if real.is_symlink():
-        raise RnnLowerError(f"{path}: cannot be written: it is a link that leads to itself")
-    if not text and not is_binary(real):
-        raise RnnLowerError(f"{path}: cannot be written: its ending is that of a text format; name it .onnx")
-    if real.is_dir():
-        raise RnnLowerError(f"{path}: cannot be written: it is a folder")
-    if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR and not force:
-        raise RnnLowerError(f"{path}: cannot be written: it is read-only; --force replaces it all the same")
-    owner = _owner(real, kept) if real.is_file() else None
-    if owner is not None:
-        raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
-    return real
-
-
-def is_binary(path: Path) -> bool:
-    """Whether a model of this name is protobuf's bytes, not one of the texts that `onnx` writes too."""
-    return onnx.serialization.registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
-
-
-def _owner(path: Path, kept: Collection[Inode]) -> str | None:
-    """The model that has weights in a file: the one that is read, or a neighbour."""
-    if _inode(path) in kept:
-        return "the model that is read"
-    with contextlib.suppress(OSError):
-        for other in sorted(path.parent.glob("*.onnx")):
-            if other != path and leftovers.speaks_of(other, os.fsencode(path.name)):
-                places = (path.parent / name for name in leftovers.spans(other))
-                if any(os.path.realpath(place) == os.fspath(path) for place in places):
-                    return str(other)
-    return None
 
 
 def _write(document: Document, made: Staged, progress: Progress | None, dims: Dims | None) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
-import onnx.inliner
 import onnx_ir as ir
 import onnx_ir.passes.common
 
 from rnn_lower.emit.names import Names
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.model.inlining import inlined
 from rnn_lower.model.isolated import Ended, apart
 from rnn_lower.model.limited import limited
 from rnn_lower.model.outline import without_annotations
@@ -134,7 +134,7 @@ def _fold(content: bytes) -> bytes:
         node.metadata_props[MARK] = str(count)
         count += 1
     if model.functions:
-        model = ir.serde.deserialize_model(onnx.inliner.inline_local_functions(ir.serde.serialize_model(model)))
+        model = ir.serde.deserialize_model(inlined(ir.serde.serialize_model(model)))
     _optimizer().fold_constants(
         model, onnx_shape_inference=True, should_fold=lambda node: True if node.op_type in SMALL else None
     )

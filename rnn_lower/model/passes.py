@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 from typing_extensions import Unpack
 
-from rnn_lower.errors import UnsupportedError
+from rnn_lower.errors import UnsupportedError, public
 from rnn_lower.model import convert, dims
 from rnn_lower.model.advice import advised
 from rnn_lower.model.claims import of_fixed_sizes, warn_of_output
@@ -25,6 +25,7 @@ from rnn_lower.model.folding import fold
 from rnn_lower.model.limited import one_child
 from rnn_lower.model.scopes import nodes, recurrent_nodes
 from rnn_lower.model.session import Session, remove_unused
+from rnn_lower.model.undecided import inline_undecided
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.schemas import newest_opset
@@ -74,6 +75,7 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
         find_target(self.options.target)
         self.records: list[Record] = []
 
+    @public
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         self.records = lower_in_place(model, self.options)
         return ir.passes.PassResult(model, bool(self.records))
@@ -112,6 +114,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
                 said, value.shape = value.shape or shape, shape
                 if value.is_graph_output():
                     warn_of_output(value, said, shape)
+        inline_undecided(model)
         fold(model)
 
     return document.changed(change), dataclasses.replace(options, dims=None, fold=False)
@@ -174,6 +177,7 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
     if options.dims:
         dims.fix_dims(model, options.dims)
     if options.fold:
+        inline_undecided(model)
         fold(model)
     if options.opset is None:
         return replace_nodes(model, options, outline)

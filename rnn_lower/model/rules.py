@@ -10,7 +10,7 @@ from onnxscript.rewriter import MatchResult, RewriteRuleSet, pattern
 from onnxscript.rewriter._rewrite_rule import ReplacementSubgraph  # not exported elsewhere
 from typing_extensions import Unpack
 
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.model.advice import advised
 from rnn_lower.model.passes import lower_model
 from rnn_lower.model.scopes import recurrent_nodes
@@ -32,6 +32,7 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
         self._replacements: weakref.WeakKeyDictionary[ir.Model, dict[ir.Node, Replacement | None]]
         self._replacements = weakref.WeakKeyDictionary()  # None: not chosen
 
+    @public
     def try_rewrite(
         self, model: ir.Model, graph_or_function: ir.Graph | ir.Function, node: ir.Node, **_: Any
     ) -> ReplacementSubgraph | None:

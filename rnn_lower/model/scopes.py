@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from rnn_lower.options import OP_TYPES
 
-"""Both names of the domain of ONNX's own operators."""
-
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 

@@ -191,7 +191,7 @@ class Session:
         return planned
 
     def _warnings(self, planned: Sequence[tuple[Place, str]]) -> dict[ir.Node, str]:
-        """By node, what to know before much is unrolled; the first is said at once, before any of it is done."""
+        """By node, what to know before much is unrolled; the first is said at once, unless all that is refused."""
         sizes: list[tuple[Place, estimate.Size]] = []
         for place, form in planned:
             if form == "unroll" and (place.node.static_length or 0) > SHORT:
@@ -200,7 +200,7 @@ class Session:
         together = sum((size for _, size in sizes), estimate.Size(0, 0))
         found = ((one, self._target.warning(one.node, one.scope.opset, size, together)) for one, size in sizes)
         told = [(place, warning) for place, warning in found if warning]
-        for place, warning in told[:1]:
+        for place, warning in told[:1] if together.nodes <= self._options.max_nodes else ():
             more = f" (and {len(told) - 1} more nodes)" if len(told) > 1 else ""
             logger.warning("%s%s: %s", place.node.describe(), more, warning)
         return {place.node.node: warning for place, warning in told}

@@ -161,7 +161,9 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     if not location or "\0" in location:
         raise RnnLowerError(f"{told} has external data without a location")
     if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
-        raise RnnLowerError(f"{told}: its data is in '{location}'; only files below the model's folder are read")
+        raise RnnLowerError(
+            f"{told}: its data is in '{location}'; only files below the model's folder are read, named without '..'"
+        )
     path = folder / location
     try:
         status = path.stat()

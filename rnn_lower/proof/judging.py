@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,10 +14,13 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from rnn_lower.errors import RnnLowerError, one_line
+from rnn_lower.asked import check_numbers, check_texts
+from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import files, tensors
+from rnn_lower.model.document import Document
 from rnn_lower.model.facts import plain_dim
 from rnn_lower.model.folding import dead_nodes
+from rnn_lower.model.inlining import inlined
 from rnn_lower.model.scopes import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import guard, nudge, proving, reached, runtimes, samples
@@ -49,12 +51,8 @@ def compare_models(
     on: str | None = None,
 ) -> CheckReport:
     """See `rnn_lower.check`."""
-    for name, number, least in (("seed", seed, 0), ("runs", runs, 1), ("rtol", rtol, 0), ("atol", atol, 0)):
-        if not isinstance(number, (int, float)) or (name in ("seed", "runs") and not isinstance(number, int)):
-            raise RnnLowerError(f"{name} is {number!r}; it must be a number")
-        if not least <= number < math.inf:
-            told = "a number that is not infinite" if number == math.inf else f"{least} or more"
-            raise RnnLowerError(f"{name} is {number:g}; it must be {told}")
+    check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
+    check_texts(on=on)
     models = Pair(original, lowered, on)
     fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
     given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
@@ -119,7 +117,7 @@ class Pair:
             told = f"the models have different outputs: {self.output_names} and {theirs}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{told}")
         try:
-            self.nodes = read_nodes(self.original.model, self.original.facts)
+            self.nodes = self._read_nodes()
         except RnnLowerError as error:
             raise type(error)(f"{_named(self._original_path)}{error}") from None
         self.judge, self.runner = ORT, ORT
@@ -137,6 +135,16 @@ class Pair:
         refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
         if refused:
             self.judge = f"{REFERENCE} ({refused})"
+
+    def _read_nodes(self) -> list[RecurrentNode]:
+        """Of the original; one with functions of which only each call tells what they compute runs inlined."""
+        try:
+            return read_nodes(self.original.model, self.original.facts)
+        except UnsupportedError:
+            if not self.original.proto.functions:
+                raise
+        self.original, self._original_path = Document(inlined(self.original.proto), self.original.folder), None
+        return read_nodes(self.original.model, self.original.facts)
 
     def run(
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None
@@ -273,9 +281,10 @@ def _results(node: ir.Node) -> tuple[str, ...]:
 
 def _declaration(value: ir.Value) -> str:
     """An input for people: name, type and shape."""
-    dtype = "" if value.dtype is None else value.dtype.name.lower()
-    shape = "of any shape" if value.shape is None else f"[{', '.join(_shown(dim) for dim in value.shape)}]"
-    return f"{value.name}: {dtype}{shape}"
+    if not isinstance(value.type, ir.TensorType):
+        return f"{value.name}: no tensor"
+    shape = " of any shape" if value.shape is None else f"[{', '.join(_shown(dim) for dim in value.shape)}]"
+    return f"{value.name}: {value.type.dtype.name.lower()}{shape}"
 
 
 def _shown(dim: int | ir.SymbolicDim) -> str:

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower import foreign
+from rnn_lower.asked import check_numbers
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import convert, files, tensors
 from rnn_lower.model.dims import fix_proto_dims, place
@@ -29,11 +30,7 @@ Graphs = dict[ir.Graph | ir.Function, ir.Graph | ir.Function]
 
 def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases: int | None = None) -> Proof:
     """See `rnn_lower.prove`. most_cases: per node, for a first look."""
-    for name, number, least in (("points", points, 1), ("seed", seed, 0)):
-        if not isinstance(number, int):
-            raise RnnLowerError(f"{name} is {number!r}; it must be a whole number")
-        if number < least:
-            raise RnnLowerError(f"{name} is {number}; it must be {least} or more")
+    check_numbers(points=points, seed=seed)
     before, path = files.open_model(original)
     after, _ = files.open_model(lowered)
     for document in (before, after):
@@ -64,18 +61,34 @@ def is_cheap(document: Document) -> bool:
 def located(original: Document, lowered: Document, fresh: bool = False) -> tuple[str, ...]:
     """Which nodes of a lowered model are not the same function, and where they part; nothing of other models.
 
-    fresh: only of a model in which nothing else has changed either. Others may have worked on the rest of it, and what
-    they do to emitted nodes need not be exact.
+    fresh: only of a model in which nothing else has changed either, weights aside that nothing reads. Others may have
+    worked on the rest of it, and what they do to emitted nodes need not be exact.
     """
     try:
         if not any(MARK in node.metadata_props for node, _ in nodes(lowered.model)):
             return ()
+        if fresh:
+            lowered = _without_unread(lowered, original)
         proof = prove_models(original, lowered, 1, 0, FEW if fresh else None)
     except RnnLowerError:
         return ()
     if fresh and proof.changed:
         return ()
     return tuple(f"{node.name}: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
+
+
+def _without_unread(lowered: Document, original: Document) -> Document:
+    """The lowered model without the weights that nothing reads and that the original does not have."""
+    graphs = [holder for holder in tensors.holders(lowered.proto) if isinstance(holder, onnx.GraphProto)]
+    read = {name for holder in tensors.holders(lowered.proto) for node in holder.node for name in node.input}
+    read |= {value.name for graph in graphs for value in graph.output}
+    read |= {tensor.name for tensor in original.proto.graph.initializer}
+
+    def change(copy: onnx.ModelProto) -> None:
+        tensors.remove_if(copy.graph.initializer, lambda tensor: tensor.name not in read)
+
+    unread = any(tensor.name not in read for tensor in lowered.proto.graph.initializer)
+    return lowered.copied(change) if unread else lowered
 
 
 def _opset(document: Document) -> int | None:

@@ -11,14 +11,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx.inliner
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files, tensors
+from rnn_lower.model import tensors
+from rnn_lower.model.destinations import is_binary
 from rnn_lower.model.document import Document
 from rnn_lower.model.evaluating import evaluator
+from rnn_lower.model.inlining import inlined
 from rnn_lower.proof import reference
 from rnn_lower.proof.samples import Feeds
 
@@ -35,7 +36,7 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     values = (*document.proto.graph.input, *document.proto.graph.output)
     plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
     # onnxruntime takes names that are text, of files that are not.
-    if path is not None and external and plain and path.isprintable() and files.is_binary(Path(path)):
+    if path is not None and external and plain and path.isprintable() and is_binary(Path(path)):
         session = _session(path)
     else:
         proto = onnx.ModelProto()
@@ -92,7 +93,7 @@ def reference_evaluator(
     if document.folder is not None:
         tensors.embed(proto, document.folder)
     if proto.functions:  # the evaluator does not pass its operators on to functions
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = inlined(proto)
     return evaluator(proto, operators)
 
 

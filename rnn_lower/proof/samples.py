@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from rnn_lower import foreign
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.scopes import nodes as all_nodes
@@ -67,7 +68,7 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
         feeds = {name: np.asarray(array) for name, array in source.items()}
     else:
         try:
-            with np.load(source, allow_pickle=False) as archive:
+            with np.load(foreign.plain(source), allow_pickle=False) as archive:
                 feeds = {name: archive[name] for name in archive.files}
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
@@ -213,8 +214,12 @@ class Samples:
         attempt: int, may_guess: bool,
     ) -> np.ndarray:  # fmt: skip
         name = str(value.name)
-        if value.dtype is None or not isinstance(value.type, ir.TensorType):
-            raise RnnLowerError(f"input '{name}' is no tensor of a known type; give inputs (--inputs X.npz)")
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            raise RnnLowerError(
+                f"input '{name}' is no tensor, and cannot be given to be compared; --prove does without"
+            )
+        if value.dtype is None:
+            raise RnnLowerError(f"input '{name}' is of no known type; give inputs (--inputs X.npz)")
         rank = self._ranks.get(name, RANKS[attempt % len(RANKS)])
         shape = [sizes.of(value, axis, rank, self._fixed.get((name, axis))) for axis in range(rank)]
         if name in self._limits:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import onnx_ir as ir
 from onnx_ir import convenience
 
+from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits
-from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnmetError, UnsupportedError
 from rnn_lower.recurrent.lowering import lower_node
 from rnn_lower.recurrent.node import (
     FLOATS,
@@ -95,6 +97,16 @@ class Said:
     dtype: str
     seq_length: int | None
 
+    def __post_init__(self) -> None:
+        check_texts(op_type=self.op_type, dtype=self.dtype)
+        check_numbers(version=self.version)
+        for name in ("opset", "seq_length"):
+            if getattr(self, name) is not None:
+                check_numbers(**{name: getattr(self, name)})
+        for name in ("inputs", "outputs"):
+            if not isinstance(getattr(self, name), (list, tuple, NoneType)):
+                raise RnnLowerError(f"{name} is {getattr(self, name)!r}; it must list names")
+
     @property
     def operator(self) -> Operator:
         return OPERATORS[self.op_type]
@@ -118,13 +130,17 @@ class Said:
         return opset
 
 
-def body(said: Said, form: str, domain: str, habits: Habits) -> ir.Function:
+def body(said: Said, form: str, domain: str, habits: Habits, max_nodes: int) -> ir.Function:
     """The operator as a function. Raises as `rnn_lower.function_body`."""
+    check_texts(domain=domain)
     opset, node = said.opset_of_body, _node(said)
     if form == "unroll" and node.static_length is None:
         raise UnsupportedError("form unroll needs a known sequence length; give seq_length, or take scan or loop")
     chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
-    return function_of(node, chosen, opset, domain, said.op_type, habits, formal=said.operator.inputs)
+    try:
+        return function_of(node, chosen, opset, domain, said.op_type, habits, max_nodes, said.operator.inputs)
+    except UnmetError as error:
+        raise UnsupportedError(f"{error}; take scan or loop") from None
 
 
 def _node(said: Said) -> RecurrentNode:
@@ -149,8 +165,15 @@ def _node(said: Said) -> RecurrentNode:
         given = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         values.append(given if name in said.inputs else None)
     last = max((said.operator.outputs.index(name) for name in wanted), default=-1)
-    attributes = [convenience.convert_attribute(name, value) for name, value in said.attributes.items()]
+    attributes = [_attribute(name, value) for name, value in said.attributes.items()]
     results = [ir.Value(name=name) for name in said.operator.outputs[: last + 1]]
     node = ir.Node("", said.op_type, values, attributes, outputs=results, name=said.op_type.lower())
     ir.Graph([], results, nodes=[node])  # what a graph gives counts as used
     return read_node(node, said.opset_of_body, "function", _Declared())
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    try:
+        return convenience.convert_attribute(name, value)
+    except (TypeError, ValueError):
+        raise InvalidNodeError(f"attribute '{name}' is {value!r}, which no attribute can hold") from None

@@ -243,7 +243,7 @@ def _attributes(node: ir.Node, version: int) -> dict[str, Any]:
         if attribute.is_ref():
             raise UnsupportedError(
                 f"attribute '{name}' refers to attribute '{attribute.ref_attr_name}' of the function;"
-                " inline the function first (onnx.inliner)"
+                " lower with --fold, which inlines the function"
             )
         if attribute.type != row[0]:
             raise InvalidNodeError(f"attribute '{name}' is of type {attribute.type.name}, it must be {row[0].name}")

@@ -23,7 +23,7 @@ if sys.version_info < (3, 11):
     MISSING += " (Python 3.11 or newer)"
 
 MOST = 90
-"""Nodes up to which all are drawn: more are no picture, and take Graphviz long."""
+"""Nodes up to which all are drawn, constants not counted: more are no picture, and take Graphviz long."""
 
 MOST_LOOKED_AT = 65_536
 """Elements up to which first states are looked at."""
@@ -197,12 +197,14 @@ class _Side:
         for index, node in enumerate(nodes):
             if self._left <= 0:
                 return count_nodes(nodes[index:])
+            if known_tensor(node.outputs[0]) is not None:
+                continue  # a constant is told where it is read
             self._left -= 1
             if node.op_type in ("Scan", "Loop"):
                 self._loop(node)
             elif node.op_type == "If":
                 self._branches(node)
-            elif known_tensor(node.outputs[0]) is None:
+            else:
                 self._node(node)
         return 0
 

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import onnx
 
+from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files
 from rnn_lower.model.counting import Count, count
@@ -159,6 +160,9 @@ class Ask:
     atol: float = 1e-5
     allow_unreached: bool = False
 
+    def __post_init__(self) -> None:
+        check_numbers(seed=self.seed, runs=self.runs, rtol=self.rtol, atol=self.atol)
+
 
 def gather(model: Any, options: Options, ask: Ask) -> Report:
     """See `rnn_lower.report`."""
@@ -202,6 +206,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
 
 def draw(model: Any, name: str | None, options: Options) -> str:
     """See `rnn_lower.draw`."""
+    check_texts(node=name)
     document, _ = files.open_model(model)
     names = [node.name for node in read_nodes(document.model, document.facts)]
     if name is None and len(names) != 1:

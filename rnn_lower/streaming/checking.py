@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rnn_lower.asked import check_numbers
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files
 from rnn_lower.model.document import Document
@@ -30,6 +31,7 @@ def check_streaming(
     fused: the streaming form before its nodes were lowered; these are compared in exact arithmetic where that is cheap.
     Raises RnnLowerError when no inputs are found with which the original runs.
     """
+    check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     if plan.left:
         raise RnnLowerError(
             f"input '{plan.left[0]}' carries a state in a way of the model's own, so that --check does not know what to"

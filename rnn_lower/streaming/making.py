@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.model import files, leftovers
+from rnn_lower.model.destinations import checked_destination
 from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, prepared
 from rnn_lower.options import Dims, Options
@@ -55,8 +57,9 @@ class Made:
 
 def make(document: Document, wish: Wish, options: Options) -> Made:
     """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
-    if wish.step is not None and (not isinstance(wish.step, int) or isinstance(wish.step, bool)):
-        raise RnnLowerError(f"step is {wish.step!r}; it must be a whole number")
+    check_texts(axis=wish.axis)
+    if wish.step is not None:
+        check_numbers(step=wish.step)
     if wish.set_inputs is not None and not isinstance(wish.set_inputs, Mapping):
         raise RnnLowerError(f"set_inputs is {wish.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
@@ -96,7 +99,7 @@ def staged_states(
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
         yield lambda commit: commit()
         return
-    place = files.checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), force, text=True)
+    place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), force, text=True)
     if place.exists() and not (place.is_file() and _has_states(path)):
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.inliner
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError
@@ -18,6 +16,7 @@ from rnn_lower.model.dims import Shapes, declared_shapes, free_dims, free_proto_
 from rnn_lower.model.document import Document
 from rnn_lower.model.facts import NO_NAMES, plain_dim
 from rnn_lower.model.folding import fold
+from rnn_lower.model.inlining import inlined
 from rnn_lower.model.scopes import recurrent_nodes
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Dims
@@ -120,7 +119,7 @@ def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> 
     """A document of one's own, with inputs set and their branches folded away, sizes fixed and functions inlined."""
     ready = document.copied()
     if ready.proto.functions:
-        ready = Document(onnx.inliner.inline_local_functions(ready.proto), document.folder)
+        ready = Document(inlined(ready.proto), document.folder)
     if dims:
         ready = ready.fixed(dims)
     return ready.changed(lambda model: _set(model, values)) if values else ready

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.errors import RnnLowerError
+from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.model import files
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import recurrent_nodes
@@ -31,6 +31,7 @@ class StreamingSession:
     Raises RnnLowerError for a model that is no streaming model.
     """
 
+    @public
     def __init__(
         self, model: str | os.PathLike[str] | onnx.ModelProto | ir.Model, *,
         states: Mapping[str, str] | None = None, run: Callable[[Feeds], Sequence[Any]] | None = None,
@@ -45,6 +46,7 @@ class StreamingSession:
         self._begin: Feeds = {}
         self._state: Feeds = {}
 
+    @public
     def run(self, chunk: Any) -> Feeds:
         """The outputs for the next frames, by name, the states aside.
 
@@ -168,6 +170,8 @@ class StreamingSession:
 
 
 def _plan(document: Document, states: Mapping[str, str] | None) -> Plan:
+    if states is not None and not isinstance(states, Mapping):
+        raise RnnLowerError(f"states is {states!r}; it must map inputs to outputs")
     plan = read_plan(document.proto)
     if plan is not None and (unnamed := set(plan.left) - set(states or ())):
         name = min(unnamed)

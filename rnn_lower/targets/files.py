@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from rnn_lower import foreign
 from rnn_lower.emit.rules import CHECKS, Rules
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
@@ -219,7 +220,7 @@ def load_target(path: Path) -> Target:
 def read_keys(path: Path) -> dict[str, Any]:
     """What a target's file says, every key checked. Raises as `load_target`."""
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        told = tomllib.loads(foreign.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # of TOML, with line and column, or of UTF-8

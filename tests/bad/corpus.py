@@ -38,7 +38,8 @@ class Bad:
 
     build: writes what it needs into an empty folder and answers the command line.  words: of the one line on stderr,
     enough of them to tell which row of docs/errors.md it is, with … for anything.  about: the file, or the option, that the line names.
-    as_root: whether it is a mistake for root too, whom permissions do not stop.
+    as_root: whether it is a mistake for root too, whom permissions do not stop.  runs: whether `check` takes the model
+    all the same, since it runs functions inlined.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Bad:
     words: str
     about: str = "bad.onnx"
     as_root: bool = True
+    runs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -779,9 +781,9 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph: 2 attributes; a Constant has exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is given twice")
     yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
-    yield Bad("function with two element types", changed(two_element_types, place="function"), "of type FLOAT and FLOAT16, and one body cannot serve both")
+    yield Bad("function with two element types", changed(two_element_types, place="function"), "of type FLOAT and FLOAT16, and one body cannot serve both; lower with --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
-        yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function")
+        yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower with --fold", runs=True)
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
     yield Bad("function without a default opset", changed(without_default_opset, place="function"), "imports no opset of the default domain")
 # fmt: on
@@ -883,6 +885,12 @@ def with_target(line: str) -> Build:
     return build_it
 
 
+def fifo_as_target(folder: Path) -> list[str]:
+    os.mkfifo(folder / "mine.toml")
+    onnx.save(model_of(), folder / "bad.onnx")
+    return lowering(folder, "--target", folder / "mine.toml")
+
+
 def unshaped(model: Model) -> None:
     model.graph.input[0].type.tensor_type.ClearField("shape")
 
@@ -936,6 +944,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), optional=("sequence_lens",)), "declare the length as a symbol")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; known are ", "abacus")
+    yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
     yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not take Add: it is not among the operators that it takes, and rnn_lower has no other way to say it")
@@ -951,7 +960,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
     yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist there")
     yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': Scan of opset 8 has a batch axis of its own")
-    yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes are the function's; inline the function (onnx.inliner)")
+    yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
     yield Bad("layout kept at opset 13", asked("--skip", "*", "--opset", 13, layout=1), "has a layout, which opset 13 cannot say; lower it too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
@@ -1119,6 +1128,7 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs without check", asked("--inputs", "X.npz"), "--inputs needs --check", "--inputs")
     yield Bad("inputs missing", comparing(lambda path: None), npz, "X.npz")
     yield Bad("inputs empty", comparing(Path.touch), npz, "X.npz")
+    yield Bad("inputs a fifo", comparing(os.mkfifo), f"{npz}not a file", "X.npz")
     yield Bad("inputs a folder", comparing(Path.mkdir), npz, "X.npz")
     yield Bad("inputs truncated", comparing(archive(0.5, X=x)), npz, "X.npz")
     yield Bad("inputs spoilt", comparing(spoilt), npz, "X.npz")
@@ -1136,13 +1146,18 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("four bits compared", changed(four_bits, "--check"), "cannot hand over an input or output of this type to be compared; --prove does without")
     yield Bad("never runs", changed(never_runs, "--check"), runs)
     yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; give inputs (--inputs X.npz)")
-    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is no tensor of a known type; give inputs (--inputs X.npz)")
+    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is no tensor, and cannot be given to be compared; --prove does without")
+    yield Bad("an input of no type", changed(lambda m: m.graph.input[0].ClearField("type"), "--check"), "input 'X' is of no known type; give inputs (--inputs X.npz)")
     yield Bad("seed negative", asked("--check", "--seed", -1), "seed is -1; it must be 0 or more", "seed")
     yield Bad("seed no number", asked("--check", "--seed", "x"), "argument --seed: invalid int value: 'x'", "--seed")
     yield Bad("runs no number", asked("--check", "--runs", "x"), "argument --runs: invalid int value: 'x'", "--runs")
     for runs_asked in (0, -2):
         words = f"runs is {runs_asked}; it must be 1 or more"
         yield Bad(f"runs {runs_asked}", asked("--check", "--runs", runs_asked), words, "runs")
+        yield Bad(f"stream's runs {runs_asked}", streaming(lambda: model_of("GRU", dynamic=True), "--time", "T", "--check", "--runs", runs_asked), words, "runs")
+        yield Bad(f"report's runs {runs_asked}", reporting(model_of, "--runs", str(runs_asked)), words, "runs")
+    yield Bad("too many runs", asked("--check", "--runs", 10**7), "runs is 10000000; it must be 1000000 at most", "runs")
+    yield Bad("too many points", pair(fewer_outputs, "--points=1001", command="prove"), "points is 1001; it must be 1000 at most", "points")
     for option in ("rtol", "atol"):
         for value in ("nan", "-1"):
             words = f"{option} is {value}; it must be 0 or more"
@@ -1208,6 +1223,17 @@ def four_bits(model: Model) -> None:
     model.graph.output.append(helper.make_tensor_value_info("small", TensorProto.INT4, None))
 
 
+def writing_exactly(out: str) -> Build:
+    """A good model, and a place that is written as it is here; pathlib drops slashes."""
+
+    def build(folder: Path) -> list[str]:
+        save(model_of(), folder / "bad.onnx")
+        save(model_of(), folder / "out.onnx")
+        return ["lower", str(folder / "bad.onnx"), "-o", f"{folder}/{out}"]
+
+    return build
+
+
 def writing(
     out: str, prepare: Callable[[Path], object] | None = None, *options: object, with_data: bool = False
 ) -> Build:
@@ -1250,6 +1276,8 @@ def link_elsewhere(folder: Path) -> None:
 def bad_places() -> Iterator[Bad]:
     cannot = "cannot be written: "
     yield Bad("output a folder", writing("out.onnx", lambda folder: (folder / "out.onnx").mkdir()), f"{cannot}it is a folder", "out.onnx")
+    for out in ("out.onnx/", "new/", "out.onnx/."):
+        yield Bad(f"output {out}", writing_exactly(out), f"{out}: {cannot}it is a folder", out)
     yield Bad("output a link to a folder", writing("out.onnx", lambda f: ((f / "there").mkdir(), (f / "out.onnx").symlink_to("there"))), f"{cannot}it is a folder", "out.onnx")
     yield Bad("output in a missing folder", writing("no/such/out.onnx"), f"{cannot}No such file or directory", "no/such/out.onnx")
     yield Bad("output below a file", writing("bad.onnx/out.onnx"), f"{cannot}Not a directory", "bad.onnx/out.onnx")
@@ -1663,11 +1691,6 @@ def _without_data() -> ir.Model:
     return model
 
 
-def anything_of(package: Any) -> Any:
-    """Its `stream`, to be called with anything."""
-    return package.stream
-
-
 def two_streams() -> Model:
     stack = Stack(np.random.default_rng(0))
     stack.add("Add", "x", "z")
@@ -1743,10 +1766,21 @@ def _hard_to_fold(model: Model, work: Callable[..., object]) -> None:
         rnn_lower.lower(model, fold=True)
 
 
+def _hard_to_inline() -> None:
+    import rnn_lower
+    from rnn_lower.model import undecided
+
+    model = model_of(place="function", opset=18)
+    refers("clip")(model)
+    with mock.patch.object(undecided, "InlinePass", side_effect=ValueError("a reason")):
+        rnn_lower.lower(model, fold=True)
+
+
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
 
     whole: Any = "; it must be a whole number"
+    anyhow: Any = rnn_lower  # with anything
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
     yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv was not seen to run calls of functions; leave --as-function out, or take one that was: onnxruntime")
@@ -1766,6 +1800,26 @@ def _calls() -> Iterator[BadCall]:
         "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; give seq_length, or take scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
+    for name, (given, words) in {
+        "body of a list": ({"op_type": ["GRU"]}, "op_type is ['GRU']; it must be a text"),
+        "body of no whole version": ({"version": 14.0}, f"version is 14.0{whole}"),
+        "body of a truth": ({"opset": True}, f"opset is True{whole}"),
+        "body of no steps at all": ({"seq_length": -1, "form": "unroll"}, "seq_length is -1; it must be 0 or more"),
+        "body of a number": ({"dtype": 1}, "dtype is 1; it must be a text"),
+        "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a text"),
+        "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must list names"),
+        "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which no attribute can hold"),
+        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps takes more than 1000000000 nodes, 200000 are left of the limit; take scan or loop"),
+    }.items():
+        yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
+    yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); leave --fold out")
+    yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
+    yield BadCall("max_nodes nothing", lambda: anything(model_of(), max_nodes=None), f"max_nodes is None{whole}")
+    yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has 0 among its names; it must map names to sizes")
+    yield BadCall("dims a list", lambda: anything(model_of(dynamic=True), dims=[("T", 5)]), "dims is [('T', 5)]; it must map names to sizes")
+    yield BadCall("atol a text", lambda: anyhow.check(model_of(), model_of(), atol="1"), "atol is '1'; it must be a number")
+    yield BadCall("on a list", lambda: anyhow.check(model_of(), model_of(), on=[]), "on is []; it must be a text")
+    yield BadCall("drawing by a number", lambda: anyhow.draw(model_of(), node=0), "node is 0; it must be a text")
     yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "folding constants ended the process that did it (code 7); leave --fold out")
     yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); leave --fold out")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "--on tract: no-such-package is not installed; pip install no-such-package")
@@ -1791,9 +1845,11 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; give the path of the model")
     yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace single nodes; opset, dims, as_function and fuse_stacks are for rnn_lower.lower")
-    stream, free = anything_of(rnn_lower), model_of("GRU", dynamic=True)
+    stream, free = anyhow.stream, model_of("GRU", dynamic=True)
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
+    yield BadCall("stream over a number", lambda: stream(free, axis=5), "axis is 5; it must be a text")
+    yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "states is []; it must map inputs to outputs")
     yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map names of inputs to values")
     yield BadCall("session of any model", lambda: session(free), "it is no streaming model: make one (rnn-lower stream), or name its states")
     yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: there is no input 'h' with an output 'Y_h'")

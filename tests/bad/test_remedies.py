@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.inliner
+import onnx_ir as ir
 import pytest
 from corpus import ASKING, READING
+from onnx_ir.passes.common import InlinePass
 from paths import ROOT
 
 from rnn_lower import cli
@@ -41,13 +42,17 @@ OPTIONS: tuple[tuple[str, str, list[str]], ...] = (
     ("layout kept at opset 13", "lower that node too", ["--opset", "13"]),
     ("too deep to write", "--form unroll", ["--form", "unroll"]),
     ("output read-only", "add `--force`", ["--force"]),
+    ("function with two element types", "`--fold`, which inlines such functions", ["--fold"]),
+    ("hidden_size of the function", "`--fold`, which inlines such functions", ["--fold"]),
+    ("direction of the function", "`--fold`, which inlines such functions", ["--fold", "--check"]),
+    ("clip of the function", "`--fold`, which inlines such functions", ["--fold", "--check"]),
     ("seed negative", "--seed 0", ["--check", "--seed", "0"]),
 )  # fmt: skip
 
 
 def inline(folder: Path) -> None:
     path = folder / "bad.onnx"
-    onnx.save(onnx.inliner.inline_local_functions(onnx.load(path)), path)
+    ir.save(InlinePass()(ir.load(path)).model, path)
 
 
 def add_opset(folder: Path) -> None:
@@ -110,11 +115,7 @@ CHANGES: tuple[tuple[str, str, Callable[[Path], None]], ...] = (
     ("opset 0", "model.opset_import[0].version = 17", set_opset),
     ("RNN clip is of type INT", 'onnx.helper.make_attribute("clip", 3.0)', right_type),
     ("sequence_lens INT64 as input", "Put a `Cast` to INT32 before it", cast_lengths),
-    ("function with two element types", "onnx.inliner.inline_local_functions(model)", inline),
-    ("hidden_size of the function", "onnx.inliner.inline_local_functions(model)", inline),
-    ("direction of the function", "onnx.inliner.inline_local_functions(model)", inline),
-    ("clip of the function", "onnx.inliner.inline_local_functions(model)", inline),
-    ("attribute of the function converted", "onnx.inliner.inline_local_functions(model)", inline),
+    ("attribute of the function converted", "onnx_ir.passes.common.InlinePass()(model)", inline),
     ("location absolute", "to its bare name", bare_location),
     ("location outside", "to its bare name", bare_location),
     ("file unreadable", "chmod u+r FILE", readable),

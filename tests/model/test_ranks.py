@@ -16,7 +16,13 @@ WEIGHTS = [
     numpy_helper.from_array(RNG.uniform(-0.5, 0.5, shape).astype(np.float32), name)
     for name, shape in (("W", (1, 12, 3)), ("R", (1, 12, 4)))
 ]
-FORMS = [{"form": "loop"}, {"form": "scan"}, {"as_function": True}, {"target": "openvino"}]
+FORMS = [
+    {"form": "loop"},
+    {"form": "scan"},
+    {"as_function": True},
+    {"as_function": True, "form": "loop"},
+    {"target": "openvino"},
+]
 
 
 def _value(name: str, shape: list[object] | None = None, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -38,6 +44,22 @@ def inside() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     node = helper.make_node("Scan", ["h", "x"], ["end", "all"], body=body, num_scan_inputs=1)
     model = _model([node], [_value("h", [1, "N", 4]), _value("x", ["K", "T", "N", 3])], ["end", "all"])
     return model, {"h": _random(1, 2, 4), "x": _random(3, 5, 2, 3)}
+
+
+def called(deep: bool = False) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """In a function that the body of a Scan calls, or that another one calls."""
+    model, feeds = inside()
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    body = model.graph.node[0].attribute[0].g
+    names = ["xs", "W", "R", "hs"], ["Y", "Y_h"]
+    model.functions.append(helper.make_function("own", "Gru", *names, list(body.node), opsets))
+    if deep:
+        call = helper.make_node("Gru", *names, domain="own")
+        model.functions.append(helper.make_function("own", "Outer", *names, [call], opsets))
+    del body.node[:]
+    body.node.append(helper.make_node("Outer" if deep else "Gru", *names, domain="own"))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    return model, feeds
 
 
 def before() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -70,7 +92,9 @@ def _random(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 @pytest.mark.parametrize(
-    "case", [inside, before, lambda: in_loop(0), lambda: in_loop(2)], ids=["inside", "before", "no trips", "trips"]
+    "case",
+    [inside, called, lambda: called(True), before, lambda: in_loop(0), lambda: in_loop(2)],
+    ids=["inside", "called", "called deep", "before", "no trips", "trips"],
 )
 def test_ranks_are_known_as_before(case, options):
     model, feeds = case()

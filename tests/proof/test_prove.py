@@ -338,3 +338,20 @@ def test_only_limits_beyond_which_tanh_is_one_are_dropped():
     assert idioms.unlimited(tanh_of_clip(-20, 20), 20.0) is None
     assert float(np.tanh(np.float64(idioms.TANH_IS_ONE))) == 1.0
     assert idioms.clip_of(tanh_of_clip(1, -1)) is None
+
+
+@pytest.mark.parametrize("op", OPTIONAL)
+@pytest.mark.parametrize("mistake", ["state", "width"])
+def test_a_mistake_at_no_steps_alone(op, mistake):
+    """In the branch that a Scan leaves to sequences of no steps: the final states, and how wide a Y without rows is."""
+    model, _ = build(Case(op, 14, optional=("initial_h",), dynamic=True, T=3, N=2, I=2, H=3))
+    lowered = rnn_lower.lower(model, form="scan")
+    branch = next(attribute.g for attribute in emitted(lowered, "If").attribute if attribute.name == "else_branch")
+    for node in branch.node:
+        if mistake == "state" and node.op_type == "Identity":
+            node.op_type = "Neg"
+        elif mistake == "width" and node.op_type == "Slice":
+            lowered.graph.initializer.append(numpy_helper.from_array(np.array([2], np.int64), "narrow"))
+            node.input[2] = "narrow"
+    assert not rnn_lower.prove(model, lowered).ok
+    assert not rnn_lower.check(model, lowered).ok

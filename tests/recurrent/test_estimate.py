@@ -70,6 +70,17 @@ def test_long_lines_are_warned_about(target, T, words, tmp_path, capsys):
     assert "unrolling" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["lower", "--form", "unroll", "--dim", "T=90000"], ["stream", "--step", "90000"]])
+def test_a_line_that_is_refused_is_not_warned_about(command, tmp_path, capsys):
+    onnx.save(build(Case("GRU", 17, dynamic=True))[0], tmp_path / "in.onnx")
+    name, *options = command
+    more = ["--time", "T"] if name == "stream" else []
+    assert cli.main([name, str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options, *more]) == cli.BAD
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1, err
+    assert "are left of the limit" in err
+
+
 def test_many_lines_are_warned_about_together(caplog):
     """Each is short for the target; together they are large."""
     model = stack("LSTM", 390, 3, True, "none", 1)

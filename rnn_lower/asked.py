@@ -1,0 +1,48 @@
+"""What callers ask for by numbers and names, looked at before any work is done with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rnn_lower.errors import RnnLowerError
+
+LIMITS: Mapping[str, tuple[type, float, float]] = {
+    "max_nodes": (int, 0, math.inf),
+    "points": (int, 1, 1000),
+    "runs": (int, 1, 1_000_000),
+    "seed": (int, 0, math.inf),
+    "rtol": (float, 0, math.inf),
+    "atol": (float, 0, math.inf),
+    "opset": (int, -math.inf, math.inf),
+    "version": (int, -math.inf, math.inf),
+    "seq_length": (int, 0, math.inf),
+    "step": (int, -math.inf, math.inf),
+}
+"""Numbers that can be asked for: whole ones or not, the least and the most; nothing may be infinite."""
+
+
+def check_numbers(**asked: Any) -> None:
+    """Raises RnnLowerError for what is no number of its kind or out of its limits."""
+    for name, number in asked.items():
+        check_number(name, number, *LIMITS[name])
+
+
+def check_number(name: str, number: Any, kind: type = int, least: float = -math.inf, most: float = math.inf) -> None:
+    if isinstance(number, bool) or not isinstance(number, int if kind is int else (int, float)):
+        raise RnnLowerError(f"{name} is {number!r}; it must be a {'whole ' if kind is int else ''}number")
+    told = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
+    if number == math.inf:
+        raise RnnLowerError(f"{told}; it must be a number that is not infinite")
+    if not number >= least:  # nor NaN
+        raise RnnLowerError(f"{told}; it must be {least} or more")
+    if number > most:
+        raise RnnLowerError(f"{told}; it must be {most} at most")
+
+
+def check_texts(**asked: Any) -> None:
+    """Raises RnnLowerError for what is neither a text nor None."""
+    for name, text in asked.items():
+        if text is not None and not isinstance(text, str):
+            raise RnnLowerError(f"{name} is {text!r}; it must be a text")

@@ -1,0 +1,197 @@
+"""Functions whose attributes have values by default, and functions of which only each call tells what they compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, remaining, run_onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from streams import in_chunks
+
+import rnn_lower
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.model.inlining import inlined
+
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+I, H = 3, 4
+
+
+def recurrent(op: str, inputs: list[str], outputs: list[str]) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, outputs, name="cell", hidden_size=H)
+
+
+def model_of(op: str, function: onnx.FunctionProto, nodes: list[onnx.NodeProto], opset: int) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.uniform(-1, 1, (1, GATES[op] * H, width)).astype(np.float32), name)
+        for name, width in (("W", I), ("R", H))
+    ]
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["T", 1, I])
+    y = helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["T", 1, 1, "units"])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+    return helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=opsets, functions=[function], ir_version=9
+    )
+
+
+def refers(name: str, attribute: str, kind: int) -> onnx.AttributeProto:
+    return onnx.AttributeProto(name=name, ref_attr_name=attribute, type=kind)
+
+
+def around(op: str, opset: int = 17, of: str = "LeakyRelu") -> onnx.ModelProto:
+    """An operator in a function, called without its attribute and with it, before and behind a recurrent node."""
+    node = helper.make_node(of, ["x"], ["y"])
+    node.attribute.append(refers("alpha", "slope", onnx.AttributeProto.FLOAT))
+    function = helper.make_function("own", "Leaky", ["x"], ["y"], [node], [helper.make_opsetid("", opset)])
+    function.attribute_proto.append(helper.make_attribute("slope", 0.7))
+    nodes = [
+        helper.make_node("Leaky", ["X"], ["x"], domain="own"),
+        recurrent(op, ["x", "W", "R"], ["y"]),
+        helper.make_node("Leaky", ["y"], ["Y"], domain="own", slope=0.2),
+    ]
+    return model_of(op, function, nodes, opset)
+
+
+def inside(op: str, deep: bool = False, opset: int = 17) -> onnx.ModelProto:
+    """The recurrent node in a function with a clip of its own, by default, by a call, and through another function."""
+    node = recurrent(op, ["x", "w", "r"], ["y"])
+    node.attribute.append(refers("clip", "limit", onnx.AttributeProto.FLOAT))
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Cell", ["x", "w", "r"], ["y"], [node], imports)
+    function.attribute_proto.append(helper.make_attribute("limit", 0.05))
+    nodes = [
+        helper.make_node("Cell", ["X", "W", "R"], ["first"], domain="own"),
+        helper.make_node("Cell", ["X", "W", "R"], ["second"], domain="own", limit=0.5),
+        helper.make_node("Concat", ["first", "second"], ["Y"], axis=-1),
+    ]
+    model = model_of(op, function, nodes, opset)
+    if deep:
+        call = helper.make_node("Cell", ["x", "w", "r"], ["y"], domain="own")
+        call.attribute.append(refers("limit", "outer", onnx.AttributeProto.FLOAT))
+        outer = helper.make_function("own", "Outer", ["x", "w", "r"], ["y"], [call], imports)
+        outer.attribute_proto.append(helper.make_attribute("outer", 0.3))
+        model.functions.append(outer)
+        model.graph.node[1].op_type = "Outer"
+        del model.graph.node[1].attribute[:]
+    return model
+
+
+def feeds() -> dict[str, np.ndarray]:
+    return {"X": np.random.default_rng(1).normal(0, 3, (6, 1, I)).astype(np.float32)}
+
+
+MODELS = {
+    "around": around,
+    "around, Elu": lambda op: around(op, of="Elu"),
+    "inside": inside,
+    "inside, deep": lambda op: inside(op, deep=True),
+}
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_attributes_are_by_default_stays(model, op):
+    """onnx's inliner forgets it, so that the function would have the default of the operator."""
+    original = MODELS[model](op)
+    wanted = run_onnxruntime(original, feeds())
+    close(run_onnxruntime(inlined(original), feeds()), wanted)
+    folded = rnn_lower.lower(original, fold=True)
+    assert not remaining(folded)
+    close(run_onnxruntime(folded, feeds()), wanted)
+    report = rnn_lower.check(original, folded)
+    assert report.ok, report.verdict
+    assert max(output.max_abs_error for output in report.outputs) < 1e-5
+    streamed = in_chunks(rnn_lower.stream(original, axis="T"), feeds(), [1, 3, 2])
+    close([streamed["Y"]], wanted)
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_converted(op):
+    original = around(op, opset=15)
+    close(run_onnxruntime(rnn_lower.lower(original, opset=18), feeds()), run_onnxruntime(original, feeds()))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_without_folding_it_is_refused(op):
+    original = inside(op)
+    before = original.SerializeToString(deterministic=True)
+    with pytest.raises(UnsupportedError, match="lower with --fold, which inlines the function"):
+        rnn_lower.lower(original)
+    assert rnn_lower.check(original, original).ok
+    assert original.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_two_element_types(op):
+    """Each call has its body; onnxruntime runs it in both types."""
+    node = recurrent(op, ["x", "w", "r"], ["y"])
+    function = helper.make_function("own", "Cell", ["x", "w", "r"], ["y"], [node], [helper.make_opsetid("", 17)])
+    casts = [helper.make_node("Cast", [name], [f"{name}/double"], to=TensorProto.DOUBLE) for name in ("X", "W", "R")]
+    nodes = [
+        *casts,
+        helper.make_node("Cell", ["X", "W", "R"], ["first"], domain="own"),
+        helper.make_node("Cell", [cast.output[0] for cast in casts], ["second/double"], domain="own"),
+        helper.make_node("Cast", ["second/double"], ["second"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["first", "second"], ["Y"], axis=-1),
+    ]
+    original = model_of(op, function, nodes, 17)
+    with pytest.raises(UnsupportedError, match=r"of type DOUBLE and FLOAT.*lower with --fold"):
+        rnn_lower.lower(original)
+    folded = rnn_lower.lower(original, fold=True)
+    assert not remaining(folded)
+    (y,) = run_onnxruntime(folded, feeds())
+    np.testing.assert_allclose(y[..., :H], y[..., H:], rtol=1e-4, atol=1e-5)
+    assert rnn_lower.check(original, folded).ok
+
+
+def hiding() -> onnx.ModelProto:
+    """A function with a body that reads `t` of the function, where `t` and names made of it are taken already."""
+    body_inputs = [
+        helper.make_tensor_value_info("t_2", TensorProto.INT64, []),
+        helper.make_tensor_value_info("t_3", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("t_4", TensorProto.FLOAT, None),
+    ]
+    body_nodes = [
+        helper.make_node("Identity", ["t_3"], ["t_5"]),
+        helper.make_node("Add", ["t_4", "t"], ["t_6"]),
+    ]
+    body_outputs = [
+        helper.make_tensor_value_info("t_5", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("t_6", TensorProto.FLOAT, None),
+    ]
+    three = helper.make_node("Constant", [], ["trips"], value=numpy_helper.from_array(np.int64(3)))
+    cell = recurrent("GRU", ["looped", "w", "r"], ["y"])
+    cell.attribute.append(refers("clip", "limit", onnx.AttributeProto.FLOAT))
+    nodes = [
+        helper.make_node("Neg", ["x"], ["t"]),
+        three,
+        helper.make_node(
+            "Loop", ["trips", "", "x"], ["looped"], body=helper.make_graph(body_nodes, "b", body_inputs, body_outputs)
+        ),
+        cell,
+    ]
+    function = helper.make_function("own", "Cell", ["x", "w", "r"], ["y"], nodes, [helper.make_opsetid("", 17)])
+    function.attribute_proto.append(helper.make_attribute("limit", 0.5))
+    calls = [
+        helper.make_node("Tanh", ["X"], ["t"]),
+        helper.make_node("Cell", ["t", "W", "R"], ["first"], domain="own"),
+        helper.make_node("Cell", ["X", "W", "R"], ["second"], domain="own"),
+        helper.make_node("Concat", ["first", "second"], ["Y"], axis=-1),
+    ]
+    return model_of("GRU", function, calls, 17)
+
+
+def test_names_of_bodies_hide_nothing():
+    original = hiding()
+    wanted = run_onnxruntime(original, feeds())
+    for lowered in (rnn_lower.lower(original, fold=True), inlined(original)):
+        close(run_onnxruntime(lowered, feeds()), wanted)
+
+
+def test_functions_that_nobody_calls_go():
+    original = inside("LSTM", deep=True)
+    original.graph.node[1].op_type = "Cell"
+    folded = rnn_lower.lower(original, fold=True)
+    assert not folded.functions
+    close(run_onnxruntime(folded, feeds()), run_onnxruntime(original, feeds()))
