@@ -33,17 +33,16 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("page", "language", "text"),
-    [pytest.param(*block, marks=pytest.mark.xdist_group(block[0])) for block in blocks()],  # they build on each other
-)
-def test_code_blocks(page, language, text, checkout):
-    if language == "sh" and any(words in text for words in SETS_UP):
-        assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-        pytest.skip("sets up, measures or tests; its syntax was read")
-    command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euc", text]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("page", sorted({page for page, *_ in blocks()}))
+def test_code_blocks(page, checkout):
+    """All of a page, one after the other: they build on each other. Of what sets up, measures or tests, the syntax."""
+    for language, text in (block for there, *block in blocks() if there == page):
+        if language == "sh" and any(words in text for words in SETS_UP):
+            assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0, text
+            continue
+        command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euc", text]
+        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{text}\n{done.stderr}"
 
 
 def test_there_are_blocks():

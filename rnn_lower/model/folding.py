@@ -45,7 +45,7 @@ def fold(model: ir.Model) -> None:
         _fold_here(model)
     except Ended as end:
         raise RnnLowerError(f"folding constants ended the process that did it ({end}); leave --fold out") from None
-    except RnnLowerError:
+    except (RnnLowerError, MemoryError):
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {error}".partition("\n")[0][:200]

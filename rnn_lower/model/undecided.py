@@ -21,6 +21,8 @@ def inline_undecided(model: ir.Model) -> None:
         try:
             InlinePass(lambda function: function.identifier() in found)(model)
             NameFixPass()(model)  # or a name in a body could hide the new one of what the body reads
+        except MemoryError:
+            raise
         except Exception as error:  # whatever stands in the way
             while error.__cause__ is not None:
                 error = error.__cause__  # type: ignore[assignment]
