@@ -39,7 +39,7 @@ def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelPro
     _strip(graph, folder)
     view.functions.extend(proto.functions)
     for function in view.functions:
-        function.ClearField("attribute_proto")
+        tensors.remove_if(function.attribute_proto, lambda one: _is_unseen(one) or one.type in (_A.GRAPH, _A.GRAPHS))
         _strip(function, folder)
     return view
 
@@ -155,7 +155,7 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
                 dim.ClearField("dim_value")  # a way of saying that the size is unknown
     for node in view.node:
         node.ClearField("device_configurations")
-        if tensors.remove_if(node.attribute, lambda a: a.type in _UNSEEN or not _readable(a)):
+        if tensors.remove_if(node.attribute, _is_unseen):
             node.metadata_props.add(key=UNSEEN, value="yes")
         for body in tensors.graphs_of(node):
             copy = onnx.GraphProto()
@@ -167,10 +167,11 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
             _strip(body, folder)
 
 
-def _readable(attribute: onnx.AttributeProto) -> bool:
+def _is_unseen(attribute: onnx.AttributeProto) -> bool:
+    """Whether onnx_ir does not read it in every case: of some types, or of text that is none."""
     try:
         for text in (attribute.s, *attribute.strings):
             text.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return True
+    return attribute.type in _UNSEEN

@@ -106,6 +106,47 @@ def test_what_attributes_are_by_default_stays(model, op):
     close([streamed["Y"]], wanted)
 
 
+def transposed() -> tuple[list[onnx.NodeProto], onnx.AttributeProto]:
+    """By default as it is; without that, the other way round."""
+    node = helper.make_node("Transpose", ["x"], ["y"])
+    node.attribute.append(refers("perm", "given", onnx.AttributeProto.INTS))
+    return [node], helper.make_attribute("given", [0, 1, 2])
+
+
+def cut() -> tuple[list[onnx.NodeProto], onnx.AttributeProto]:
+    """From the second step on."""
+    start = helper.make_node("Constant", [], ["start"])
+    start.attribute.append(refers("value_ints", "given", onnx.AttributeProto.INTS))
+    end = helper.make_node("Constant", [], ["end"], value_ints=[99])
+    return [start, end, helper.make_node("Slice", ["x", "start", "end"], ["y"])], helper.make_attribute("given", [1])
+
+
+def normalized() -> tuple[list[onnx.NodeProto], onnx.AttributeProto]:
+    """A softmax over time, which stands for what tells no sizes."""
+    node = helper.make_node("Softmax", ["x"], ["y"])
+    node.attribute.append(refers("axis", "given", onnx.AttributeProto.INT))
+    return [node], helper.make_attribute("given", 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"form": "loop"}, {"form": "scan"}, {"target": "openvino"}, {"fold": True}], ids=str
+)
+@pytest.mark.parametrize("shaping", [transposed, cut, normalized])
+@pytest.mark.parametrize("op", GATES)
+def test_sizes_behind_a_function_are_those_of_its_defaults(op, shaping, options):
+    """In form loop, three steps were taken for the length: the last axis of X, which Transpose makes the first."""
+    nodes, default = shaping()
+    function = helper.make_function("own", "F", ["x"], ["y"], nodes, [helper.make_opsetid("", 17)])
+    function.attribute_proto.append(default)
+    calls = [helper.make_node("F", ["X"], ["x"], domain="own"), recurrent(op, ["x", "W", "R"], ["Y"])]
+    original = model_of(op, function, calls, 17)
+    lowered = rnn_lower.lower(original, **options)
+    assert not remaining(lowered)
+    close(run_onnxruntime(lowered, feeds()), run_onnxruntime(original, feeds()))
+    with pytest.raises(UnsupportedError, match="needs a known sequence length"):
+        rnn_lower.lower(original, form="unroll")
+
+
 @pytest.mark.parametrize("op", GATES)
 def test_converted(op):
     original = around(op, opset=15)
