@@ -44,6 +44,7 @@ from strategies import FORMS, random_case
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.emit.constants import known_tensor
 from rnn_lower.model import files
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import default_opset, values
@@ -57,6 +58,9 @@ KILOBYTES = 1 << 20
 
 MOST_SECONDS = 2
 """How long a mutant may run to be compared: a Loop of half a million small nodes, lowered, takes ten times as long."""
+
+MOST_ELEMENTS = 10_000_000
+"""How much a mutant may give to be compared: judging more takes more memory than a child has."""
 
 HUGE = 1e6
 """Among values of this size float32 leaves no digits to compare."""
@@ -444,7 +448,7 @@ def _compare(mutant: Path, target: Path, notes: Any) -> int:
     run = runners.open_onnxruntime(original, str(mutant), guard.add)
     start = time.monotonic()
     feeds, wanted = _first_results(original, run)
-    if time.monotonic() - start > MOST_SECONDS:
+    if time.monotonic() - start > MOST_SECONDS or sum(np.size(one) for one in wanted) > MOST_ELEMENTS:
         return stage("heavy")
     stage("lowered")
     if (default_opset(lowered.model.opset_imports) or 0) < 7:
@@ -499,7 +503,7 @@ def _difference(names: Sequence[str], wanted: Sequence[Any], got: Sequence[Any])
 
 
 def _weights(document: Document) -> list[Any]:
-    found = [value.const_value for value in values(document.model)]
+    found = [value.const_value or known_tensor(value) for value in values(document.model)]
     return [tensor.numpy() for tensor in found if tensor is not None and tensor.dtype.is_floating_point()]
 
 
