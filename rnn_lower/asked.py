@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
@@ -22,6 +24,9 @@ LIMITS: Mapping[str, tuple[type, float, float]] = {
 }
 """Numbers that can be asked for: whole ones or not, the least and the most; nothing may be infinite."""
 
+LONGEST = {int: 10_000, float: 1000}
+"""Bits of whole numbers where such are asked for, or any: longer ones Python does not print, or makes no float of."""
+
 
 def check_numbers(**asked: Any) -> None:
     """Raises RnnLowerError for what is no number of its kind or out of its limits."""
@@ -32,6 +37,8 @@ def check_numbers(**asked: Any) -> None:
 def check_number(name: str, number: Any, kind: type = int, least: float = -math.inf, most: float = math.inf) -> None:
     if isinstance(number, bool) or not isinstance(number, int if kind is int else (int, float)):
         raise RnnLowerError(f"{name} is {number!r}; it must be a {'whole ' if kind is int else ''}number")
+    if isinstance(number, int) and number.bit_length() > LONGEST[kind]:
+        raise RnnLowerError(f"{name} is a number of {number.bit_length()} bits; it must be of {LONGEST[kind]} at most")
     told = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
     if number == math.inf:
         raise RnnLowerError(f"{told}; it must be a number that is not infinite")
@@ -42,7 +49,7 @@ def check_number(name: str, number: Any, kind: type = int, least: float = -math.
 
 
 def check_texts(**asked: Any) -> None:
-    """Raises RnnLowerError for what is neither a text nor None."""
+    """Raises RnnLowerError for what is neither a text nor None, or holds half a character."""
     for name, text in asked.items():
-        if text is not None and not isinstance(text, str):
+        if not isinstance(text, (str, NoneType)) or re.search("[\ud800-\udfff]", text or ""):
             raise RnnLowerError(f"{name} is {text!r}; it must be a text")

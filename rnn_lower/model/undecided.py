@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, NameFixPass
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model.facts import Facts
-from rnn_lower.model.scopes import recurrent_nodes
+from rnn_lower.model.scopes import recurrent_nodes, with_bodies
 from rnn_lower.recurrent.node import read_node
 
 
@@ -19,6 +21,9 @@ def inline_undecided(model: ir.Model) -> None:
     """
     while found := _undecided(model):
         try:
+            _check_imports(model, found)
+            for identifier in found:
+                _own_outputs(model.functions[identifier])
             InlinePass(lambda function: function.identifier() in found)(model)
             NameFixPass()(model)  # or a name in a body could hide the new one of what the body reads
         except MemoryError:
@@ -40,3 +45,33 @@ def _undecided(model: ir.Model) -> set[ir.OperatorIdentifier]:
             except UnsupportedError:
                 found.add(scope.root.identifier())
     return found
+
+
+def _check_imports(model: ir.Model, found: Collection[ir.OperatorIdentifier]) -> None:
+    """Raises RnnLowerError where nodes would come to another opset than theirs: in the model, or in a calling function.
+
+    InlinePass compares with the model alone, and takes ai.onnx for another domain than the default one.
+    """
+    imports = _imports(model)
+    for identifier, function in model.functions.items():
+        calls = any(node.op_identifier() in found for node in with_bodies(function))
+        for domain, version in _imports(function).items() if identifier in found or calls else ():
+            if imports.get(domain, version) != version:
+                name = f"{identifier[0]}.{identifier[1]}"
+                told = f"function {name} imports opset {version} of '{domain}' and the model {imports[domain]}"
+                raise RnnLowerError(told)
+
+
+def _imports(holder: ir.Model | ir.Function) -> dict[str, int]:
+    return {"" if domain == "ai.onnx" else domain: version for domain, version in holder.opset_imports.items()}
+
+
+def _own_outputs(function: ir.Function) -> None:
+    """Let a function give each value once, and no input as it came: its caller knows these by other names."""
+    taken = set(function.inputs)
+    for place, value in enumerate(function.outputs):
+        if value in taken:
+            name = f"{value.name}/as_output_{place}"
+            function.append(ir.Node("", "Identity", [value], name=name, outputs=[ir.Value(name=name, type=value.type)]))
+            function.outputs[place] = function[-1].outputs[0]
+        taken.add(function.outputs[place])

@@ -65,7 +65,10 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
     if not isinstance(source, (Mapping, str, os.PathLike)):
         raise RnnLowerError(f"inputs must be arrays by name or the path of an .npz file, not {type(source).__name__}")
     if isinstance(source, Mapping):
-        feeds = {name: np.asarray(array) for name, array in source.items()}
+        try:
+            feeds = {name: np.asarray(array) for name, array in source.items()}
+        except ValueError as error:  # rows of several lengths
+            raise RnnLowerError(f"inputs must be arrays by name; {error}") from None
     else:
         try:
             with np.load(foreign.plain(source), allow_pickle=False) as archive:

@@ -1766,6 +1766,17 @@ def _hard_to_fold(model: Model, work: Callable[..., object]) -> None:
         rnn_lower.lower(model, fold=True)
 
 
+def stream_of_two_opsets() -> None:
+    import rnn_lower
+
+    model = model_of(place="function", opset=18, dynamic=True)
+    model.functions[0].opset_import[0].version = 17
+    model.functions[0].name, model.functions[0].domain = "F", "own"
+    model.graph.node[-1].op_type, model.graph.node[-1].domain = "F", "own"
+    model.opset_import.add(domain="own", version=1)
+    rnn_lower.stream(model, axis="T")
+
+
 def _hard_to_inline() -> None:
     import rnn_lower
     from rnn_lower.model import undecided
@@ -1813,6 +1824,12 @@ def _calls() -> Iterator[BadCall]:
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
     yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); leave --fold out")
+    yield BadCall("seed of many digits", lambda: rnn_lower.check(model_of(), model_of(), seed=10**5000), "seed is a number of 16610 bits; it must be of 10000 at most")
+    yield BadCall("rtol of many digits", lambda: rnn_lower.check(model_of(), model_of(), rtol=10**400), "rtol is a number of 1329 bits; it must be of 1000 at most")
+    yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T is a number of 16610 bits; it must be of 10000 at most")
+    yield BadCall("half a character", lambda: rnn_lower.function_body("GRU", 14, hidden_size=4, domain="\udcff"), "domain is '\\udcff'; it must be a text")
+    yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must be arrays by name; setting an array element with a sequence")
+    yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F is not of the model's opset, so that it cannot be inlined; convert the model first")
     yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
     yield BadCall("max_nodes nothing", lambda: anything(model_of(), max_nodes=None), f"max_nodes is None{whole}")
     yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has 0 among its names; it must map names to sizes")

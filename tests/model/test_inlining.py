@@ -236,3 +236,69 @@ def test_functions_that_nobody_calls_go():
     folded = rnn_lower.lower(original, fold=True)
     assert not folded.functions
     close(run_onnxruntime(folded, feeds()), run_onnxruntime(original, feeds()))
+
+
+def in_opsets(model: int, alias: str, function: int, caller: int | None = None) -> onnx.ModelProto:
+    """Softmax, which opset 13 changed, before a node whose clip is the call's. caller: of a function around the call."""
+    cell = recurrent("GRU", ["s", "w", "r"], ["y"])
+    cell.attribute.append(refers("clip", "limit", onnx.AttributeProto.FLOAT))
+    nodes = [helper.make_node("Softmax", ["x"], ["s"]), cell]
+    body = helper.make_function("own", "Cell", ["x", "w", "r"], ["y"], nodes, [helper.make_opsetid("", function)])
+    body.attribute_proto.append(helper.make_attribute("limit", 0.5))
+    name = "Cell" if caller is None else "Outer"
+    calls = [helper.make_node(name, ["X", "W", "R"], ["y"], domain="own")]
+    made = model_of("GRU", body, [*calls, helper.make_node("Softmax", ["y"], ["Y"])], model)
+    made.opset_import[0].domain = alias
+    if caller is not None:
+        imports = [helper.make_opsetid("", caller), helper.make_opsetid("own", 1)]
+        nodes = [
+            helper.make_node("Softmax", ["x"], ["t"]),
+            helper.make_node("Cell", ["t", "w", "r"], ["y"], domain="own"),
+        ]
+        made.functions.append(helper.make_function("own", "Outer", ["x", "w", "r"], ["y"], nodes, imports))
+    return made
+
+
+@pytest.mark.parametrize("alias", ["", "ai.onnx"])
+@pytest.mark.parametrize(
+    ("model", "function", "caller", "same"),
+    [
+        (13, 13, None, True), (12, 12, None, True), (13, 12, None, False), (12, 13, None, False), (13, 13, 13, True),
+        (13, 13, 12, False), (13, 12, 13, False),
+    ],
+)  # fmt: skip
+def test_nodes_come_to_no_other_opset(model, alias, function, caller, same):
+    original = in_opsets(model, alias, function, caller)
+    if same:
+        close(run_onnxruntime(rnn_lower.lower(original, fold=True), feeds()), run_onnxruntime(original, feeds()))
+        return
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"imports opset .* and the model .*; leave --fold out"):
+        rnn_lower.lower(original, fold=True)
+    for work in (lambda: rnn_lower.stream(original, axis="T"), lambda: rnn_lower.check(original, original)):
+        with pytest.raises(
+            rnn_lower.RnnLowerError, match=r"is not of the model's opset|needs the whole|of the function"
+        ):
+            work()
+
+
+@pytest.mark.parametrize("outputs", [["y", "x"], ["y", "y"]], ids=str)
+def test_outputs_that_are_something_else_too(outputs):
+    """onnxruntime takes no such function, so the judge is what it says by itself, and the model without it."""
+    cell = recurrent("GRU", ["x", "w", "r"], ["y"])
+    cell.attribute.append(refers("clip", "limit", onnx.AttributeProto.FLOAT))
+    function = helper.make_function("own", "Cell", ["x", "w", "r"], outputs, [cell], [helper.make_opsetid("", 17)])
+    function.attribute_proto.append(helper.make_attribute("limit", 0.5))
+    calls = [helper.make_node("Cell", ["X", "W", "R"], ["y", "z"], domain="own"), helper.make_node("Neg", ["y"], ["Y"])]
+    original = model_of("GRU", function, calls, 17)
+    original.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    plain = recurrent("GRU", ["X", "W", "R"], ["y"])
+    plain.attribute.append(helper.make_attribute("clip", 0.5))
+    by_hand = model_of(
+        "GRU", function, [plain, calls[1], helper.make_node("Identity", [{"x": "X"}.get(*outputs[1:] * 2)], ["z"])], 17
+    )
+    by_hand.graph.output.append(original.graph.output[1])
+    del by_hand.functions[:]
+    wanted = run_onnxruntime(by_hand, feeds())
+    for lowered in (rnn_lower.lower(original, fold=True), inlined(original)):
+        assert [value.name for value in lowered.graph.input] == ["X"]
+        close(run_onnxruntime(lowered, feeds()), wanted)
