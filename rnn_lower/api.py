@@ -190,7 +190,7 @@ def stream_file(
 
 def _kept(document: Document, source: Any, destination: Any) -> frozenset[destinations.Inode]:
     """The data files of a model that stays."""
-    in_place = os.path.realpath(source) == os.path.realpath(destination)
+    in_place = os.path.realpath(source) == os.path.realpath(destinations.name_of(destination))
     return frozenset() if in_place else files.data_of(document)
 
 

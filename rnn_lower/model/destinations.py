@@ -25,7 +25,7 @@ def checked_destination(
 
     kept: files that are not replaced.  text: it is no model, so that any ending will do.
     """
-    path = Path(destination)
+    path = Path(name_of(destination))
     if os.path.basename(destination) in ("", ".", ".."):  # a name that ends with a slash, too
         raise RnnLowerError(f"{os.fspath(destination) or path}: cannot be written: it is a folder")
     if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
@@ -43,6 +43,14 @@ def checked_destination(
     if owner is not None:
         raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
     return real
+
+
+def name_of(destination: str | os.PathLike[str]) -> str:
+    """The path as a text. Raises RnnLowerError for what is none."""
+    name = os.fspath(destination) if isinstance(destination, (str, os.PathLike)) else None
+    if not isinstance(name, str) or "\0" in name:
+        raise RnnLowerError(f"{destination!r} is no path of a file to write")
+    return name
 
 
 def is_binary(path: Path) -> bool:

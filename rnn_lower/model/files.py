@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model import leftovers, tensors
-from rnn_lower.model.destinations import Inode, checked_destination, inode_of, to_stdout
+from rnn_lower.model.destinations import Inode, checked_destination, inode_of, name_of, to_stdout
 from rnn_lower.model.document import Document
 from rnn_lower.options import Dims
 
@@ -166,7 +166,7 @@ def staged(
 
     kept: the data files of another model that this one was made of, which are neither replaced nor removed.
     """
-    told, made = os.fspath(destination), None
+    told, made = name_of(destination), None
     try:
         with contextlib.ExitStack() as stack:
             try:
@@ -221,7 +221,7 @@ def write_text(text: str, destination: str | os.PathLike[str], force: bool = Fal
 
     Raises RnnLowerError when it cannot be written there.
     """
-    told = os.fspath(destination)
+    told = name_of(destination)
     if told == "-":
         if not to_stdout(text.encode("utf-8")):
             sys.stdout.write(text)

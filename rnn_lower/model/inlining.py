@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 import onnx.inliner
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model import tensors
+from rnn_lower.model.scopes import plain_imports
 from rnn_lower.recurrent.node import OPERATORS
+
+Name = tuple[str, str]
+"""Domain and name of a function; overloads go together."""
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without functions; it stays as it is itself.
 
-    Functions of another opset than the model's stay where they are. onnx's inliner forgets the defaults that a function
-    has for its attributes, so every call says them first, and outputs that are inputs, which get a node.
-    Raises UnsupportedError where a recurrent node, or the call of a function that is gone, would be left.
+    Functions of another opset than the model's stay where they are, with those that they call. onnx's inliner forgets
+    the defaults that a function has for its attributes, so calls say them first; a call within a function may pass on
+    what its caller leaves out, so the outermost functions are inlined first. It loses outputs that are inputs, too,
+    which get a node.
+    Raises UnsupportedError where a recurrent node would be left in a function.
     """
-    said = onnx.ModelProto()
-    said.CopyFrom(model)
-    defaults = {_key(f): [*f.attribute_proto] for f in said.functions if f.attribute_proto}
-    for node in (node for holder in tensors.holders(said) for node in holder.node) if defaults else ():
-        given = {attribute.name for attribute in node.attribute}
-        node.attribute.extend(attribute for attribute in defaults.get(_called(node), ()) if attribute.name not in given)
-    for function in said.functions:
-        function.attribute.extend(attribute.name for attribute in function.attribute_proto)
-        del function.attribute_proto[:]
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for function in result.functions:
         _own_outputs(function)
-    result: onnx.ModelProto = onnx.inliner.inline_local_functions(said)
-    _check(result, {_key(function) for function in model.functions})
+    names = _staying(result)
+    staying = [function for function in result.functions if _key(function) in names]
+    _remove(result, names)
+    while names := _outermost(result):
+        _say_defaults(result, names)
+        result = onnx.inliner.inline_selected_functions(result, sorted(names), exclude=False)
+        _remove(result, names)
+    result.functions.extend(staying)
+    _check(result)
     return result
 
 
-def _key(function: onnx.FunctionProto) -> tuple[str, str, str]:
-    return function.domain, function.name, function.overload
-
-
-def _called(node: onnx.NodeProto) -> tuple[str, str, str]:
-    return node.domain, node.op_type, node.overload
+def _key(function: onnx.FunctionProto) -> Name:
+    return function.domain, function.name
 
 
 def _own_outputs(function: onnx.FunctionProto) -> None:
@@ -49,20 +54,59 @@ def _own_outputs(function: onnx.FunctionProto) -> None:
         taken.add(function.output[place])
 
 
-def _check(result: onnx.ModelProto, functions: set[tuple[str, str, str]]) -> None:
-    left = {_key(function): function for function in result.functions}
-    bodies = (body for function in result.functions for body in tensors.graphs_in(function))
-    inside = {node.op_type for body in bodies for node in body.node if not node.domain}
-    gone = [
-        node for holder in tensors.holders(result) for node in holder.node if _called(node) in functions - left.keys()
-    ]
-    if gone or inside & OPERATORS.keys():
-        name = (
-            f"{gone[0].domain}.{gone[0].op_type}"
-            if gone
-            else ", ".join(f"{f.domain}.{f.name}" for f in result.functions)
-        )
+def _calls(functions: Iterable[onnx.FunctionProto]) -> dict[Name, set[Name]]:
+    """Of which operators, functions among them, the nodes of each function are."""
+    found: dict[Name, set[Name]] = {}
+    for function in functions:
+        nodes = (node for body in tensors.graphs_in(function) for node in body.node)
+        found.setdefault(_key(function), set()).update((node.domain, node.op_type) for node in nodes)
+    return found
+
+
+def _staying(model: onnx.ModelProto) -> set[Name]:
+    """Functions of another opset than the model's, and all that they call."""
+    imports, calls, found = _imports(model), _calls(model.functions), set()
+    for function in model.functions:
+        if any(imports.get(domain, version) != version for domain, version in _imports(function).items()):
+            found.add(_key(function))
+    while further := {name for caller in found for name in calls[caller] if name in calls} - found:
+        found |= further
+    return found
+
+
+def _imports(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
+    return plain_imports({entry.domain: entry.version for entry in holder.opset_import})
+
+
+def _remove(model: onnx.ModelProto, names: set[Name]) -> None:
+    for function in [function for function in model.functions if _key(function) in names]:
+        model.functions.remove(function)
+
+
+def _outermost(model: onnx.ModelProto) -> set[Name]:
+    """Functions that no other function calls."""
+    calls = _calls(model.functions)
+    return calls.keys() - {called for inner in calls.values() for called in inner}
+
+
+def _say_defaults(model: onnx.ModelProto, names: set[Name]) -> None:
+    """At the calls of some functions, which are in no function."""
+    defaults = {(*_key(f), f.overload): [*f.attribute_proto] for f in model.functions if _key(f) in names}
+    for node in (node for body in tensors.graphs_in(model.graph) for node in body.node):
+        said = {attribute.name for attribute in node.attribute}
+        missing = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(attribute for attribute in missing if attribute.name not in said)
+    for function in model.functions:
+        if _key(function) in names:
+            function.attribute.extend(attribute.name for attribute in function.attribute_proto)
+            del function.attribute_proto[:]
+
+
+def _check(result: onnx.ModelProto) -> None:
+    inside = {op_type for called in _calls(result.functions).values() for domain, op_type in called if not domain}
+    if inside & OPERATORS.keys():
+        names = ", ".join(f"{domain}.{name}" for domain, name in map(_key, result.functions))
         raise UnsupportedError(
-            f"function {name} is not of the model's opset, so that it cannot be inlined; convert the model first"
+            f"function {names} is not of the model's opset, so that it cannot be inlined; convert the model first"
             " (rnn-lower lower --opset N)"
         )

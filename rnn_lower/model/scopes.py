@@ -124,6 +124,11 @@ def default_opset(imports: Mapping[str, int]) -> int | None:
     return imports.get("", imports.get("ai.onnx"))
 
 
+def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
+    """The same with one name for the default domain."""
+    return {"" if domain == "ai.onnx" else domain: version for domain, version in imports.items()}
+
+
 def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """Nodes, and those of their bodies."""
     for node in nodes:

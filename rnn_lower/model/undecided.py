@@ -9,7 +9,7 @@ from onnx_ir.passes.common import InlinePass, NameFixPass
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.model.facts import Facts
-from rnn_lower.model.scopes import recurrent_nodes, with_bodies
+from rnn_lower.model.scopes import plain_imports, recurrent_nodes, with_bodies
 from rnn_lower.recurrent.node import read_node
 
 
@@ -37,6 +37,7 @@ def inline_undecided(model: ir.Model) -> None:
 
 
 def _undecided(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    """These functions, and all that call them: from the outermost call on it is known what a caller leaves out."""
     facts, found = Facts(model), set()
     for node, scope in recurrent_nodes(model):
         if isinstance(scope.root, ir.Function):
@@ -44,26 +45,21 @@ def _undecided(model: ir.Model) -> set[ir.OperatorIdentifier]:
                 read_node(node, scope.opset, scope.path, facts)
             except UnsupportedError:
                 found.add(scope.root.identifier())
+    calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
+    while callers := {name for name, called in calls.items() if called & found} - found:
+        found |= callers
     return found
 
 
 def _check_imports(model: ir.Model, found: Collection[ir.OperatorIdentifier]) -> None:
-    """Raises RnnLowerError where nodes would come to another opset than theirs: in the model, or in a calling function.
-
-    InlinePass compares with the model alone, and takes ai.onnx for another domain than the default one.
-    """
-    imports = _imports(model)
-    for identifier, function in model.functions.items():
-        calls = any(node.op_identifier() in found for node in with_bodies(function))
-        for domain, version in _imports(function).items() if identifier in found or calls else ():
+    """Raises RnnLowerError where nodes would come to another opset than theirs; InlinePass does not know ai.onnx."""
+    imports = plain_imports(model.opset_imports)
+    for identifier in found:
+        for domain, version in plain_imports(model.functions[identifier].opset_imports).items():
             if imports.get(domain, version) != version:
                 name = f"{identifier[0]}.{identifier[1]}"
                 told = f"function {name} imports opset {version} of '{domain}' and the model {imports[domain]}"
                 raise RnnLowerError(told)
-
-
-def _imports(holder: ir.Model | ir.Function) -> dict[str, int]:
-    return {"" if domain == "ai.onnx" else domain: version for domain, version in holder.opset_imports.items()}
 
 
 def _own_outputs(function: ir.Function) -> None:

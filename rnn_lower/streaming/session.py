@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.errors import RnnLowerError, public
+from rnn_lower.errors import RnnLowerError, one_line, public
 from rnn_lower.model import files
 from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import recurrent_nodes
@@ -42,7 +42,7 @@ class StreamingSession:
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
         self._known = {str(value.name) for value in document.model.graph.inputs}
         self._fused = next(recurrent_nodes(document.model), None) is not None
-        self._run = run or open_onnxruntime(document, path)
+        self._run = run or _told(open_onnxruntime(document, path))
         self._begin: Feeds = {}
         self._state: Feeds = {}
 
@@ -167,6 +167,20 @@ class StreamingSession:
         state: State = next(state for state in self.plan.states if state.first is not None)
         assert state.rows is not None  # else it could not be set back
         return int(self._state[state.input].shape[state.rows])
+
+
+def _told(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[Any]]:
+    """onnxruntime raises whatever it raises; what the caller runs himself is the caller's."""
+
+    def guarded(feeds: Feeds) -> Sequence[Any]:
+        try:
+            return run(feeds)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise RnnLowerError(f"the model does not run with this chunk: {one_line(error)}") from None
+
+    return guarded
 
 
 def _plan(document: Document, states: Mapping[str, str] | None) -> Plan:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -1777,6 +1778,17 @@ def stream_of_two_opsets() -> None:
     rnn_lower.stream(model, axis="T")
 
 
+def written_to(destination: Any) -> None:
+    import rnn_lower
+
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(model_of("GRU", dynamic=True), f"{folder}/m.onnx")
+        try:
+            rnn_lower.lower_file(f"{folder}/m.onnx", destination)
+        except rnn_lower.RnnLowerError:
+            rnn_lower.stream_file(f"{folder}/m.onnx", destination, axis="T")
+
+
 def _hard_to_inline() -> None:
     import rnn_lower
     from rnn_lower.model import undecided
@@ -1830,6 +1842,8 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("half a character", lambda: rnn_lower.function_body("GRU", 14, hidden_size=4, domain="\udcff"), "domain is '\\udcff'; it must be a text")
     yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must be arrays by name; setting an array element with a sequence")
     yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F is not of the model's opset, so that it cannot be inlined; convert the model first")
+    for name, destination in {"a number": 3, "bytes": b"out.onnx", "a NUL": "o\0.onnx", "nothing": None}.items():
+        yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"{destination!r} is no path of a file to write")
     yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
     yield BadCall("max_nodes nothing", lambda: anything(model_of(), max_nodes=None), f"max_nodes is None{whole}")
     yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has 0 among its names; it must map names to sizes")
@@ -1870,6 +1884,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map names of inputs to values")
     yield BadCall("session of any model", lambda: session(free), "it is no streaming model: make one (rnn-lower stream), or name its states")
     yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: there is no input 'h' with an output 'Y_h'")
+    yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
     yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must be of a multiple of 2 frames")
     yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_fused=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk of no frames: the fused operators of onnxruntime need at least one")
     yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk lacks initial_h")

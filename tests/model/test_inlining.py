@@ -81,7 +81,39 @@ def feeds() -> dict[str, np.ndarray]:
     return {"X": np.random.default_rng(1).normal(0, 3, (6, 1, I)).astype(np.float32)}
 
 
+def left_out(op: str, of: str = "") -> onnx.ModelProto:
+    """A function passes on what its caller leaves out, to one with a default; another caller says it."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    if of:
+        node, inputs = helper.make_node(of, ["x"], ["y"]), ["x"]
+        node.attribute.append(refers("alpha", "limit", onnx.AttributeProto.FLOAT))
+    else:
+        node, inputs = recurrent(op, ["x", "w", "r"], ["y"]), ["x", "w", "r"]
+        node.attribute.append(refers("clip", "limit", onnx.AttributeProto.FLOAT))
+    inner = helper.make_function("own", "Inner", inputs, ["y"], [node], imports)
+    inner.attribute_proto.append(helper.make_attribute("limit", 0.05))
+    call = helper.make_node("Inner", inputs, ["y"], domain="own")
+    call.attribute.append(refers("limit", "outer", onnx.AttributeProto.FLOAT))
+    outer = helper.make_function("own", "Outer", inputs, ["y"], [call], imports, attributes=["outer"])
+    arguments = ["X", "W", "R"][: len(inputs)]
+    nodes = [
+        helper.make_node("Outer", arguments, ["first"], domain="own"),
+        helper.make_node("Outer", arguments, ["second"], domain="own", outer=0.5),
+        helper.make_node("Inner", arguments, ["third"], domain="own"),
+    ]
+    if of:
+        joined = helper.make_node("Sum", ["first", "second", "third"], ["sum"])
+        nodes += [joined, recurrent(op, ["sum", "W", "R"], ["Y"])]
+    else:
+        nodes.append(helper.make_node("Concat", ["first", "second", "third"], ["Y"], axis=-1))
+    model = model_of(op, inner, nodes, 17)
+    model.functions.append(outer)
+    return model
+
+
 MODELS = {
+    "left out": left_out,
+    "left out, LeakyRelu": lambda op: left_out(op, of="LeakyRelu"),
     "around": around,
     "around, Elu": lambda op: around(op, of="Elu"),
     "inside": inside,
