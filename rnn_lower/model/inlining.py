@@ -11,6 +11,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.model import tensors
 from rnn_lower.model.scopes import plain_imports
 from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 Name = tuple[str, str]
 """Domain and name of a function; overloads go together."""
@@ -79,8 +80,7 @@ def _imports(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
 
 
 def _remove(model: onnx.ModelProto, names: set[Name]) -> None:
-    for function in [function for function in model.functions if _key(function) in names]:
-        model.functions.remove(function)
+    tensors.remove_if(model.functions, lambda function: _key(function) in names)
 
 
 def _outermost(model: onnx.ModelProto) -> set[Name]:
@@ -103,8 +103,8 @@ def _say_defaults(model: onnx.ModelProto, names: set[Name]) -> None:
 
 
 def _check(result: onnx.ModelProto) -> None:
-    inside = {op_type for called in _calls(result.functions).values() for domain, op_type in called if not domain}
-    if inside & OPERATORS.keys():
+    nodes = {node for called in _calls(result.functions).values() for node in called}
+    if any(domain in DEFAULT_DOMAINS and op_type in OPERATORS for domain, op_type in nodes):
         names = ", ".join(f"{domain}.{name}" for domain, name in map(_key, result.functions))
         raise UnsupportedError(
             f"function {names} is not of the model's opset, so that it cannot be inlined; convert the model first"

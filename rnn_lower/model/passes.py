@@ -114,10 +114,14 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
                 said, value.shape = value.shape or shape, shape
                 if value.is_graph_output():
                     warn_of_output(value, said, shape)
-        inline_undecided(model)
-        fold(model)
+        _fold_all(model)
 
     return document.changed(change), dataclasses.replace(options, dims=None, fold=False)
+
+
+def _fold_all(model: ir.Model) -> None:
+    inline_undecided(model)
+    fold(model)
 
 
 def lower_document(document: Document, options: Options) -> list[Record]:
@@ -177,8 +181,7 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
     if options.dims:
         dims.fix_dims(model, options.dims)
     if options.fold:
-        inline_undecided(model)
-        fold(model)
+        _fold_all(model)
     if options.opset is None:
         return replace_nodes(model, options, outline)
     # First, so that nodes are lowered with the operators of that opset.

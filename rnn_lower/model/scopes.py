@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.options import OP_TYPES
+from rnn_lower.schemas import DEFAULT_DOMAINS
 
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -125,8 +126,9 @@ def default_opset(imports: Mapping[str, int]) -> int | None:
 
 
 def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
-    """The same with one name for the default domain."""
-    return {"" if domain == "ai.onnx" else domain: version for domain, version in imports.items()}
+    """The same with one name for the default domain, whose other name does not count beside that."""
+    names = sorted(imports, reverse=True)  # the empty one is the last, and stays
+    return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
 
 
 def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:

@@ -9,7 +9,7 @@ from rnn_lower.model import tensors
 from rnn_lower.proof.interpreter import MARK
 
 
-def inlined(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
+def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
     """The lowered model without calls that lowering has made, and without what they needed: domain and IR version.
 
     before: the original. A model without such calls is answered as it is.

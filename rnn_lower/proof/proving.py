@@ -18,7 +18,7 @@ from rnn_lower.model.document import Document
 from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import samples, untouched
-from rnn_lower.proof.inlining import inlined
+from rnn_lower.proof.inlining import without_made_calls
 from rnn_lower.proof.interpreter import MARK
 from rnn_lower.proof.nodes import Question, answer
 from rnn_lower.proof.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
@@ -38,7 +38,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases
             raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
     try:
         read_nodes(before.model, before.facts)  # only to refuse what is no valid node
-        plain = inlined(after.proto, before.proto)
+        plain = without_made_calls(after.proto, before.proto)
         after = after if plain is after.proto else Document(plain, after.folder)
         before = _with_sizes_of(after, before)
         opsets = [_opset(document) for document in (before, after)]

@@ -16,7 +16,7 @@ from rnn_lower.model.facts import RESHAPES
 from rnn_lower.model.outline import inferred, sizes_of
 from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proof.around import is_recurrent
-from rnn_lower.proof.inlining import inlined
+from rnn_lower.proof.inlining import without_made_calls
 from rnn_lower.recurrent.shared import COUNTS, MEMBERS
 from rnn_lower.schemas import DEFAULT_DOMAINS, version_of
 
@@ -41,7 +41,7 @@ def only_recurrent_nodes_changed(
     version there may differ, and so may the order around them. Where nodes share a loop the order may be another too.
     """
     (old, old_folder), (new, new_folder) = before, after
-    new = inlined(new, old)
+    new = without_made_calls(new, old)
     fixed = set[str]()
     if dims:
         copy = onnx.ModelProto()
