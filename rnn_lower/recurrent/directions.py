@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from rnn_lower.emit.constants import filled
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.writer import Operand, declare
-from rnn_lower.recurrent.cells import Cell, CellKind, Weights
-from rnn_lower.recurrent.forms import Span, State, Stream, Track
+from rnn_lower.recurrent.cells import Cell, CellKind, State, Terms, Weights
+from rnn_lower.recurrent.forms import Span, Stream, Track
 from rnn_lower.recurrent.node import RecurrentNode
 
 SIDE_BY_SIDE = {"LSTM": 128}
@@ -40,22 +40,22 @@ class Direction:
     lead: tuple[int, ...] = ()
 
     def track(self, kind: CellKind, states: Sequence[str], stacked: bool) -> Track:
-        step: Step = functools.partial(kind.step, self.cell)
+        step: Step = functools.partial(kind.advance, self.cell)
         if self.masked:
             step = masked(step)
-        return Track(self.name, step, self.streams, self.initial, states, self.reverse, stacked, self.lead)
+        return Track(self.name, step, kind.last, self.streams, self.initial, states, self.reverse, stacked, self.lead)
 
 
-Step = Callable[[Emitter, Sequence[Operand], State], State]
+Step = Callable[[Emitter, Sequence[Operand], State], tuple[State, Terms]]
 
 
 def masked(step: Step) -> Step:
-    """Keep the state where the sequence has not begun (reverse) or is over (forward)."""
+    """Keep the state where the sequence has not begun (reverse) or is over (forward); Y is nobody's there."""
 
-    def masked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
+    def masked_step(e: Emitter, inputs: Sequence[Operand], state: State) -> tuple[State, Terms]:
         *projected, mask = inputs
-        new_state = step(e, projected, state)
-        return tuple(e.select(mask, new, old) for new, old in zip(new_state, state, strict=True))
+        new_state, terms = step(e, projected, state)
+        return tuple(e.select(mask, new, old) for new, old in zip(new_state, state, strict=True)), terms
 
     return masked_step
 

@@ -15,8 +15,8 @@ from rnn_lower.emit.constants import constant
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.writer import Operand, declare
 from rnn_lower.errors import Lack, UnmetError
+from rnn_lower.recurrent.cells import Last, State, Terms
 
-State = tuple[Operand, ...]
 Size = int | ir.Value
 
 
@@ -32,7 +32,8 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Track:
-    """One sequence of steps: `step` maps what it reads at one time and its states to its new states.
+    """One sequence of steps: `step` maps what it reads at one time and its states to its new states and the terms of
+    the first of them, of which `last` makes it, or of those of all steps what is stacked.
 
     initial: [*lead, batch_size, hidden_size] per state; None is the zero state.
     reverse: time runs from seq_length - 1 to 0; results still lie at the times they belong to.
@@ -41,7 +42,8 @@ class Track:
     """
 
     name: str
-    step: Callable[[Emitter, Sequence[Operand], State], State]
+    step: Callable[[Emitter, Sequence[Operand], State], tuple[State, Terms]]
+    last: Last
     streams: Sequence[Stream]
     initial: State
     state_names: Sequence[str]
@@ -120,12 +122,12 @@ def _scan(e: Emitter, track: Track, span: Span) -> Result:
     if track.reverse and not flip:
         directions["scan_input_directions"] = [1] * len(streams)
         if track.stacked:
-            directions["scan_output_directions"] = [1]
+            directions["scan_output_directions"] = [1] * (len(outputs) - len(states))
     results = e.op_multi(
-        "Scan", [*span.states(e, track), *streams], _result_names(track),
+        "Scan", [*span.states(e, track), *streams], _names_of(track, outputs),
         body=e.graph([*states, *steps], outputs, inside, "body"), num_scan_inputs=len(streams), **directions,
     )  # fmt: skip
-    finals, y = _result(track, results)
+    finals, y = _emitted(e, track, results)
     return finals, e.flip(y, span.seq_length()) if flip and y is not None else y
 
 
@@ -150,10 +152,10 @@ def loop(e: Emitter, track: Track, span: Span) -> Result:
             constant(True, ir.DataType.BOOL),
             *span.states(e, track),
         ],
-        _result_names(track),
+        _names_of(track, outputs),
         body=e.graph([trip, going_on, *states], [still_going_on, *outputs], inside, "body"),
     )
-    finals, y = _result(track, results)
+    finals, y = _emitted(e, track, results)
     y = _shaped(e, y, track, span)
     return finals, e.flip(y, length) if track.reverse and y is not None else y
 
@@ -170,7 +172,7 @@ def unroll(e: Emitter, track: Track, span: Span) -> Result:
         steps = [_each_step(e, stream, seq_length, span) for stream in track.streams]
         for t in reversed(range(seq_length)) if track.reverse else range(seq_length):
             with e.scope(f"t{t}"):
-                state = track.step(e, [at(t) for at in steps], state)
+                state, _ = track.step(e, [at(t) for at in steps], state)
                 stacked.append(state[0])
             counts.append(len(e.nodes))
             if len(counts) == 2:  # all steps but the first are alike
@@ -237,19 +239,33 @@ def _state_inputs(inside: Emitter, track: Track, span: Span) -> list[ir.Value]:
 def _run(
     inside: Emitter, track: Track, steps: Sequence[Operand], states: Sequence[Operand], span: Span
 ) -> list[ir.Value]:
-    """The step inside a body: its new states and, when wanted, the first of them once more to be stacked.
+    """The step inside a body: its new states and, when wanted, what is stacked of it.
 
-    A value must not be two outputs of one graph, hence the Identity.
+    A value must not be two outputs of one graph, hence an Identity where the terms of the first state are not stacked.
     """
-    new_states = track.step(inside, steps, tuple(states))
+    new_states, terms = track.step(inside, steps, tuple(states))
     outputs = [state for state in new_states if isinstance(state, ir.Value)]
+    if track.stacked:
+        own = [term for term in terms if isinstance(term, ir.Value) and term.producer() in inside.nodes]
+        whole = inside.habits.stack_terms and len({*own, *outputs}) == len(terms) + len(outputs)
+        outputs += own if whole else [inside.op("Identity", new_states[0], name="Y")]
     for value in outputs:
         value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
-    if track.stacked:
-        y = inside.op("Identity", new_states[0], name="Y")
-        y.type, y.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
-        outputs.append(y)
     return outputs
+
+
+def _names_of(track: Track, outputs: Sequence[ir.Value]) -> list[str]:
+    """For the results of a Scan or Loop whose body gives these."""
+    terms = len(outputs) - len(track.state_names)
+    return _result_names(track) if terms < 2 else [*_result_names(track)[:-1], *["Y_term"] * terms]
+
+
+def _emitted(e: Emitter, track: Track, results: Sequence[ir.Value]) -> Result:
+    """Final states and what is stacked, of the results of a Scan or Loop."""
+    finals, stacked = results[: len(track.state_names)], tuple(results[len(track.state_names) :])
+    if not stacked:
+        return tuple(finals), None
+    return tuple(finals), track.last(e, stacked, "Y") if len(stacked) > 1 else stacked[0]
 
 
 def _result_names(track: Track) -> list[str]:

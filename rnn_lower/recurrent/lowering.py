@@ -61,7 +61,8 @@ def lower_node(
     sequence = read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
     together = go_side_by_side(e, node, form)
     directions = [
-        direction_of(e, node, sequence, place, parts_of(node, place, together)) for place in range(node.num_directions)
+        direction_of(e, node, sequence, place, parts_of(e, node, place, together, in_line=form == "unroll"))
+        for place in range(node.num_directions)
     ]
     tracks = [side_by_side(e, directions, sequence.span)] if together else directions
     results = [_carried(e, node, form, direction, sequence) for direction in tracks]
@@ -173,10 +174,17 @@ def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direc
     return Direction(name, reverse, cell, streams, initial, masked)
 
 
-def parts_of(node: RecurrentNode, direction: int, together: bool) -> Parts:
-    """The gates of each product: one for each activation where it comes right after the product."""
+def parts_of(e: Emitter, node: RecurrentNode, direction: int, together: bool, in_line: bool = False) -> Parts:
+    """The gates of each product: one for each activation where it comes right after the product.
+
+    One for each gate where that is the habit, but not of weights that would have to be cut in each run, nor in_line, in
+    a straight line, whose first step needs no gate r of a zero state.
+    """
     kind, first_two = CELLS[node.op_type], node.activations[direction][:2]
-    return kind.fewest if together or len(set(first_two)) == 1 or "P" in node.inputs else kind.by_activation
+    if together or len(set(first_two)) == 1 or "P" in node.inputs:
+        return kind.fewest
+    by_gate = e.habits.product_per_gate and not in_line and isinstance(given(node.inputs["R"]), Constant)
+    return kind.by_gate if kind.by_gate and by_gate else kind.by_activation
 
 
 def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: InputSequence) -> Carried:

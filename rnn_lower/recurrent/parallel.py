@@ -17,9 +17,9 @@ from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits
-from rnn_lower.recurrent.cells import CELLS
+from rnn_lower.recurrent.cells import CELLS, State
 from rnn_lower.recurrent.directions import Direction, side_by_side
-from rnn_lower.recurrent.forms import Result, Span, State, carry
+from rnn_lower.recurrent.forms import Result, Span, carry
 from rnn_lower.recurrent.lowering import (
     InputSequence,
     direction_of,
@@ -60,8 +60,8 @@ def lower_parallel(
     Raises UnsupportedError as `lower_node`.
     """
     first, kind, as_one = nodes[0], CELLS[nodes[0].op_type], PAYS[nodes[0].op_type].is_wide(nodes)
-    parts = parts_of(first, 0, together=not as_one)
     e = emitter_of(nodes, "parallel", opset, names, pool, habits, max_nodes)
+    parts = parts_of(e, first, 0, together=not as_one)
     sequences: list[InputSequence] = []
     tracks: list[Direction] = []
     for place, node in enumerate(nodes):

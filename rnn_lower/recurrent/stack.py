@@ -28,9 +28,9 @@ from rnn_lower.emit.constants import ConstantPool, constant, filled
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits, Operand
-from rnn_lower.recurrent.cells import CELLS, Parts
+from rnn_lower.recurrent.cells import CELLS, Parts, State, Terms
 from rnn_lower.recurrent.directions import Step, masked
-from rnn_lower.recurrent.forms import Result, Size, Span, State, Stream, Track, carry
+from rnn_lower.recurrent.forms import Result, Size, Span, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
     InputSequence,
     Parameters,
@@ -101,7 +101,8 @@ def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> Result:
             streams, step = [*streams, Stream(phase.mask, ir.DataType.BOOL, (1, units))], masked(step)
         wanted = stacked and phase.name != "begin"
         with e.scope(phase.name):
-            track = Track("stack", step, streams, state, first.operator.states, False, wanted)
+            last = CELLS[first.op_type].last
+            track = Track("stack", step, last, streams, state, first.operator.states, False, wanted)
             state, y = carry(form, e, track, Span(phase.seq_length, lambda: batch, batch, units))
         ys += [y] if wanted else []
     return state, e.concat(ys, 0, "Y_of_all") if ys else None
@@ -179,7 +180,7 @@ class _Joined:
 
 def _joined(e: Emitter, layers: Sequence[RecurrentNode], sequence: InputSequence) -> _Joined:
     first, kind, count, H = layers[0], CELLS[layers[0].op_type], len(layers), layers[0].hidden_size
-    batch, parts = first.static_batch or 0, parts_of(first, 0, together=False)
+    batch, parts = first.static_batch or 0, parts_of(e, first, 0, together=False)
     parameters, cells, initial = [], [], []
     for place, layer in enumerate(layers):
         with e.scope(f"layer{place}"):
@@ -195,9 +196,9 @@ def _joined(e: Emitter, layers: Sequence[RecurrentNode], sequence: InputSequence
         recurrent.append(blocks(e, own | below, count, end - start, H, "R"))
     cell = wide_cell(e, cells, recurrent)
 
-    def step(e: Emitter, inputs: Sequence[Operand], state: State) -> State:
+    def step(e: Emitter, inputs: Sequence[Operand], state: State) -> tuple[State, Terms]:
         more = {place: e.add(e.matmul(state[0], W), inputs[place], "projected") for place, W in upper.items()}
-        return kind.step(cell, e, [more.get(place, x) for place, x in enumerate(inputs)], state)
+        return kind.advance(cell, e, [more.get(place, x) for place, x in enumerate(inputs)], state)
 
     return _Joined(step, _streams(e, layers, parts, parameters, sequence), wide_initial(e, initial, (batch, H)))
 
