@@ -26,14 +26,14 @@ class Emitter(Primitives):
         return any(self.habits.rules.takes_type(op_type, dtype) for op_type in ("Less", "Greater"))
 
     @property
-    def _truth(self) -> bool:
+    def truth(self) -> bool:
         """Whether masks are truth values."""
         return self.has("Where") and self.compares
 
     @property
     def _prefers_constants(self) -> bool:
         """Whether what is known of masks is computed now; runtimes that take masks as they are get them so."""
-        return self.habits.rules.static or not self._truth
+        return self.habits.rules.static or not self.truth
 
     def less_outer(self, positions: Operand, limits: Operand, name: str = "within") -> Operand:
         """positions[t] < limits[n] as a condition [T, N]; positions int64 [T], limits int32 [N]."""
@@ -59,7 +59,7 @@ class Emitter(Primitives):
 
     def mask_type(self, columns: int) -> tuple[ir.DataType, int]:
         """Element type and last axis of what `mask` makes."""
-        if self._truth:
+        if self.truth:
             return ir.DataType.BOOL, 1
         return self.dtype, 1 if self._masks_broadcast else columns
 
@@ -73,7 +73,7 @@ class Emitter(Primitives):
         With Where a trailing axis is enough. Before there was one, the mask is a block of ones and zeros of the full
         size, which no operator needs to broadcast.
         """
-        if self._truth:
+        if self.truth:
             return self.unsqueeze(condition, [rank], name)
         numbers = condition
         if self.compares or isinstance(condition, Constant):
@@ -91,7 +91,7 @@ class Emitter(Primitives):
             chosen = self._zeros_like(other) if chosen is None else chosen
             if chosen is not None or other is None:
                 return chosen
-        if self._truth:
+        if self.truth:
             zero = self.scalar(0.0)
             return self.op("Where", mask, zero if a is None else a, zero if b is None else b, name=name)
         rest = None if b is None else self.mul(self._rest(mask, name), b)

@@ -33,6 +33,8 @@ class Habits:
     product_per_gate: a product for each gate, where the runtime computes it with the sum and the activation.
     stack_terms: stack the terms of the last equation of each step and compute Y of all at once, instead of copying the
         state in each step.
+    lengths_around_loop: give rows that end early their due before and after the loop, instead of choosing between the
+        new and the old state in each step.
     name_batch: in the main graph, name a batch size of which nothing is known, so that the values of a node are seen to
         be of one size.
     """
@@ -46,6 +48,7 @@ class Habits:
     directions_side_by_side: bool = False
     product_per_gate: bool = False
     stack_terms: bool = False
+    lengths_around_loop: bool = False
     name_batch: bool = False
 
 

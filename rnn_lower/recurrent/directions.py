@@ -17,7 +17,7 @@ from rnn_lower.emit.constants import filled
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.writer import Operand, declare
 from rnn_lower.recurrent.cells import Cell, CellKind, State, Terms, Weights
-from rnn_lower.recurrent.forms import Span, Stream, Track
+from rnn_lower.recurrent.forms import Span, Stream, Track, known_size
 from rnn_lower.recurrent.node import RecurrentNode
 
 SIDE_BY_SIDE = {"LSTM": 128}
@@ -39,7 +39,7 @@ class Direction:
     masked: bool = False
     lead: tuple[int, ...] = ()
 
-    def track(self, kind: CellKind, states: Sequence[str], stacked: bool) -> Track:
+    def track(self, kind: CellKind, states: Sequence[str], stacked: tuple[int, ...]) -> Track:
         step: Step = functools.partial(kind.advance, self.cell)
         if self.masked:
             step = masked(step)
@@ -104,8 +104,7 @@ def by_step(e: Emitter, directions: Sequence[Direction], place: int, span: Span)
 
 def joined_stream(values: Operand, shape: tuple[int | None, ...], one: Stream, span: Span) -> Stream:
     """The stream of all directions, of which there is one."""
-    length = span.seq_length()
-    declare(values, one.dtype, [length if isinstance(length, int) else None, *shape])
+    declare(values, one.dtype, [known_size(span.seq_length()), *shape])
     return Stream(values, one.dtype, shape)
 
 

@@ -1,7 +1,7 @@
 """Many steps: carry a step over time as Scan, Loop or a straight line. No gates, no weights.
 
-A form takes a `Track`, one direction of a node or both side by side, and gives back its final states and, when wanted,
-the first state of every step stacked over time.
+A form takes a `Track`, one direction of a node or both side by side, and gives back its final states and, where they
+are wanted, the states of every step stacked over time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from rnn_lower.errors import Lack, UnmetError
 from rnn_lower.recurrent.cells import Last, State, Terms
 
 Size = int | ir.Value
+
+
+def known_size(size: Size) -> int | None:
+    return size if isinstance(size, int) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Track:
 
     initial: [*lead, batch_size, hidden_size] per state; None is the zero state.
     reverse: time runs from seq_length - 1 to 0; results still lie at the times they belong to.
-    stacked: whether the first state of every step is wanted.
+    stacked: the places of the states that are wanted of every step.
     lead: sizes of the axes before the batch, if any; the batch size is known then.
     """
 
@@ -48,7 +52,7 @@ class Track:
     initial: State
     state_names: Sequence[str]
     reverse: bool
-    stacked: bool
+    stacked: tuple[int, ...]
     lead: tuple[int, ...] = ()
 
 
@@ -84,8 +88,8 @@ class Span:
         return zeros
 
 
-Result = tuple[State, Operand]
-"""Final states [*lead, batch_size, hidden_size], and stacked over time the first of them of every step, or None:
+Result = tuple[State, State]
+"""Final states [*lead, batch_size, hidden_size], and over time those of the states that `Track.stacked` names:
 [seq_length, *lead, batch_size, hidden_size], where no lead counts as one of size 1."""
 
 Form = Callable[[Emitter, Track, Span], Result]
@@ -108,7 +112,7 @@ def scan(e: Emitter, track: Track, span: Span) -> Result:
         lambda inside: _flat(_no_steps(inside, track, span)),
         _result_names(track),
     )
-    return _with_lead(e, track, _result(track, results))
+    return _with_lead(e, track, _parted(track, results))
 
 
 def _scan(e: Emitter, track: Track, span: Span) -> Result:
@@ -127,8 +131,8 @@ def _scan(e: Emitter, track: Track, span: Span) -> Result:
         "Scan", [*span.states(e, track), *streams], _names_of(track, outputs),
         body=e.graph([*states, *steps], outputs, inside, "body"), num_scan_inputs=len(streams), **directions,
     )  # fmt: skip
-    finals, y = _emitted(e, track, results)
-    return finals, e.flip(y, span.seq_length()) if flip and y is not None else y
+    finals, every = _emitted(e, track, results)
+    return finals, tuple(e.flip(each, span.seq_length()) for each in every) if flip else every
 
 
 def loop(e: Emitter, track: Track, span: Span) -> Result:
@@ -155,9 +159,9 @@ def loop(e: Emitter, track: Track, span: Span) -> Result:
         _names_of(track, outputs),
         body=e.graph([trip, going_on, *states], [still_going_on, *outputs], inside, "body"),
     )
-    finals, y = _emitted(e, track, results)
-    y = _shaped(e, y, track, span)
-    return finals, e.flip(y, length) if track.reverse and y is not None else y
+    finals, every = _emitted(e, track, results)
+    every = tuple(_shaped(e, each, track, span) for each in every)
+    return finals, tuple(e.flip(each, length) for each in every) if track.reverse else every
 
 
 def unroll(e: Emitter, track: Track, span: Span) -> Result:
@@ -166,26 +170,31 @@ def unroll(e: Emitter, track: Track, span: Span) -> Result:
     assert isinstance(seq_length, int)
     _check_count(e, seq_length, seq_length, "more than ")
     state = track.initial
-    stacked: list[Operand] = []
+    states: list[State] = []
     counts: list[int] = []
     with e.shared_constants():
         steps = [_each_step(e, stream, seq_length, span) for stream in track.streams]
         for t in reversed(range(seq_length)) if track.reverse else range(seq_length):
             with e.scope(f"t{t}"):
                 state, _ = track.step(e, [at(t) for at in steps], state)
-                stacked.append(state[0])
+                states.append(state)
             counts.append(len(e.nodes))
             if len(counts) == 2:  # all steps but the first are alike
                 _check_count(e, seq_length, counts[1] + (seq_length - 2) * (counts[1] - counts[0]))
-    if not track.stacked:
-        return state, None
-    if track.reverse:
-        stacked.reverse()
-    rows = e.concat(stacked, 0, "rows")
+    in_order = states[::-1] if track.reverse else states
+    return state, tuple(
+        _joined(e, [at_step[place] for at_step in in_order], name, span)
+        for place, name in zip(track.stacked, _names_of_every(track), strict=True)
+    )
+
+
+def _joined(e: Emitter, states: Sequence[Operand], name: str, span: Span) -> Operand:
+    """Those of all steps of a straight line."""
+    rows = e.concat(states, 0, "rows")
     batch_size = -1 if span.static_batch is None else span.static_batch
-    y = e.reshape(rows, [seq_length, 1, batch_size, span.hidden_size], "Y")
-    declare(y, e.dtype, [seq_length, 1, span.batch, span.hidden_size])
-    return state, y
+    every = e.reshape(rows, [len(states), 1, batch_size, span.hidden_size], name)
+    declare(every, e.dtype, [len(states), 1, span.batch, span.hidden_size])
+    return every
 
 
 def _each_step(e: Emitter, stream: Stream, seq_length: int, span: Span) -> Callable[[int], Operand]:
@@ -208,10 +217,10 @@ def _each_step(e: Emitter, stream: Stream, seq_length: int, span: Span) -> Calla
 
 def _no_steps(e: Emitter, track: Track, span: Span) -> Result:
     """The streams are as empty as the result has to be, and at least as wide."""
-    empty = (
-        e.slice(track.streams[0].values, 2 + len(track.lead), 0, span.hidden_size, "empty") if track.stacked else None
-    )
-    return tuple(span.states(e, track)), empty
+    if not track.stacked:
+        return tuple(span.states(e, track)), ()
+    empty = e.slice(track.streams[0].values, 2 + len(track.lead), 0, span.hidden_size, "empty")
+    return tuple(span.states(e, track)), (empty,) * len(track.stacked)
 
 
 def _check_count(e: Emitter, seq_length: int, nodes: int, about: str = "") -> None:
@@ -245,10 +254,10 @@ def _run(
     """
     new_states, terms = track.step(inside, steps, tuple(states))
     outputs = [state for state in new_states if isinstance(state, ir.Value)]
-    if track.stacked:
-        own = [term for term in terms if isinstance(term, ir.Value) and term.producer() in inside.nodes]
-        whole = inside.habits.stack_terms and len({*own, *outputs}) == len(terms) + len(outputs)
-        outputs += own if whole else [inside.op("Identity", new_states[0], name="Y")]
+    own = [term for term in terms if isinstance(term, ir.Value) and term.producer() in inside.nodes]
+    whole = inside.habits.stack_terms and len({*own, *outputs}) == len(terms) + len(outputs)
+    for place, name in zip(track.stacked, _names_of_every(track), strict=True):
+        outputs += own if whole and place == 0 else [inside.op("Identity", new_states[place], name=name)]
     for value in outputs:
         value.type, value.shape = ir.TensorType(inside.dtype), ir.Shape(span.state_shape(track.lead))
     return outputs
@@ -256,37 +265,46 @@ def _run(
 
 def _names_of(track: Track, outputs: Sequence[ir.Value]) -> list[str]:
     """For the results of a Scan or Loop whose body gives these."""
-    terms = len(outputs) - len(track.state_names)
-    return _result_names(track) if terms < 2 else [*_result_names(track)[:-1], *["Y_term"] * terms]
+    names = _result_names(track)
+    terms = 1 + len(outputs) - len(names)
+    if terms > 1:
+        first = len(track.state_names)
+        names[first : first + 1] = ["Y_term"] * terms
+    return names
 
 
 def _emitted(e: Emitter, track: Track, results: Sequence[ir.Value]) -> Result:
     """Final states and what is stacked, of the results of a Scan or Loop."""
-    finals, stacked = results[: len(track.state_names)], tuple(results[len(track.state_names) :])
-    if not stacked:
-        return tuple(finals), None
-    return tuple(finals), track.last(e, stacked, "Y") if len(stacked) > 1 else stacked[0]
+    finals, stacked = _parted(track, results)
+    terms = 1 + len(stacked) - len(track.stacked)
+    if terms > 1:
+        stacked = (track.last(e, stacked[:terms], "Y"), *stacked[terms:])
+    return finals, stacked
+
+
+def _names_of_every(track: Track) -> list[str]:
+    """For what is stacked of every step."""
+    return ["Y" if place == 0 else f"every_{track.state_names[place]}" for place in track.stacked]
 
 
 def _result_names(track: Track) -> list[str]:
-    return [f"final_{name}" for name in track.state_names] + (["Y"] if track.stacked else [])
+    return [*(f"final_{name}" for name in track.state_names), *_names_of_every(track)]
 
 
 def _flat(result: Result) -> list[Operand]:
     """Final states, then what is stacked: the order of the outputs of a Scan or Loop."""
-    finals, y = result
-    return [*finals, *([] if y is None else [y])]
+    return [*result[0], *result[1]]
 
 
-def _result(track: Track, values: Sequence[ir.Value]) -> Result:
+def _parted(track: Track, values: Sequence[Operand]) -> Result:
     """The inverse of `_flat`."""
     count = len(track.state_names)
-    return tuple(values[:count]), values[count] if track.stacked else None
+    return tuple(values[:count]), tuple(values[count:])
 
 
 def _with_lead(e: Emitter, track: Track, result: Result) -> Result:
-    finals, y = result
-    return finals, y if y is None or track.lead else e.unsqueeze(y, [1], "Y_direction")
+    finals, every = result
+    return finals, every if track.lead else tuple(e.unsqueeze(each, [1], "Y_direction") for each in every)
 
 
 def _shaped(e: Emitter, y: Operand, track: Track, span: Span) -> Operand:
@@ -297,8 +315,6 @@ def _shaped(e: Emitter, y: Operand, track: Track, span: Span) -> Operand:
     one out of two in a row, and believes for it what the model declares of its output, true or not.
     """
     seq_length, batch_size = span.seq_length(), span.static_batch
-    if y is None:
-        return None
     if batch_size is None and not isinstance(seq_length, int):
         if e.takes_runtime_shapes:  # a size of 0 keeps the one at its place, so no axis may come in between
             y = e.reshape_to(y, [seq_length, span.batch_size(), span.hidden_size], "Y_shaped")

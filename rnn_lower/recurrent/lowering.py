@@ -10,17 +10,18 @@ import numpy as np
 import onnx_ir as ir
 from typing_extensions import Self
 
-from rnn_lower.emit.constants import Constant, ConstantPool, constant, filled
+from rnn_lower.emit.constants import Constant, ConstantPool, filled
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.moved import known
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.outlines import Outline, outline_of
 from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.errors import UntakenError
-from rnn_lower.recurrent.cells import CELLS, Cell, Parts, Weights
+from rnn_lower.recurrent.cells import CELLS, Cell, Parts, State, Weights
 from rnn_lower.recurrent.directions import Direction, apart, go_side_by_side, side_by_side
-from rnn_lower.recurrent.forms import Result, Size, Span, Stream, carry
+from rnn_lower.recurrent.forms import Size, Span, Stream, carry
 from rnn_lower.recurrent.node import RecurrentNode, axes_of
+from rnn_lower.recurrent.ragged import Lengths, read_lengths
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -58,7 +59,7 @@ def lower_node(
     ):  # nothing to compute, and some runtimes stumble over it
         return Lowered(e.nodes, {name: own_value(e, _empty(node, name), name) for name in node.outputs})
     e.search.outlines.update(given_outlines(node))
-    sequence = read_sequence(e, node, single=form == "unroll" and node.seq_length == 1)
+    sequence = read_sequence(e, node, form)
     together = go_side_by_side(e, node, form)
     directions = [
         direction_of(e, node, sequence, place, parts_of(e, node, place, together, in_line=form == "unroll"))
@@ -87,18 +88,16 @@ def given_outlines(node: RecurrentNode) -> dict[ir.Value, Outline]:
 class InputSequence:
     """X in layout 0 and its lengths, shared by the directions of one node.
 
-    x: [seq_length, batch_size, input_size].  single: one step in a straight line, x and mask have no time axis.
-    mask: where t < sequence_lens.  nonempty: where 0 < sequence_lens [batch_size, 1]; both None when all is valid.
+    x: [seq_length, batch_size, input_size].  single: one step in a straight line, x and choice have no time axis.
     """
 
     x: Operand
     span: Span
     single: bool
-    mask: Stream | None
-    nonempty: Operand
+    lengths: Lengths = Lengths()
 
 
-def read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> InputSequence:
+def read_sequence(e: Emitter, node: RecurrentNode, form: str) -> InputSequence:
     # Casts stand outside of transpositions: onnxruntime 1.31 crashes on some float16 graphs that do it inside.
     x = e.cast(given(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
     if node.layout:
@@ -109,12 +108,13 @@ def read_sequence(e: Emitter, node: RecurrentNode, single: bool) -> InputSequenc
         _batch(e, node),
         node.hidden_size,
     )
-    mask: Stream | None = None
-    nonempty: Operand = None
-    lengths = node.inputs.get("sequence_lens")
-    if lengths is not None and not is_full(given(lengths), node.seq_length):
-        mask, nonempty = _masks(e, given(lengths), span, single)
-    return InputSequence(e.squeeze(x, [0], "X_step") if single else x, span, single, mask, nonempty)
+    single = form == "unroll" and node.seq_length == 1
+    lengths, ends = Lengths(), node.inputs.get("sequence_lens")
+    if ends is not None and not is_full(given(ends), node.seq_length):
+        lengths = read_lengths(e, node, given(ends), span, form)
+    if lengths.cut is not None:
+        x, span = lengths.cut.steps_of(e, x), lengths.cut.span
+    return InputSequence(e.squeeze(x, [0], "X_step") if single else x, span, single, lengths)
 
 
 def _batch(e: Emitter, node: RecurrentNode) -> int | str | None:
@@ -132,18 +132,6 @@ def is_full(lengths: Operand, seq_length: object) -> bool:
     return bool(np.all(lengths.load() == seq_length))
 
 
-def _masks(e: Emitter, lengths: Operand, span: Span, single: bool) -> tuple[Stream, Operand]:
-    H = span.hidden_size
-    dtype, width = e.mask_type(H)
-    with e.scope("sequence_lens"):
-        first = e.less_outer(constant([0], ir.DataType.INT64), lengths, "has_steps")
-        nonempty = e.mask(e.squeeze(first, [0], "nonempty"), 1, H, "nonempty_mask")
-        if single:
-            return Stream(nonempty, dtype, (span.static_batch, width), single), nonempty
-        within = e.less_outer(e.iota(span.seq_length()), lengths)
-        return Stream(e.mask(within, 2, H), dtype, (span.static_batch, width)), nonempty
-
-
 def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]:
     return functools.cache(lambda: emit() if known is None else known)
 
@@ -153,25 +141,27 @@ def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]
 
 def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direction: int, parts: Parts) -> Direction:
     """All that one direction takes, outside of its loop. parts: the gates of each product."""
-    reverse = node.directions[direction]
+    reverse, lengths, batch = node.directions[direction], sequence.lengths, sequence.span.batch
     name = "reverse" if reverse else "forward"
     with e.scope(name):
         parameters = Parameters.read(e, node, direction)
-        streams = _project(e, node, parts, sequence, parameters)
+        x = sequence.x
+        if reverse and lengths.order is not None:
+            columns = node.input_size if isinstance(node.input_size, int) else e.dim(x, 2, "input_size")
+            x, reverse = lengths.order.reordered(e, x, columns, "X_by_step"), False
+        streams = _project(e, node, parts, dataclasses.replace(sequence, x=x), parameters)
         initial = tuple(
-            initial_state(e, node, f"initial_{state}", direction, sequence.nonempty) for state in node.operator.states
+            initial_state(e, node, f"initial_{state}", direction, lengths.nonempty) for state in node.operator.states
         )
         cell = cell_of(e, node, direction, parts, parameters)
-    masked = sequence.mask is not None
-    if sequence.mask is not None:
-        streams.append(sequence.mask)
-    batch = sequence.span.batch
+    if lengths.choice is not None:
+        streams.append(lengths.choice)
     for stream in streams:
-        time = [] if stream.single else [node.static_length]
+        time = [] if stream.single else [node.static_length if lengths.cut is None else None]
         declare(stream.values, stream.dtype, [*time, batch, stream.shape[-1]])
     for state in initial:
         declare(state, e.dtype, [batch, node.hidden_size])
-    return Direction(name, reverse, cell, streams, initial, masked)
+    return Direction(name, reverse, cell, streams, initial, lengths.choice is not None)
 
 
 def parts_of(e: Emitter, node: RecurrentNode, direction: int, together: bool, in_line: bool = False) -> Parts:
@@ -188,10 +178,21 @@ def parts_of(e: Emitter, node: RecurrentNode, direction: int, together: bool, in
 
 
 def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: InputSequence) -> Carried:
-    stacked = "Y" in node.outputs and not sequence.single
-    track = direction.track(CELLS[node.op_type], node.operator.states, stacked)
+    """Final states and Y, or the one and the other as far as they are wanted."""
+    states, order = node.operator.states, sequence.lengths.order
+    ends = () if order is None else tuple(k for k, name in enumerate(states) if f"Y_{name}" in node.outputs)
+    first = (0,) if "Y" in node.outputs and not sequence.single else ()
+    stacked = tuple(sorted({*first, *ends}))
+    track = direction.track(CELLS[node.op_type], states, stacked)
     with e.scope(direction.name):
-        return direction, carry(form, e, track, sequence.span)
+        finals, every = carry(form, e, track, sequence.span)
+        of_step = dict(zip(stacked, every, strict=True))
+        if order is not None:
+            finals = tuple(
+                order.last(e, direction.initial[k], of_step[k], f"last_{name}") if k in ends else None
+                for k, name in enumerate(states)
+            )
+    return direction, (finals, of_step.get(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +291,8 @@ def initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, no
 # -- the outputs -----------------------------------------------------------------------------------------------------
 
 
-Carried = tuple[Direction, Result]
+Carried = tuple[Direction, tuple[State, Operand]]
+"""What a direction, or the track that all share, came to: final states, and Y as [seq_length, lead, batch_size, H]."""
 
 
 def outputs_of(
@@ -323,11 +325,17 @@ def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, result
     if sequence.single:  # the one step's state is the final state
         return e.unsqueeze(_final(e, results, 0, "Y_step"), [0], "Y")
     parts: list[Operand] = []
+    order = sequence.lengths.order
     for direction, (_, y) in results:
         parts += apart(e, y, node.directions, sequence.span) if direction.lead else [y]
-    if sequence.mask is not None:
-        valid = e.unsqueeze(sequence.mask.values, [1], "mask_direction")
-        parts = [e.select(valid, part, None, "Y_valid") for part in parts]
+    if order is not None:
+        parts = [
+            e.unsqueeze(order.reordered(e, part, node.hidden_size, "Y_in_order"), [1], "Y_direction")
+            if backwards
+            else part
+            for part, backwards in zip(parts, node.directions, strict=True)
+        ]
+    parts = [sequence.lengths.zeroed(e, part) for part in parts]
     return e.concat(parts, 1, "Y")
 
 

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.writer import Habits
+from rnn_lower.emit.writer import Habits, Operand
 from rnn_lower.recurrent.cells import CELLS, State
 from rnn_lower.recurrent.directions import Direction, side_by_side
-from rnn_lower.recurrent.forms import Result, Span, carry
+from rnn_lower.recurrent.forms import Span, carry
 from rnn_lower.recurrent.lowering import (
+    Carried,
     InputSequence,
     direction_of,
     outputs_of,
@@ -66,12 +67,13 @@ def lower_parallel(
     tracks: list[Direction] = []
     for place, node in enumerate(nodes):
         with e.scope(f"node{place}"):
-            sequences.append(read_sequence(e, node, single=False))
+            sequences.append(read_sequence(e, node, form))
             tracks += [direction_of(e, node, sequences[-1], d, parts) for d in range(node.num_directions)]
-    span, stacked = sequences[0].span, any("Y" in node.outputs for node in nodes)
+    span, stacked = sequences[0].span, (0,) if any("Y" in node.outputs for node in nodes) else ()
 
-    def carried(direction: Direction, span: Span) -> Result:
-        return carry(form, e, direction.track(kind, first.operator.states, stacked), span)
+    def carried(direction: Direction, span: Span) -> tuple[State, Operand]:
+        finals, every = carry(form, e, direction.track(kind, first.operator.states, stacked), span)
+        return finals, every[0] if every else None
 
     results = (_end_to_end if as_one else _side_by_side)(e, nodes, tracks, span, carried)
     outputs = [
@@ -81,13 +83,13 @@ def lower_parallel(
     return LoweredGroup(e.nodes, outputs)
 
 
-Carried = Callable[[Direction, Span], Result]
-Results = list[list[tuple[Direction, Result]]]
+Carry = Callable[[Direction, Span], tuple[State, Operand]]
+Results = list[list[Carried]]
 """Of each node, what its directions, or the track that they share, came to."""
 
 
 def _end_to_end(
-    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carried
+    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
 ) -> Results:
     finals, y = carried(*wide(e, tracks, span))
     sizes = [span.hidden_size] * len(tracks)
@@ -105,7 +107,7 @@ def _end_to_end(
 
 
 def _side_by_side(
-    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carried
+    e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
 ) -> Results:
     together = side_by_side(e, tracks, span)
     finals, y = carried(together, span)

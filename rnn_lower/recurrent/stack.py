@@ -30,7 +30,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits, Operand
 from rnn_lower.recurrent.cells import CELLS, Parts, State, Terms
 from rnn_lower.recurrent.directions import Step, masked
-from rnn_lower.recurrent.forms import Result, Size, Span, Stream, Track, carry
+from rnn_lower.recurrent.forms import Size, Span, Stream, Track, carry
 from rnn_lower.recurrent.lowering import (
     InputSequence,
     Parameters,
@@ -88,10 +88,10 @@ def lower_stack(
     return LoweredGroup(e.nodes, outputs)
 
 
-def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> Result:
+def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> tuple[State, Operand]:
     """Final states [batch_size, layers * hidden_size] and, where it is wanted, Y of as many columns, of all layers."""
     first, count = layers[0], len(layers)
-    batch, units, sequence = first.static_batch or 0, count * first.hidden_size, read_sequence(e, first, single=False)
+    batch, units, sequence = first.static_batch or 0, count * first.hidden_size, read_sequence(e, first, form)
     joined, length = _joined(e, layers, sequence), sequence.span.seq_length()
     stacked, kept = "Y" in layers[-1].outputs, any(set(layer.outputs) - {"Y"} for layer in layers[:-1])
     state, ys = joined.initial, list[Operand]()
@@ -102,9 +102,9 @@ def _carried(e: Emitter, layers: Sequence[RecurrentNode], form: str) -> Result:
         wanted = stacked and phase.name != "begin"
         with e.scope(phase.name):
             last = CELLS[first.op_type].last
-            track = Track("stack", step, last, streams, state, first.operator.states, False, wanted)
-            state, y = carry(form, e, track, Span(phase.seq_length, lambda: batch, batch, units))
-        ys += [y] if wanted else []
+            track = Track("stack", step, last, streams, state, first.operator.states, False, (0,) if wanted else ())
+            state, every = carry(form, e, track, Span(phase.seq_length, lambda: batch, batch, units))
+        ys += every
     return state, e.concat(ys, 0, "Y_of_all") if ys else None
 
 

@@ -22,7 +22,7 @@ MISSING = "reports and drawings need packages that are not installed: pip instal
 if sys.version_info < (3, 11):
     MISSING += " (Python 3.11 or newer)"
 
-MOST = 90
+MOST = 110
 """Nodes up to which all are drawn, constants not counted: more are no picture, and take Graphviz long."""
 
 MOST_LOOKED_AT = 65_536

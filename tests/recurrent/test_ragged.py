@@ -1,0 +1,153 @@
+"""sequence_lens around the loop: one row is cut, several go in the order of their own steps; no step chooses."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, every_node, expected, lowered, run_onnxruntime
+from onenode import OPTIONAL, OUTPUTS, Case, build
+from onnx import numpy_helper
+
+import rnn_lower
+
+LOOPS = ("scan", "loop")
+DIRECTIONS = (None, "reverse", "bidirectional")
+
+
+@pytest.fixture(scope="module")
+def choosing(tmp_path_factory) -> str:
+    """onnxruntime's target, where each step chooses."""
+    text = (Path(rnn_lower.__file__).parent / "targets" / "onnxruntime.toml").read_text()
+    assert "lengths_around_loop = true" in text
+    path = tmp_path_factory.mktemp("targets") / "choosing.toml"
+    path.write_text(text.replace("lengths_around_loop = true", "lengths_around_loop = false"))
+    return str(path)
+
+
+def bodies(model: onnx.ModelProto) -> list[onnx.GraphProto]:
+    loops = (node for node in every_node(model) if node.op_type in ("Scan", "Loop"))
+    return [attribute.g for loop in loops for attribute in loop.attribute if attribute.name == "body"]
+
+
+def cases(op: str) -> list[Case]:
+    extra = {"LSTM": {"input_forget": 1}, "GRU": {"lbr": 1}, "RNN": {"clip": 0.4}}[op]
+    variants = [
+        {},
+        extra,
+        {"dtype": "float16"},
+        {"layout": 1},
+        {"lengths_as": "initializer"},
+        {"opset": 9},
+        {"place": "if"},
+    ]
+    every = itertools.product(variants, DIRECTIONS, (1, 3), (False, True))
+    return [
+        Case(op, T=4, N=N, H=5, direction=direction, dynamic=dynamic, optional=OPTIONAL[op])
+        .replace(**variant)
+        for variant, direction, N, dynamic in every
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_numbers_are_to_the_last_bit_those_of_steps_that_choose(op, form, choosing):
+    for case in cases(op):
+        model, feeds = lowered(case, form)
+        other, _ = lowered(case, form, target=choosing)
+        for one, two in zip(run_onnxruntime(model, feeds), run_onnxruntime(other, feeds), strict=True):
+            np.testing.assert_array_equal(one, two)
+        close(run_onnxruntime(model, feeds), expected(case))
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_any_of_the_outputs_may_be_wanted(op, form):
+    for count in range(1, 1 << len(OUTPUTS[op])):
+        wanted = tuple(name for place, name in enumerate(OUTPUTS[op]) if count >> place & 1)
+        for direction, N, optional in itertools.product(DIRECTIONS, (1, 3), (("sequence_lens",), OPTIONAL[op])):
+            case = Case(op, T=5, N=N, direction=direction, optional=optional, outputs=wanted)
+            model, feeds = lowered(case, form)
+            close(run_onnxruntime(model, feeds), expected(case))
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_no_step_chooses(op, form):
+    for case in cases(op):
+        model, _ = lowered(case, form)
+        assert bodies(model)
+        assert not [node for body in bodies(model) for node in body.node if node.op_type == "Where"]
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_lengths_beyond_the_limits_are_the_limits(direction, dynamic, N, form):
+    case = Case("LSTM", 14, optional=OPTIONAL["LSTM"], N=N, direction=direction, dynamic=dynamic)
+    model, feeds = lowered(case, form)
+    for beyond, within in ((-3, 0), (9, 5), (np.iinfo(np.int32).max, 5), (np.iinfo(np.int32).min, 0)):
+        found = []
+        for first in (beyond, within):
+            feeds["sequence_lens"] = np.array([first, 9, 2][:N], np.int32)
+            found.append(run_onnxruntime(model, feeds))
+        for one, two in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("N", [1, 2])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_lies_in_the_padding_reaches_nothing(direction, N, form):
+    case = Case("GRU", 14, optional=("B", "sequence_lens"), T=6, N=N, direction=direction)
+    model, feeds = lowered(case, form)
+    feeds["sequence_lens"] = np.array([2, 0][:N], np.int32)
+    clean = run_onnxruntime(model, feeds)
+    feeds["X"][2:, 0], feeds["X"][:, 1:] = np.nan, np.inf
+    for one, two in zip(clean, run_onnxruntime(model, feeds), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("N", [1, 2])
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_other_lengths_of_one_model(op, N, form):
+    """Its sizes are free, and a sequence may have no steps at all."""
+    case = Case(op, T=6, N=N, direction="bidirectional", dynamic=True, optional=OPTIONAL[op])
+    model, _ = lowered(case, form)
+    for T, rows in ((0, N), (1, N), (3, 1), (7, 4)):
+        close(run_onnxruntime(model, build(case.replace(T=T, N=rows))[1]), expected(case.replace(T=T, N=rows)))
+
+
+@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_it_is_proved(op, N):
+    for direction, form, dynamic in itertools.product(DIRECTIONS, LOOPS, (False, True)):
+        model, _ = build(Case(op, T=5, N=N, H=2, direction=direction, optional=OPTIONAL[op], dynamic=dynamic))
+        report = rnn_lower.prove(model, rnn_lower.lower(model, form=form))
+        assert report.ok, report.nodes
+
+
+@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("direction", DIRECTIONS[:2])
+def test_integers_that_are_off_by_one_are_no_proof(direction, N):
+    """Each constant of the arithmetic with lengths: limits, last times, places."""
+    model, _ = build(Case("RNN", T=5, N=N, direction=direction, optional=("sequence_lens", "initial_h")))
+    result = rnn_lower.lower(model, form="scan")
+    seen = 0
+    for place, tensor in enumerate(result.graph.initializer):
+        used = {node.op_type for node in result.graph.node if tensor.name in node.input}
+        if tensor.data_type not in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) or not used & {"Sub", "Mul", "Add"}:
+            continue
+        mutant = onnx.ModelProto()
+        mutant.CopyFrom(result)
+        array = numpy_helper.to_array(tensor).copy()
+        array.flat[0] += 1
+        mutant.graph.initializer[place].CopyFrom(numpy_helper.from_array(array, tensor.name))
+        assert rnn_lower.prove(model, mutant).nodes[0].verdict != "equal", tensor.name
+        seen += 1
+    assert seen >= (1 if N == 1 else 2)
