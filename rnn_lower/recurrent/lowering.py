@@ -330,9 +330,7 @@ def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, result
         parts += apart(e, y, node.directions, sequence.span) if direction.lead else [y]
     if order is not None:
         parts = [
-            e.unsqueeze(order.reordered(e, part, node.hidden_size, "Y_in_order"), [1], "Y_direction")
-            if backwards
-            else part
+            order.back_in_order(e, part) if backwards else part
             for part, backwards in zip(parts, node.directions, strict=True)
         ]
     parts = [sequence.lengths.zeroed(e, part) for part in parts]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from habits import with_habits
 from judge import close, every_node, expected, lowered, run_onnxruntime
 from onenode import OPTIONAL, Case
-
-import rnn_lower
 
 FORMS = ("scan", "loop")
 TERMS = {"LSTM": 2, "GRU": 2, "RNN": 1}
@@ -21,13 +19,7 @@ STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> str:
     """onnxruntime's target without the two habits."""
-    text = (Path(rnn_lower.__file__).parent / "targets" / "onnxruntime.toml").read_text()
-    for habit in ("stack_terms", "product_per_gate"):
-        assert f"{habit} = true" in text
-        text = text.replace(f"{habit} = true", f"{habit} = false")
-    path = tmp_path_factory.mktemp("targets") / "plain.toml"
-    path.write_text(text)
-    return str(path)
+    return with_habits(tmp_path_factory.mktemp("targets") / "plain.toml", stack_terms=False, product_per_gate=False)
 
 
 def body(model: onnx.ModelProto) -> onnx.GraphProto:
