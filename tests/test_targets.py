@@ -55,6 +55,12 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("opsets = [13]", "opsets is [13]; it must be the first and the last opset"),
         ("static_batch = 1", "static_batch is 1; it must be true or false"),
         ('unroll_up_to = "never"', "unroll_up_to is 'never'; it must be a number of steps"),
+        ("unroll = 3", "unroll is 3; it must be a list of tables with steps"),
+        ("unroll = [{ steps = 0 }]", "unroll is [{'steps': 0}]; it must be a list of tables with steps"),
+        ("unroll = [{ known_batch = true }]", "unroll is [{'known_batch': True}]; it must be a list of tables"),
+        ("unroll = [{ steps = 3, colour = true }]", "unroll is [{'steps': 3, 'colour': True}]; it must be a list"),
+        ("unroll = [{ steps = 3, known_batch = 1 }]", "unroll is [{'steps': 3, 'known_batch': 1}]; it must be a list"),
+        ('unroll = [{ steps = 3, op_types = ["Conv"] }]', "unroll is [{'steps': 3, 'op_types': ['Conv']}]; it must be"),
         ('avoid = ["Matmul"]', "avoid is ['Matmul']; it must be a list of names of ONNX operators"),
         ('takes = "MatMul"', "takes is 'MatMul'; it must be a list of names of ONNX operators"),
         ("rank = 0", "rank is 0; it must be the highest rank"),
@@ -403,3 +409,32 @@ def test_no_vector_is_computed_with_on_opencv_4(op, weights):
     for node in arithmetic:
         assert all(len(shapes[name].dim) > 1 for name in (*node.input, *node.output) if name in shapes), node.name
     close(run_onnxruntime(lowered, feeds), expected(case))
+
+
+SHORT = {
+    "forward": ({}, {"LSTM": 6, "GRU": 6, "RNN": 24}),
+    "bidirectional": ({"direction": "bidirectional"}, {"LSTM": 6, "GRU": 6, "RNN": 24}),
+    "side by side": ({"direction": "bidirectional", "N": 1}, {"LSTM": 1, "GRU": 6, "RNN": 24}),
+    "first states": ({"optional": ("initial_h",)}, {"LSTM": 3, "GRU": 3, "RNN": 24}),
+    "lengths": ({"optional": ("sequence_lens",)}, {"LSTM": 3, "GRU": 3, "RNN": 3}),
+    "full lengths": ({"optional": ("sequence_lens",), "lengths_as": "initializer"}, {"LSTM": 6, "GRU": 6, "RNN": 24}),
+}
+"""Up to how many steps form auto is a straight line on onnxruntime, as measured."""
+
+
+@pytest.mark.parametrize("op", OPTIONAL)
+@pytest.mark.parametrize("name", SHORT)
+def test_how_many_steps_are_a_straight_line(name, op):
+    changes, limits = SHORT[name]
+    for T, form in ((limits[op], "unroll"), (limits[op] + 1, "scan")):
+        full = {"lengths": (T,)} if "lengths_as" in changes else {}
+        model, _ = build(Case(op, T=T).replace(**changes, **full))
+        (node,) = rnn_lower.inspect(model)
+        assert find_target(None).choose(node, 14) == form, (T, form)
+
+
+def test_a_batch_of_any_size_shortens_the_line():
+    model, _ = build(Case("RNN", dynamic=True))
+    for dims, loops in (({"X[0]": 12}, 0), ({"X[0]": 13}, 1), ({"X[0]": 13, "X[1]": 2}, 0)):
+        nodes = every_node(rnn_lower.lower(model, dims=dims))
+        assert sum(node.op_type == "Scan" for node in nodes) == loops, dims

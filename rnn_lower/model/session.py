@@ -233,26 +233,27 @@ class Session:
 
     def _grouped(self, planned: Sequence[tuple[Place, str]]) -> Iterator[tuple[Place, str, Group | None]]:
         """Where nodes are replaced, and in which form; those that share a loop are where the last one is."""
-        known = {id(place.node): (form, place.scope.opset) for place, form in planned}
+        if not self._options.fuse_stacks:
+            yield from ((place, form, None) for place, form in planned)
+            return
+        among = self._target.among_others if self._options.form == "auto" else lambda node, form, opset: form
+        forms = {id(at.node): (among(at.node, form, at.scope.opset), at.scope.opset) for at, form in planned}
 
         def may(node: RecurrentNode) -> tuple[str, int] | None:
-            form, opset = known[id(node)]
-            return (form, opset) if may_pay(node, form, opset, self._target.habits) else None
+            return forms[id(node)] if may_pay(node, *forms[id(node)], self._target.habits) else None
 
-        found: list[Group] = []
-        if self._options.fuse_stacks:
-            nodes = [place.node for place, _ in planned]
-            found = groups(nodes, self._facts, may)
-            if not found:
-                told = "none are a stack or independent and alike, or it would not be faster"
-                logger.warning(
-                    "fuse_stacks: no nodes share a loop, since %s%s",
-                    told,
-                    size_hint(nodes, self._model, self._options.fold),
-                )
+        nodes = [place.node for place, _ in planned]
+        found = groups(nodes, self._facts, may)
+        if not found:
+            told = "none are a stack or independent and alike, or it would not be faster"
+            hint = size_hint(nodes, self._model, self._options.fold)
+            logger.warning("fuse_stacks: no nodes share a loop, since %s%s", told, hint)
         last = {id(group.nodes[-1]): group for group in found}
         others = {id(node) for group in found for node in group.nodes[:-1]}
-        yield from ((place, form, last.get(id(place.node))) for place, form in planned if id(place.node) not in others)
+        for place, form in planned:
+            group = last.get(id(place.node))
+            if id(place.node) not in others:
+                yield place, form if group is None else forms[id(place.node)][0], group
 
     def _emit(self, place: Place, form: str, group: Group | None) -> Replacement:
         node, habits = place.node, self._target.habits

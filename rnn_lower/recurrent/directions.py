@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rnn_lower.emit.constants import filled
 from rnn_lower.emit.masks import Emitter
-from rnn_lower.emit.writer import Operand, declare
+from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.recurrent.cells import Cell, CellKind, State, Terms, Weights
 from rnn_lower.recurrent.forms import Span, Stream, Track, known_size
 from rnn_lower.recurrent.node import RecurrentNode
@@ -62,10 +62,13 @@ def masked(step: Step) -> Step:
 
 def go_side_by_side(e: Emitter, node: RecurrentNode, form: str) -> bool:
     """Whether both directions of this node share a track."""
+    return e.broadcasts and form != "unroll" and may_share(node, e.habits)
+
+
+def may_share(node: RecurrentNode, habits: Habits) -> bool:
+    """Whether both directions of this node are small enough for one Scan or Loop."""
     return (
-        e.habits.directions_side_by_side
-        and e.broadcasts
-        and form != "unroll"
+        habits.directions_side_by_side
         and node.num_directions == 2
         and node.activations[0] == node.activations[1]
         and node.static_batch == 1

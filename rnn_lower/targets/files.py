@@ -19,6 +19,7 @@ from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, OP_TYPES
 from rnn_lower.targets.fused import Measured
+from rnn_lower.targets.short import CONDITIONS, are_rows
 from rnn_lower.targets.target import Target
 
 if sys.version_info >= (3, 11):
@@ -192,6 +193,9 @@ KEYS: dict[str, Key] = {
     ),
     "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll", the best first', required=True),
     "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
+    "unroll": Key(
+        are_rows, f"a list of tables with steps, and any of op_types and, true or false, {', '.join(CONDITIONS)}"
+    ),
     "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
     "static_batch": Key(_is_flag, "true or false"),
     "scan_captures": Key(_is_flag, "true or false"),
@@ -254,7 +258,7 @@ def _target(path: Path, told: dict[str, Any]) -> Target:
         tuple(told.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
          for op_type, of in ({} if fused == NOT_MEASURED else fused).items()},
-        fused == NOT_MEASURED, told.get("faster_lowered", {}), path,
+        fused == NOT_MEASURED, told.get("faster_lowered", {}), tuple(told.get("unroll", ())), path,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import Lack
 from rnn_lower.recurrent.lowering import ARITHMETIC
 from rnn_lower.targets.fused import RIGHT, Measured, Verdict, verdict
+from rnn_lower.targets.short import Row, steps_for
 
 if TYPE_CHECKING:
     from rnn_lower.recurrent.estimate import Size
@@ -30,6 +31,7 @@ class Target:
     status: "measured" on the runtime, or "documented" only.  source: where what the file says is from.
     forms: those it runs right, the one for long or unknown sequences first.
     unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
+    unroll: rows that say another number for some nodes; the first that fits counts.
     static_batch: whether it needs a known batch size.  single_batch: whether that must be 1.
     scan_captures: whether a Scan body may read what nodes outside of it compute.
     versions: release lines that the newest file of a runtime stands for, as in opencv@5.
@@ -55,6 +57,7 @@ class Target:
     fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
     unmeasured: bool = False
     faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    unroll: tuple[Row, ...] = ()
     path: Path = Path()
 
     @property
@@ -94,7 +97,10 @@ class Target:
         yield self.status, self.source
         yield "forms", ", ".join(self.forms)
         if "unroll" in self.forms and self.unroll_up_to > 1:
-            yield "unrolled", "always" if self.forms == ("unroll",) else f"up to {self.unroll_up_to} steps"
+            numbers = sorted({self.unroll_up_to, *(row["steps"] for row in self.unroll)})
+            several = ", by what a node has" if len(numbers) > 1 else ""
+            few = f"up to {' or '.join(map(str, numbers))} steps{several}"
+            yield "unrolled", "always" if self.forms == ("unroll",) else few
         yield "opsets", f"{first} and up" if last >= 99 else f"{first} to {last}"
         batch = "1" if self.single_batch else "known" if self._known_batch else None
         yield "batch size", f"must be {batch}" if batch else "may be unknown"
@@ -124,9 +130,16 @@ class Target:
     def choose(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node that nobody asked a form for."""
         length = node.static_length
-        if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
+        few = steps_for(node, self.unroll, self.habits, self.unroll_up_to)
+        if "unroll" in self.forms and length is not None and length <= few:
             return "unroll"
         return next(iter(self.forms_for(node, opset)), "loop")
+
+    def among_others(self, node: RecurrentNode, form: str, opset: int) -> str:
+        """The form of a node in a group: a line that beats a loop of its own gives way to one that all share."""
+        if form != "unroll" or (node.static_length or 0) <= self.unroll_up_to:
+            return form
+        return next((one for one in self.forms_for(node, opset) if one != "unroll"), form)
 
     def why(self, node: RecurrentNode, form: str) -> str:
         """Why `choose` took this form, for people."""

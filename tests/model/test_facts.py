@@ -156,7 +156,7 @@ def test_a_function_called_with_two_types_is_refused():
     with pytest.raises(rnn_lower.UnsupportedError, match=r"FLOAT and FLOAT16.*--fold"):
         rnn_lower.lower(model)
     inlined = onnx.inliner.inline_local_functions(model)
-    assert {node.op_type for node in every_node(rnn_lower.lower(inlined))} >= {"Scan"}
+    assert {node.op_type for node in every_node(rnn_lower.lower(inlined, form="scan"))} >= {"Scan"}
 
 
 def test_weights_without_a_folder_are_carried_along(tmp_path):

@@ -194,7 +194,7 @@ def test_random_groups(seed):
 )  # fmt: skip
 def test_where_it_pays(op, nodes, H, loops_left):
     right(*beside(op, nodes, H=H), loops_left)
-    assert loops(rnn_lower.lower(beside(op, nodes)[0])) == nodes
+    assert loops(rnn_lower.lower(beside(op, nodes)[0], form="scan")) == nodes
 
 
 @pytest.mark.parametrize(

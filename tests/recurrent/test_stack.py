@@ -185,7 +185,7 @@ def test_a_last_state_that_another_layer_begins_with(across):
         del graph.node[:]
         graph.node.extend(copies)
         right(model, feeds)  # one of both stacks
-        assert loops(rnn_lower.lower(model, fuse_stacks=True)) == 3 + 2
+        assert loops(rnn_lower.lower(model, form="scan", fuse_stacks=True)) == 3 + 2
     else:
         graph.node[-1].input.extend(["", "Y_h0"])
         right(model, feeds, together=False)
@@ -210,7 +210,7 @@ def test_random_stacks(seed):
 @pytest.mark.parametrize(("op", "layers", "together"), [("LSTM", 2, True), ("LSTM", 3, True), ("RNN", 3, True)])
 def test_where_it_pays(op, layers, together):
     right(*chain(op, layers), together=together)
-    assert loops(rnn_lower.lower(chain(op, layers)[0])) == layers
+    assert loops(rnn_lower.lower(chain(op, layers)[0], form="scan")) == layers
 
 
 @pytest.mark.usefixtures("sizes")

@@ -1,0 +1,48 @@
+"""Up to how many steps a node is a straight line without being asked: rows of a target's file, the first that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rnn_lower.emit.writer import Habits
+from rnn_lower.options import OP_TYPES
+from rnn_lower.recurrent.directions import may_share
+from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.recurrent.shared import is_whole
+
+Row = Mapping[str, Any]
+"""steps, and what a node has to be for them: op_types, and any of CONDITIONS, each to hold or not."""
+
+
+CONDITIONS: Mapping[str, Callable[[RecurrentNode, Habits], bool]] = {
+    "sequence_lens": lambda node, habits: not is_whole(node),
+    "initial_states": lambda node, habits: any(name.startswith("initial") for name in node.inputs),
+    "known_batch": lambda node, habits: node.static_batch is not None,
+    "side_by_side": may_share,
+}
+
+
+def are_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_row, value))
+
+
+def _is_row(value: Any) -> bool:
+    if not isinstance(value, dict) or type(value.get("steps")) is not int or value["steps"] < 1:
+        return False
+    op_types = value.get("op_types", list(OP_TYPES))
+    flags = {name: flag for name, flag in value.items() if name not in ("steps", "op_types")}
+    known = (
+        isinstance(op_types, list) and all(one in OP_TYPES for one in op_types) and flags.keys() <= CONDITIONS.keys()
+    )
+    return known and all(isinstance(flag, bool) for flag in flags.values())
+
+
+def steps_for(node: RecurrentNode, rows: Sequence[Row], habits: Habits, otherwise: int) -> int:
+    return next((row["steps"] for row in rows if _fits(row, node, habits)), otherwise)
+
+
+def _fits(row: Row, node: RecurrentNode, habits: Habits) -> bool:
+    return node.op_type in row.get("op_types", OP_TYPES) and all(
+        CONDITIONS[name](node, habits) == row[name] for name in CONDITIONS if name in row
+    )
