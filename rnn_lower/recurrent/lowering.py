@@ -17,7 +17,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.emit.outlines import Outline, outline_of
 from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.errors import UntakenError
-from rnn_lower.recurrent.cells import CELLS, Cell, Parts, State, Weights
+from rnn_lower.recurrent.cells import CELLS, GATE_ALONE, Cell, Parts, State, Weights
 from rnn_lower.recurrent.directions import Direction, apart, go_side_by_side, side_by_side
 from rnn_lower.recurrent.forms import Size, Span, Stream, carry
 from rnn_lower.recurrent.node import RecurrentNode, axes_of
@@ -167,14 +167,14 @@ def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direc
 def parts_of(e: Emitter, node: RecurrentNode, direction: int, together: bool, in_line: bool = False) -> Parts:
     """The gates of each product: one for each activation where it comes right after the product.
 
-    One for each gate where that is the habit, but not of weights that would have to be cut in each run, nor in_line, in
-    a straight line, whose first step needs no gate r of a zero state.
+    One for each gate of a small node where that is the habit, but not of weights that would have to be cut in each run,
+    nor in_line, in a straight line, whose first step needs no gate r of a zero state.
     """
     kind, first_two = CELLS[node.op_type], node.activations[direction][:2]
     if together or len(set(first_two)) == 1 or "P" in node.inputs:
         return kind.fewest
-    by_gate = e.habits.product_per_gate and not in_line and isinstance(given(node.inputs["R"]), Constant)
-    return kind.by_gate if kind.by_gate and by_gate else kind.by_activation
+    small = node.hidden_size <= GATE_ALONE and not in_line and isinstance(given(node.inputs["R"]), Constant)
+    return kind.by_gate if kind.by_gate and small and e.habits.product_per_gate else kind.by_activation
 
 
 def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: InputSequence) -> Carried:
