@@ -14,6 +14,7 @@ Three kinds of operand meet here:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -225,13 +226,17 @@ class Primitives(OperatorWriter):
         """Whether Reshape takes sizes that are computed at run time."""
         return self.opset >= TABLE["Reshape"].inputs["shape"]
 
-    def zeros(self, rows: int | ir.Value, columns: int, name: str = "zeros") -> Operand:
-        """A [rows, columns] block of zeros; before ConstantOfShape a row of zeros is tiled."""
-        if isinstance(rows, int) and (rows * columns <= LARGE or not self.has("ConstantOfShape")):
-            return filled(0.0, (rows, columns), self.dtype)
+    def zeros(self, dims: Sequence[int | ir.Value], name: str = "zeros") -> Operand:
+        """A block of zeros; before ConstantOfShape, where it is of rows and columns, a row of zeros is tiled."""
+        known = [dim for dim in dims if isinstance(dim, int)]
+        if len(known) == len(dims) and (math.prod(known) <= LARGE or not self.has("ConstantOfShape")):
+            return filled(0.0, tuple(known), self.dtype)
         if self.has("ConstantOfShape"):
             zero = ir.tensor(np.zeros(1, self.dtype.numpy()))
-            return self.op("ConstantOfShape", self._shape_vector([rows, columns]), name=name, value=zero)
+            return self.op("ConstantOfShape", self._shape_vector(dims), name=name, value=zero)
+        rows, columns = dims
+        assert not isinstance(rows, int)
+        assert isinstance(columns, int)
         row = filled(0.0, (1, columns), self.dtype)
         if self.has("Tile"):
             return self.op("Tile", row, self._shape_vector([rows, 1]), name=name)

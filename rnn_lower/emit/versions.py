@@ -72,6 +72,7 @@ TABLE: dict[str, Versions] = {
     "NonZero": Versions(9, 13),
     "Range": Versions(11, 27),
     "Reciprocal": Versions(1, 13),
+    "ReduceMax": Versions(1, 20),
     "Relu": Versions(1, 14),
     "Reshape": Versions(1, 25, {"shape": 5}),
     "Scan": Versions(9, 25),  # Scan-8 has a batch dimension of its own and is not emitted

@@ -260,6 +260,16 @@ def _integer(call: Call, place: int) -> Array:
     return operand
 
 
+def _greatest(call: Call) -> Array:
+    """Of all integers of a value."""
+    if len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys():
+        raise OutOfScopeError(f"{call.node.op_type} along some axes")
+    numbers = _integer(call, 0)
+    if not numbers.size:
+        raise OutOfScopeError(f"{call.node.op_type} of nothing")
+    return np.asarray(np.max(numbers, keepdims=bool(call.attribute("keepdims", 1))))
+
+
 def _not(call: Call) -> Array:
     return call.field.subtract(scalars.ONE, call[0]) if call[0].dtype == np.uint64 else ~call[0]
 
@@ -300,6 +310,7 @@ OPERATORS: dict[str, Operator] = {
     "Not": _not,
     "Range": lambda call: np.arange(*(int(_integer(call, place)) for place in range(3))),
     "Reciprocal": lambda call: call.field.inverse(call.real(0)),
+    "ReduceMax": _greatest,
     "Relu": _scalar("relu"),
     "Reshape": _reshape,
     "Shape": _shape,

@@ -305,7 +305,8 @@ def outputs_of(
         if name == "Y":
             value = _every_step(e, node, sequence, results)
         else:
-            value = _final(e, results, states.index(name[2:]), name)
+            final = _final(e, results, states.index(name[2:]), name)
+            value = sequence.lengths.settled(e, final, f"{name}_valid")
         if node.layout:
             value = e.transpose(value, [2, 0, 1, 3] if name == "Y" else [1, 0, 2], f"{name}_batch_major")
         outputs[name] = e.cast(value, e.dtype, node.dtype, f"{name}_cast")

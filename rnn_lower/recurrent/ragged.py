@@ -5,11 +5,11 @@ the padding, and keeps its first state until its sequence begins.
 
 A choice costs some runtimes several times what a product of elements does; there a loop makes none:
 
-By cut: the one row of a batch ends the loop.
+By cut: the longest row ends the loop, if there is one row alone, or if X may be padded, being of a fixed length.
 
-By order: what a row comes to after its end reaches nothing that counts, for Y is zeroed there, and the last state is
-looked up among those of every step. A row that goes backwards is put in the order of its own steps before the loop,
-and its Y back in order after it:
+By order: what a shorter row comes to after its end reaches nothing that counts, for Y is zeroed there, and the last
+state is looked up among those of every step. A row that goes backwards is put in the order of its own steps before the
+loop, and its Y back in order after it:
 
     step     0           1           ...  length - 1   length  ...  seq_length - 1
     time     length - 1  length - 2  ...  0            length  ...  seq_length - 1
@@ -21,6 +21,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import Constant, constant
@@ -34,7 +35,7 @@ INT64 = ir.DataType.INT64
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """What sequence_lens comes to: nonempty, where 0 < length [batch_size, 1], and one of the three ways.
+    """What sequence_lens comes to: nonempty, where 0 < length [batch_size, 1], and the ways that serve.
 
     choice: where time < length [seq_length, batch_size, 1], which every step reads.
     """
@@ -46,40 +47,49 @@ class Lengths:
 
     def zeroed(self, e: Emitter, y: Operand) -> Operand:
         """Y of one direction, [seq_length, 1, batch_size, hidden_size], with zeros after the end of each row."""
-        if self.cut is not None:
-            return self.cut.padded(e, y)
         mask = self.choice if self.order is None else self.order.mask
-        return y if mask is None else e.select(e.unsqueeze(mask.values, [1], "mask_direction"), y, None, "Y_valid")
+        if mask is not None:
+            y = e.select(e.unsqueeze(mask.values, [1], "mask_direction"), y, None, "Y_valid")
+        return y if self.cut is None else self.cut.padded(e, self.settled(e, y, "Y_valid"))
+
+    def settled(self, e: Emitter, states: Operand, name: str) -> Operand:
+        """States [..., batch_size, hidden_size], zeros if the loop made a step although its only row has none."""
+        made = self.cut is not None and self.cut.least > 0 and self.order is None
+        return e.select(self.nonempty, states, None, name) if made else states
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The steps that the one row has.
+    """The steps of the longest row: so many, up to seq_length, and at least one if X has one: no loop is then empty.
 
-    length: how many, from 0 to seq_length.  whole, span: of X before and after it is cut.
+    whole, span: of X before and after it is cut.
     """
 
-    length: Size
+    steps: Size
     whole: Span
 
     @property
+    def least(self) -> int:
+        return _least(self.whole)
+
+    @property
     def span(self) -> Span:
-        return dataclasses.replace(self.whole, seq_length=lambda: self.length)
+        return dataclasses.replace(self.whole, seq_length=lambda: self.steps, has_steps=self.least > 0)
 
     def steps_of(self, e: Emitter, x: Operand) -> Operand:
-        if isinstance(self.length, int):
-            return e.slice(x, 0, 0, self.length, "X_cut")
-        return e.gather(x, e.iota(self.length), "X_cut")
+        if isinstance(self.steps, int):
+            return e.slice(x, 0, 0, self.steps, "X_cut")
+        return e.gather(x, e.iota(self.steps), "X_cut")
 
     def padded(self, e: Emitter, y: Operand) -> Operand:
-        H, length = self.whole.hidden_size, self.whole.seq_length()
-        if isinstance(length, int) and isinstance(self.length, int):
-            left: Size = length - self.length
+        length = self.whole.seq_length()
+        if isinstance(length, int) and isinstance(self.steps, int):
+            left: Size = length - self.steps
         else:
-            left = e.op("Sub", _scalar(length), _scalar(self.length), name="steps_left")
-        nothing = e.reshape(e.zeros(left, H, "nothing"), [-1, 1, 1, H], "nothing")
+            left = e.op("Sub", _scalar(length), _scalar(self.steps), name="steps_left")
+        nothing = e.zeros([left, 1, self.whole.batch_size(), self.whole.hidden_size], "nothing")
         padded = e.concat([y, nothing], 0, "Y_padded")
-        declare(padded, e.dtype, [known_size(length), 1, 1, H])
+        declare(padded, e.dtype, [known_size(length), 1, self.whole.batch, self.whole.hidden_size])
         return padded
 
 
@@ -115,7 +125,7 @@ class Order:
         hidden_size]. Together they are as many as there are numbers of steps, 0 included.
         """
         H = self.span.hidden_size
-        before = e.unsqueeze(e.zeros(self.span.batch_size(), H) if first is None else first, [0, 1], "before")
+        before = e.unsqueeze(e.zeros([self.span.batch_size(), H]) if first is None else first, [0, 1], "before")
         return e.gather(e.reshape(e.concat([before, every], 0, "states"), [-1, H], "rows"), self.end, name)
 
 
@@ -128,23 +138,44 @@ def read_lengths(e: Emitter, node: RecurrentNode, lengths: Operand, span: Span, 
         nonempty = e.mask(some, 1, H, "nonempty_mask")
         if form == "unroll" and node.seq_length == 1:
             return Lengths(nonempty, choice=Stream(nonempty, dtype, (span.static_batch, width), single=True))
-        around = form != "unroll" and e.habits.lengths_around_loop and e.truth
-        if around and span.static_batch == 1:
-            return Lengths(nonempty, cut=Cut(_one_length(e, lengths, some, span), span))
-        times = e.iota(span.seq_length())
-        within = e.less_outer(times, lengths)
-        mask = Stream(e.mask(within, 2, H), dtype, (span.static_batch, width))
-        if not around:
-            return Lengths(nonempty, choice=mask)
-        row, end = _rows(e, node, functools.partial(_steps, e, lengths, some, span), times, within, span)
-    return Lengths(nonempty, order=Order(mask, row, end, span))
+        if form != "unroll" and e.habits.lengths_around_loop and e.truth:
+            return _around(e, node, lengths, some, nonempty, span)
+        within = e.less_outer(e.iota(span.seq_length()), lengths)
+        return Lengths(nonempty, choice=Stream(e.mask(within, 2, H), dtype, (span.static_batch, width)))
 
 
-def _one_length(e: Emitter, lengths: Operand, some: Operand, span: Span) -> Size:
-    whole = span.seq_length()
-    if isinstance(lengths, Constant) and isinstance(whole, int):
-        return min(max(int(lengths.load()[0]), 0), whole)
-    return e.op("Squeeze", _steps(e, lengths, some, span), axes=[0], name="length")
+def _around(
+    e: Emitter, node: RecurrentNode, lengths: Operand, some: Operand, nonempty: Operand, span: Span
+) -> Lengths:  # fmt: skip
+    """some: where a length is above 0."""
+    steps = functools.cache(functools.partial(_steps, e, lengths, some, span))
+    cut, length = None, span.seq_length()
+    if span.static_batch == 1 or isinstance(length, int):
+        longest = _longest(e, lengths, steps, span)
+        cut = Cut(longest, span) if longest != length else None
+    if span.static_batch == 1:
+        return Lengths(nonempty, cut=cut)
+    span = span if cut is None else cut.span
+    times = e.iota(span.seq_length())
+    within = e.less_outer(times, lengths)
+    dtype, width = e.mask_type(span.hidden_size)
+    mask = Stream(e.mask(within, 2, span.hidden_size), dtype, (span.static_batch, width))
+    row, end = _rows(e, node, steps, times, within, span)
+    return Lengths(nonempty, cut=cut, order=Order(mask, row, end, span))
+
+
+def _longest(e: Emitter, lengths: Operand, steps: Callable[[], Operand], span: Span) -> Size:
+    length = span.seq_length()
+    if isinstance(lengths, Constant) and isinstance(length, int):
+        return int(np.clip(lengths.load(), 0, length).max(initial=_least(span)))
+    at_least = e.concat([constant([_least(span)], INT64), steps()], 0, "at_least")
+    return e.op("ReduceMax", at_least, keepdims=0, name="longest")
+
+
+def _least(span: Span) -> int:
+    """Of steps that X is known to have, 1 at the most."""
+    length = span.seq_length()
+    return min(length, 1) if isinstance(length, int) else 0
 
 
 def _steps(e: Emitter, lengths: Operand, some: Operand, span: Span) -> Operand:

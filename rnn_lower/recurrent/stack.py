@@ -212,7 +212,7 @@ def _streams(
     """
     first, count, length = layers[0], len(layers), sequence.span.seq_length()
     H, batch = first.hidden_size, first.static_batch or 0
-    none = e.concat([e.unsqueeze(e.zeros(length, H), [1], "nothing")] * batch, 1, "nothing")
+    none = e.concat([e.unsqueeze(e.zeros([length, H]), [1], "nothing")] * batch, 1, "nothing")
     nothing = e.concat([none, filled(0.0, (count - 1, batch, H), e.dtype)], 0, "nothing")
     streams = []
     for start, end in parts:

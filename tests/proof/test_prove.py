@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from habits import with_habits
 from onenode import OPTIONAL, Case, build
 from onnx import TensorProto, helper, numpy_helper
 from paths import own_models
@@ -273,10 +274,12 @@ def test_a_very_long_sequence_is_out_of_scope():
 
 
 @pytest.mark.parametrize("T", [1, 6, 9, 14])
-@pytest.mark.parametrize("N", [2, 5])
-def test_a_position_that_is_off_by_one_shows_at_some_length(T, N):
+@pytest.mark.parametrize("N", [1, 2, 5])
+def test_a_position_that_is_off_by_one_shows_at_some_length(T, N, tmp_path):
+    """Where each step chooses by its position."""
     model, _ = build(Case("RNN", T=T, N=N, optional=("sequence_lens", "initial_h")))
-    lowered = rnn_lower.lower(model, form="scan")
+    choosing = with_habits(tmp_path / "choosing.toml", lengths_around_loop=False)
+    lowered = rnn_lower.lower(model, form="scan", target=choosing)
     for place in range(T):
         mutant = onnx.ModelProto()
         mutant.CopyFrom(lowered)

@@ -38,6 +38,8 @@ def cases(op: str) -> list[Case]:
         {"layout": 1},
         {"lengths_as": "initializer"},
         {"lengths_as": "initializer", "lengths": (0, 4, 2)},
+        {"lengths_as": "initializer", "lengths": (0, 2, 1)},
+        {"lengths": (1, 2, 0)},
         {"opset": 9},
         {"place": "if"},
     ]
@@ -118,6 +120,21 @@ def test_other_lengths_of_one_model(op, N, form):
     model, _ = lowered(case, form)
     for T, rows in ((0, N), (1, N), (3, 1), (7, 4)):
         close(run_onnxruntime(model, build(case.replace(T=T, N=rows))[1]), expected(case.replace(T=T, N=rows)))
+
+
+@pytest.mark.parametrize("lengths_as", ["input", "initializer"])
+@pytest.mark.parametrize(("N", "dynamic", "steps"), [(1, False, 3), (3, False, 4), (3, True, 9)])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_longest_row_ends_the_loop(direction, N, dynamic, steps, lengths_as):
+    """Where X may be padded; a length that is free is taken for that of the longest row."""
+    case = Case("LSTM", T=9, N=N, lengths=(3, 4, 0), optional=("sequence_lens",), direction=direction, dynamic=dynamic)
+    model, feeds = lowered(case.replace(lengths_as=lengths_as), "scan")
+    (scan, *_) = (node for node in every_node(model) if node.op_type == "Scan")
+    projected = onnx.helper.make_tensor_value_info(scan.input[-1], onnx.TensorProto.FLOAT, None)
+    model.graph.output.append(projected)
+    *found, read = run_onnxruntime(model, feeds)
+    assert len(read) == steps
+    close(found, expected(case))
 
 
 @pytest.mark.parametrize("N", [1, 3])
