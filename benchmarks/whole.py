@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import onnx
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from byhand import floor  # noqa: E402
+from onenode import Case  # noqa: E402
 from paths import SHARED, own_models  # noqa: E402
 from report import Report  # noqa: E402
 from stacks import stack  # noqa: E402
@@ -36,10 +38,13 @@ REBUILT: dict[str, dict[str, Any]] = {
     "speech detector: LSTM of 128, T = 32": {"op": "LSTM", "T": 32, "layers": 1, "bidirectional": False, "H": 128},
     "sensor: LSTM of 20, T = 2,048": {"op": "LSTM", "T": 2048, "layers": 1, "bidirectional": False, "H": 20},
 }
-COLUMNS = ("fused, us", "lowered / fused", "with `--fuse-stacks`")
+PREFIX, WAYS = "rebuilt, ", ("lowered", "stacked", "floor")
+COLUMNS = ("fused, us", "lowered / fused", "with `--fuse-stacks`", "floor")
 ABOUT = """Form auto, over the original; then with `--fuse-stacks`. The rebuilt models have the recurrent layers of
 public models, on random weights and with nothing between the layers but what exporters write there; the rest of a
 model, which lowering does not change, is left out, so that these ratios are worse than those of the models themselves.
+Their floor: the products of each layer alone, in a loop of its own, with no more inputs than units; only layers that
+share a loop can be faster.
 The others are run as they are, with the inputs that came with them or one row of 64 steps."""
 
 
@@ -47,7 +52,7 @@ def models() -> Iterator[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
     rng = np.random.default_rng(0)
     for name, shape in REBUILT.items():
         H, T = shape["H"], shape["T"]
-        yield f"rebuilt, {name}", stack(**shape), {"X": rng.standard_normal((T, 1, H)).astype(np.float32)}
+        yield f"{PREFIX}{name}", stack(**shape), {"X": rng.standard_normal((T, 1, H)).astype(np.float32)}
     for path in own_models():
         model = onnx.load(path)
         yield path.stem, model, {value.name: _sample(value, rng) for value in model.graph.input}
@@ -70,16 +75,29 @@ def rows(threads: list[int], seconds: float) -> Iterator[list[str]]:
     for name, model, feeds in models():
         row = [name, str(len(rnn_lower.inspect(model)))]
         ways = {"lowered": rnn_lower.lower(model), "stacked": rnn_lower.lower(model, fuse_stacks=True)}
+        shape = REBUILT.get(name.removeprefix(PREFIX))
+        if shape is not None:
+            ways["floor"] = floor(_layer(shape))
         for count in threads:
             sessions = {"fused": session(model, count), **{way: session(one, count) for way, one in ways.items()}}
-            times = ratios(sessions, feeds, seconds)
-            row += [f"{times['fused'][0]:.0f}", *(f"{times[way][1]:.2f}" for way in ways)]
-            for way in ways if name.startswith("rebuilt") else ():
-                found.setdefault((count, way), []).append(times[way][1])
+            measured = ratios(sessions, feeds, seconds)
+            times = {way: ratio for way, (_, ratio) in measured.items()}
+            if shape is not None:
+                times["floor"] *= shape["layers"]
+                for way in WAYS:
+                    found.setdefault((count, way), []).append(times[way])
+            row += [f"{measured['fused'][0]:.0f}", *(f"{times[way]:.2f}" if way in times else "" for way in WAYS)]
         yield row
     yield ["geometric mean of the rebuilt ones", ""] + [
-        text for n in threads for text in ("", *(f"{mean(found[n, way]):.2f}" for way in ("lowered", "stacked")))
+        text for n in threads for text in ("", *(f"{mean(found[n, way]):.2f}" for way in WAYS))
     ]
+
+
+def _layer(shape: Mapping[str, Any]) -> Case:
+    """One of a rebuilt model, as `stack` makes it, with as many inputs as units."""
+    op, T, H = shape["op"], shape["T"], shape["H"]
+    direction = "bidirectional" if shape.get("bidirectional", True) else None
+    return Case(op, lbr=1 if op == "GRU" else None, T=T, N=1, I=H, H=H, direction=direction)
 
 
 def section(report: Report, threads: list[int], seconds: float) -> None:
