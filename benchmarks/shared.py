@@ -45,22 +45,20 @@ def stacks(report: Report, threads: Sequence[int], seconds: float) -> None:
 PARALLEL = "Nodes beside each other: T = 64, N = 1, I = H"
 ABOUT_PARALLEL = """Time over that of the fused nodes: each of the nodes, which read nothing of each other, in a Scan of its own, and
 all in one (`--fuse-stacks`), as grouped layers have them: with their states end to end, as one wide cell, or side by side, on an axis of
-their own. "1, both directions" is a node whose directions share a loop. One wide cell is the fastest up to 128 units in all, of LSTM up
+their own. One wide cell is the fastest up to 128 units in all, of LSTM up
 to 96; beyond, two LSTM or four GRU and more go side by side. Larger nodes stay apart."""
 
 
 def parallel(report: Report, threads: Sequence[int], seconds: float) -> None:
     def rows() -> Iterator[list[str]]:
-        for op, nodes, H in itertools.product(("RNN", "GRU", "LSTM"), (1, 2, 4, 8), (8, 16, 32, 64)):
-            directions = ("bidirectional",) if nodes == 1 else ("forward",)
-            model, feeds = beside(op, nodes, T=64, I=H, H=H, directions=directions)
-            told = "1, both directions" if nodes == 1 else str(nodes)
+        for op, nodes, H in itertools.product(("RNN", "GRU", "LSTM"), (2, 4, 8), (8, 16, 32, 64)):
+            model, feeds = beside(op, nodes, T=64, I=H, H=H)
             models: dict[str, onnx.ModelProto | None] = {"apart": rnn_lower.lower(model)}
             for name, limit in WIDTHS.items():
                 with any_size(limit):
-                    measured = not limit or max(nodes, 2) * H <= LARGEST
+                    measured = not limit or nodes * H <= LARGEST
                     models[name] = rnn_lower.lower(model, fuse_stacks=True) if measured else None
-            yield [op, told, str(H), *_measured(model, models, feeds, threads, seconds)]
+            yield [op, str(nodes), str(H), *_measured(model, models, feeds, threads, seconds)]
 
     columns = _columns(("apart", *WIDTHS), threads)
     report.table(PARALLEL, ("operator", "nodes", "H", *columns), list(rows()), ABOUT_PARALLEL)

@@ -414,7 +414,15 @@ def test_no_vector_is_computed_with_on_opencv_4(op, weights):
 SHORT = {
     "forward": ({}, {"LSTM": 6, "GRU": 6, "RNN": 24}),
     "bidirectional": ({"direction": "bidirectional"}, {"LSTM": 6, "GRU": 6, "RNN": 24}),
-    "side by side": ({"direction": "bidirectional", "N": 1}, {"LSTM": 1, "GRU": 6, "RNN": 24}),
+    "one loop": ({"direction": "bidirectional", "N": 1}, {"LSTM": 1, "GRU": 2, "RNN": 6}),
+    "one loop, first states": (
+        {"direction": "bidirectional", "N": 1, "optional": ("initial_h",)},
+        {"LSTM": 1, "GRU": 2, "RNN": 6},
+    ),
+    "one loop, lengths": (
+        {"direction": "bidirectional", "N": 1, "optional": ("sequence_lens",)},
+        {"LSTM": 1, "GRU": 2, "RNN": 3},
+    ),
     "first states": ({"optional": ("initial_h",)}, {"LSTM": 3, "GRU": 3, "RNN": 24}),
     "lengths": ({"optional": ("sequence_lens",)}, {"LSTM": 3, "GRU": 3, "RNN": 3}),
     "full lengths": ({"optional": ("sequence_lens",), "lengths_as": "initializer"}, {"LSTM": 6, "GRU": 6, "RNN": 24}),

@@ -163,3 +163,8 @@ def _parameters(node: ir.Node) -> Parameters:
         return tuple(int(number) for number in tensor.numpy().ravel())
 
     return given
+
+
+def given(value: ir.Value) -> Constant | ir.Value:
+    """A constant when the content of the value is known now, else the value."""
+    return known(value) or value

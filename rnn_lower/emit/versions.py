@@ -60,6 +60,7 @@ TABLE: dict[str, Versions] = {
     "HardSigmoid": Versions(1, 22),
     "Identity": Versions(1, 25),
     "If": Versions(1, 25),
+    "IsNaN": Versions(9, 20),
     "LeakyRelu": Versions(1, 16),
     "Less": Versions(1, 13),
     "Log": Versions(1, 13),
@@ -73,6 +74,7 @@ TABLE: dict[str, Versions] = {
     "Range": Versions(11, 27),
     "Reciprocal": Versions(1, 13),
     "ReduceMax": Versions(1, 20),
+    "ReduceSum": Versions(1, 13),
     "Relu": Versions(1, 14),
     "Reshape": Versions(1, 25, {"shape": 5}),
     "Scan": Versions(9, 25),  # Scan-8 has a batch dimension of its own and is not emitted

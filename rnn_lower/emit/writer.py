@@ -30,6 +30,8 @@ class Habits:
         faster (LSTM, N = 1, H = 128 and 256) than with weights captured from outside.
     guard_empty_scan: put a Scan of unknown length into an If that leaves it out when there are no steps.
     directions_side_by_side: let both directions of a small node share one Scan or Loop.
+    directions_end_to_end: and those of the smallest do so as one cell, with an If that computes them again where one
+        of them comes to NaN.
     product_per_gate: a product for each gate, where the runtime computes it with the sum and the activation.
     stack_terms: stack the terms of the last equation of each step and compute Y of all at once, instead of copying the
         state in each step.
@@ -46,6 +48,7 @@ class Habits:
     constants_in_body: bool = False
     guard_empty_scan: bool = False
     directions_side_by_side: bool = False
+    directions_end_to_end: bool = False
     product_per_gate: bool = False
     stack_terms: bool = False
     lengths_around_loop: bool = False

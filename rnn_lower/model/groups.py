@@ -10,10 +10,12 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.emit.moved import MOVES
+from rnn_lower.emit.writer import Habits
 from rnn_lower.model.dims import declared_shapes, free_dims
 from rnn_lower.model.facts import RESHAPES, Facts
 from rnn_lower.model.scopes import said, taken_by
 from rnn_lower.recurrent import parallel, stack
+from rnn_lower.recurrent.both import may_be_wide
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import COUNTS, LoweredGroup
 from rnn_lower.schemas import DEFAULT_DOMAINS
@@ -37,6 +39,10 @@ class Group:
     lower: Callable[..., LoweredGroup]
     why: str
     between: tuple[ir.Node, ...] = ()
+
+    def is_one_anyway(self, habits: Habits) -> bool:
+        """Whether it is the directions of one node, which share a loop without being asked."""
+        return len(self.nodes) == 1 and may_be_wide(self.nodes[0], habits)
 
 
 May = Callable[[RecurrentNode], Hashable]

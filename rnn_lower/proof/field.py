@@ -107,6 +107,10 @@ class Field:
             power, rest = self.multiply(power, power), rest >> 1
         return result
 
+    def total(self, a: Array, keepdims: bool) -> Array:
+        """The sum of all."""
+        return np.asarray(a.sum(dtype=np.uint64, keepdims=keepdims) % self._p)
+
     def matmul(self, a: Array, b: Array) -> Array:
         """The product of a [..., K] and b [K, M], by float64 products that are exact."""
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])

@@ -207,11 +207,17 @@ class Interpreter:
         return [self._value(value) for value in node.inputs if value is not None]
 
     def _if(self, node: ir.Node) -> list[Array]:
+        """Where floats decide, both branches have to come to the same."""
         (condition,) = self._operands(node)
-        if condition.dtype != np.bool_ or condition.size != 1:
+        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        if condition.dtype == np.int64 or condition.size != 1:
+            raise OutOfScopeError("If on what is no truth value")
+        if condition.dtype == np.bool_:
+            return self._body(branches[0 if condition.all() else 1], [])
+        one, other = (self._body(branch, []) for branch in branches)
+        if len(one) != len(other) or not all(map(np.array_equal, one, other)):
             raise OutOfScopeError("If on what floats decide")
-        chosen = "then_branch" if condition.all() else "else_branch"
-        return self._body(node.attributes[chosen].as_graph(), [])
+        return one
 
     def _loop(self, node: ir.Node) -> list[Array]:
         trips, condition, *states = self._operands(node)

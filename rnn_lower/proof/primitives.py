@@ -262,12 +262,22 @@ def _integer(call: Call, place: int) -> Array:
 
 def _greatest(call: Call) -> Array:
     """Of all integers of a value."""
-    if len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys():
-        raise OutOfScopeError(f"{call.node.op_type} along some axes")
-    numbers = _integer(call, 0)
+    numbers, keepdims = _integer(call, 0), _keeps_all(call)
     if not numbers.size:
         raise OutOfScopeError(f"{call.node.op_type} of nothing")
-    return np.asarray(np.max(numbers, keepdims=bool(call.attribute("keepdims", 1))))
+    return np.asarray(np.max(numbers, keepdims=keepdims))
+
+
+def _total(call: Call) -> Array:
+    """Of all floats of a value."""
+    return call.field.total(call.real(0), _keeps_all(call))
+
+
+def _keeps_all(call: Call) -> bool:
+    """What keepdims says of a reduction along all axes."""
+    if len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys():
+        raise OutOfScopeError(f"{call.node.op_type} along some axes")
+    return bool(call.attribute("keepdims", 1))
 
 
 def _not(call: Call) -> Array:
@@ -298,6 +308,7 @@ OPERATORS: dict[str, Operator] = {
     "Greater": _binary(lambda field, a, b: field.above_zero(field.subtract(a, b)), np.greater),
     "HardSigmoid": _scalar("hardsigmoid", 0.2, 0.5),
     "Identity": lambda call: call[0],
+    "IsNaN": lambda call: call.field.function("is nan", call.real(0)),
     "LeakyRelu": _scalar("leakyrelu", 0.01),
     "Less": _binary(lambda field, a, b: field.above_zero(field.subtract(b, a)), np.less),
     "Log": lambda call: call.field.function("log", call.real(0)),
@@ -311,6 +322,7 @@ OPERATORS: dict[str, Operator] = {
     "Range": lambda call: np.arange(*(int(_integer(call, place)) for place in range(3))),
     "Reciprocal": lambda call: call.field.inverse(call.real(0)),
     "ReduceMax": _greatest,
+    "ReduceSum": _total,
     "Relu": _scalar("relu"),
     "Reshape": _reshape,
     "Shape": _shape,

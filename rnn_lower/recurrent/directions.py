@@ -15,16 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rnn_lower.emit.constants import filled
 from rnn_lower.emit.masks import Emitter
-from rnn_lower.emit.writer import Habits, Operand, declare
+from rnn_lower.emit.writer import Operand, declare
 from rnn_lower.recurrent.cells import Cell, CellKind, State, Terms, Weights
 from rnn_lower.recurrent.forms import Span, Stream, Track, known_size
-from rnn_lower.recurrent.node import RecurrentNode
-
-SIDE_BY_SIDE = {"LSTM": 128}
-"""Up to this hidden size both directions of one row go side by side. Time over that of two tracks, N = 1, for H = 16,
-32, 64, 128: LSTM 0.71, 0.76, 0.75, 0.90 with one thread and 0.91, 0.84, 0.90, 0.87 with two (256: 1.20). GRU, with two
-products in a row, 0.81 to 0.91 with one thread, but 1.08 to 1.25 with two, which share each product of a batch. RNN,
-whose step is one fused kernel: 1.2 and more. With N = 8 LSTM 0.86 and 1.11 for H = 32 and 64."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +51,6 @@ def masked(step: Step) -> Step:
         return tuple(e.select(mask, new, old) for new, old in zip(new_state, state, strict=True)), terms
 
     return masked_step
-
-
-def go_side_by_side(e: Emitter, node: RecurrentNode, form: str) -> bool:
-    """Whether both directions of this node share a track."""
-    return e.broadcasts and form != "unroll" and may_share(node, e.habits)
-
-
-def may_share(node: RecurrentNode, habits: Habits) -> bool:
-    """Whether both directions of this node are small enough for one Scan or Loop."""
-    return (
-        habits.directions_side_by_side
-        and node.num_directions == 2
-        and node.activations[0] == node.activations[1]
-        and node.static_batch == 1
-        and node.hidden_size <= SIDE_BY_SIDE.get(node.op_type, 0)
-    )
 
 
 def side_by_side(e: Emitter, directions: Sequence[Direction], span: Span) -> Direction:

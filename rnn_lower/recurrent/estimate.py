@@ -8,11 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import ConstantPool
+from rnn_lower.emit.moved import given
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.recurrent.lowering import given, is_full, lower_node
+from rnn_lower.recurrent.lowering import lower_node
 from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.recurrent.ragged import is_full
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,22 +6,22 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 from typing_extensions import Self
 
 from rnn_lower.emit.constants import Constant, ConstantPool, filled
 from rnn_lower.emit.masks import Emitter
-from rnn_lower.emit.moved import known
+from rnn_lower.emit.moved import given
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.outlines import Outline, outline_of
 from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.errors import UntakenError
+from rnn_lower.recurrent.both import end_to_end, may_be_wide, may_share
 from rnn_lower.recurrent.cells import CELLS, GATE_ALONE, Cell, Parts, State, Weights
-from rnn_lower.recurrent.directions import Direction, apart, go_side_by_side, side_by_side
+from rnn_lower.recurrent.directions import Direction, apart, side_by_side
 from rnn_lower.recurrent.forms import Size, Span, Stream, carry
 from rnn_lower.recurrent.node import RecurrentNode, axes_of
-from rnn_lower.recurrent.ragged import Lengths, read_lengths
+from rnn_lower.recurrent.ragged import Lengths, is_whole, read_lengths
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -60,13 +60,18 @@ def lower_node(
         return Lowered(e.nodes, {name: own_value(e, _empty(node, name), name) for name in node.outputs})
     e.search.outlines.update(given_outlines(node))
     sequence = read_sequence(e, node, form)
-    together = go_side_by_side(e, node, form)
+    shared = e.broadcasts and form != "unroll" and may_share(node, habits)
+    wide = shared and sequence.lengths.choice is None and e.has("IsNaN") and may_be_wide(node, habits)
+    beside = shared and not wide
     directions = [
-        direction_of(e, node, sequence, place, parts_of(e, node, place, together, in_line=form == "unroll"))
+        direction_of(e, node, sequence, place, parts_of(e, node, place, beside, in_line=form == "unroll"))
         for place in range(node.num_directions)
     ]
-    tracks = [side_by_side(e, directions, sequence.span)] if together else directions
-    results = [_carried(e, node, form, direction, sequence) for direction in tracks]
+    if wide:
+        results = [end_to_end(e, node, form, directions, sequence.span)]
+    else:
+        tracks = [side_by_side(e, directions, sequence.span)] if beside else directions
+        results = [_carried(e, node, form, direction, sequence) for direction in tracks]
     outputs = outputs_of(e, node, sequence, results)
     return Lowered(e.nodes, {name: own_value(e, value, name) for name, value in outputs.items()})
 
@@ -109,9 +114,7 @@ def read_sequence(e: Emitter, node: RecurrentNode, form: str) -> InputSequence:
         node.hidden_size,
     )
     single = form == "unroll" and node.seq_length == 1
-    lengths, ends = Lengths(), node.inputs.get("sequence_lens")
-    if ends is not None and not is_full(given(ends), node.seq_length):
-        lengths = read_lengths(e, node, given(ends), span, form)
+    lengths = Lengths() if is_whole(node) else read_lengths(e, node, given(node.inputs["sequence_lens"]), span, form)
     if lengths.cut is not None:
         x, span = lengths.cut.steps_of(e, x), lengths.cut.span
     return InputSequence(e.squeeze(x, [0], "X_step") if single else x, span, single, lengths)
@@ -123,13 +126,6 @@ def _batch(e: Emitter, node: RecurrentNode) -> int | str | None:
     if isinstance(batch, str) and batch in (node.seq_length, node.input_size):
         batch = None  # some exporters write "None" for every unknown size
     return e.unique_name("batch") if batch is None and e.habits.name_batch else batch
-
-
-def is_full(lengths: Operand, seq_length: object) -> bool:
-    """Whether sequence_lens is known to say what the shape of X says anyway."""
-    if not isinstance(lengths, Constant) or not isinstance(seq_length, int) or seq_length == 0:
-        return False
-    return bool(np.all(lengths.load() == seq_length))
 
 
 def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]:
@@ -355,8 +351,3 @@ def own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:
     if made.producer() is None:  # known beforehand and moved only: a result must not be an initializer
         raise UntakenError("Identity", "it is not taken, and a result is known beforehand")
     return made
-
-
-def given(value: ir.Value) -> Operand:
-    """The operand behind an input of the node: a constant when its content is known now."""
-    return known(value) or value

@@ -30,13 +30,13 @@ from rnn_lower.recurrent.lowering import (
     read_sequence,
 )
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, is_whole, kind_of
-from rnn_lower.recurrent.wide import wide
+from rnn_lower.recurrent.ragged import is_whole
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, kind_of
+from rnn_lower.recurrent.wide import UNITS, wide
 
-PAYS = {"RNN": Paying(128), "GRU": Paying(128, 4), "LSTM": Paying(96, 2)}
-"""Time over that of loops apart, T = 64, N = 1, one thread. One wide cell of two directions of 8 to 64 units: RNN 0.57
-to 0.86, GRU 0.53 to 0.76, LSTM (of 8 to 32) 0.53 to 0.62. With an axis for them: two LSTM 0.70 to 0.76, four 0.37 to
-0.52; four GRU 0.44 to 0.61, and two 0.83, but 1.29 with two threads, which share each product."""
+PAYS = {"RNN": Paying(UNITS["RNN"]), "GRU": Paying(UNITS["GRU"], 4), "LSTM": Paying(UNITS["LSTM"], 2)}
+"""Time over that of loops apart, T = 64, N = 1, one thread, with an axis for all directions: two LSTM 0.70 to 0.76,
+four 0.37 to 0.52; four GRU 0.44 to 0.61, and two 0.83, but 1.29 with two threads, which share each product."""
 
 
 def fits(one: RecurrentNode, other: RecurrentNode) -> bool:

@@ -26,6 +26,7 @@ import onnx_ir as ir
 
 from rnn_lower.emit.constants import Constant, constant
 from rnn_lower.emit.masks import Emitter
+from rnn_lower.emit.moved import given
 from rnn_lower.emit.writer import Operand, declare
 from rnn_lower.recurrent.forms import Size, Span, Stream, known_size
 from rnn_lower.recurrent.node import RecurrentNode
@@ -127,6 +128,19 @@ class Order:
         H = self.span.hidden_size
         before = e.unsqueeze(e.zeros([self.span.batch_size(), H]) if first is None else first, [0, 1], "before")
         return e.gather(e.reshape(e.concat([before, every], 0, "states"), [-1, H], "rows"), self.end, name)
+
+
+def is_whole(node: RecurrentNode) -> bool:
+    """Whether all sequences are as long as X."""
+    lengths = node.inputs.get("sequence_lens")
+    return lengths is None or is_full(given(lengths), node.seq_length)
+
+
+def is_full(lengths: Operand, seq_length: object) -> bool:
+    """Whether sequence_lens is known to say what the shape of X says anyway."""
+    if not isinstance(lengths, Constant) or not isinstance(seq_length, int) or seq_length == 0:
+        return False
+    return bool(np.all(lengths.load() == seq_length))
 
 
 def read_lengths(e: Emitter, node: RecurrentNode, lengths: Operand, span: Span, form: str) -> Lengths:

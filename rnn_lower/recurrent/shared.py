@@ -14,7 +14,7 @@ from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.versions import TABLE
 from rnn_lower.emit.writer import Habits
-from rnn_lower.recurrent.lowering import ARITHMETIC, given, given_outlines, is_full
+from rnn_lower.recurrent.lowering import ARITHMETIC, given_outlines
 from rnn_lower.recurrent.node import RecurrentNode
 
 MEMBERS = "rnn_lower.together"
@@ -73,12 +73,6 @@ def kind_of(node: RecurrentNode) -> tuple[object, ...]:
     """What has to be the same for one step to serve two nodes."""
     flags = (node.clip, node.linear_before_reset, node.input_forget, "P" in node.inputs, "B" in node.inputs)
     return (node.op_type, node.dtype, node.hidden_size, node.batch_size, node.activations[0], *flags)
-
-
-def is_whole(node: RecurrentNode) -> bool:
-    """Whether all sequences are as long as X."""
-    lengths = node.inputs.get("sequence_lens")
-    return lengths is None or is_full(given(lengths), node.seq_length)
 
 
 def emitter_of(

@@ -42,7 +42,8 @@ from rnn_lower.recurrent.lowering import (
     read_sequence,
 )
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, is_whole, kind_of
+from rnn_lower.recurrent.ragged import is_whole
+from rnn_lower.recurrent.shared import LoweredGroup, Paying, emitter_of, kind_of
 from rnn_lower.recurrent.wide import blocks, by_gates, gate_by_gate, wide_cell, wide_initial
 
 END = int(np.iinfo(np.int32).max)

@@ -21,6 +21,10 @@ from rnn_lower.recurrent.cells import Cell, Weights
 from rnn_lower.recurrent.directions import Direction, by_step, joined_stream
 from rnn_lower.recurrent.forms import Span, Stream
 
+UNITS = {"RNN": 128, "GRU": 128, "LSTM": 96}
+"""Up to so many units in all one wide cell is faster. Time over that of loops apart, T = 64, N = 1, one thread, of two
+directions of 8 to 64 units: RNN 0.57 to 0.86, GRU 0.53 to 0.76, LSTM (of 8 to 32) 0.53 to 0.62."""
+
 
 def blocks(
     e: Emitter, parts: Mapping[tuple[int, int], Operand], count: int, gates: int, hidden_size: int, name: str = "R"

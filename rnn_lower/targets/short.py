@@ -7,9 +7,9 @@ from typing import Any
 
 from rnn_lower.emit.writer import Habits
 from rnn_lower.options import OP_TYPES
-from rnn_lower.recurrent.directions import may_share
+from rnn_lower.recurrent.both import may_share
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.shared import is_whole
+from rnn_lower.recurrent.ragged import is_whole
 
 Row = Mapping[str, Any]
 """steps, and what a node has to be for them: op_types, and any of CONDITIONS, each to hold or not."""
@@ -19,7 +19,7 @@ CONDITIONS: Mapping[str, Callable[[RecurrentNode, Habits], bool]] = {
     "sequence_lens": lambda node, habits: not is_whole(node),
     "initial_states": lambda node, habits: any(name.startswith("initial") for name in node.inputs),
     "known_batch": lambda node, habits: node.static_batch is not None,
-    "side_by_side": may_share,
+    "one_loop": may_share,
 }
 
 

@@ -238,6 +238,28 @@ def test_other_operators_are_out_of_scope():
     assert found.nodes[0].bound == found.bound == 1.0
 
 
+def test_where_floats_decide_both_branches_have_to_be_right():
+    """Both directions are computed again where a NaN comes out."""
+    model, _ = build(Case("GRU", direction="bidirectional", N=1))
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.prove(model, lowered).ok
+    condition = emitted(lowered, "If")
+    for name in ("then_branch", "else_branch"):
+        mutant = onnx.ModelProto()
+        mutant.CopyFrom(lowered)
+        (branch,) = (one.g for one in emitted(mutant, "If").attribute if one.name == name)
+        branch.node[-1].op_type = "Neg"
+        found = rnn_lower.prove(model, mutant).nodes[0]
+        assert (found.verdict, found.reason) == ("out of scope", "If on what floats decide")
+    condition.input[0] = "decided"
+    lowered.graph.node.insert(0, helper.make_node("Greater", ["X", "X"], ["each"]))
+    lowered.graph.node.insert(1, helper.make_node("Gather", ["each", "place"], ["decided"], axis=0))
+    lowered.graph.initializer.append(numpy_helper.from_array(np.array([0]), "place"))
+    for node in lowered.graph.node[:2]:
+        node.metadata_props.extend(condition.metadata_props)
+    assert rnn_lower.prove(model, lowered).nodes[0].reason == "If on what is no truth value"
+
+
 def test_a_limit_of_lengths_beyond_those_compared_is_noticed():
     model, _ = build(Case("RNN", dynamic=True, optional=("sequence_lens",), N=2))
     for limit, verdict in ((40, "not equal"), (4000, "out of scope")):
