@@ -42,8 +42,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         torch.onnx.ONNXProgram, which is lowered in place and returned, or the path of a file, answered by an
         onnx.ModelProto. Any opset from 1 on; nodes in
         subgraphs and functions are lowered too.
-    form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" takes a straight line for one
-        step, else Scan, or Loop below opset 9.
+    form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" takes a straight line of few
+        steps, as many as are faster on the target, else Scan, or Loop below opset 9.
     target: name of a runtime (see rnn_lower.targets) whose limits the result keeps to; with "auto" it gives the form.
     op_types: which of "RNN", "GRU", "LSTM" to lower, one or several.
     select: called with each RecurrentNode, False leaves it.
@@ -57,8 +57,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
         same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
     fuse_stacks: let layers that read each other's output in order, forward, share one Scan or Loop of a few more steps,
-        and nodes of one size that need nothing of each other, or the directions of one, one of as many, where that was
-        measured to be faster. Other nodes may change their order then, and a NaN in one of those that share a loop
+        and nodes of one size that need nothing of each other one of as many, where that was measured to be faster.
+        Other nodes may change their order then, and a NaN or an infinite first state in one of those that share a loop
         reaches the others, of a stack a few steps before its own. `prove` cannot follow that, `check` can.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 

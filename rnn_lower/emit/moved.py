@@ -165,6 +165,6 @@ def _parameters(node: ir.Node) -> Parameters:
     return given
 
 
-def given(value: ir.Value) -> Constant | ir.Value:
+def operand_of(value: ir.Value) -> Constant | ir.Value:
     """A constant when the content of the value is known now, else the value."""
     return known(value) or value

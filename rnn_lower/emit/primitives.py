@@ -226,10 +226,14 @@ class Primitives(OperatorWriter):
         """Whether Reshape takes sizes that are computed at run time."""
         return self.opset >= TABLE["Reshape"].inputs["shape"]
 
-    def zeros(self, dims: Sequence[int | ir.Value], name: str = "zeros") -> Operand:
-        """A block of zeros; before ConstantOfShape, where it is of rows and columns, a row of zeros is tiled."""
+    def zeros(self, dims: Sequence[int | ir.Value], name: str = "zeros", kept: bool = True) -> Operand:
+        """A block of zeros; before ConstantOfShape, where it is of rows and columns, a row of zeros is tiled.
+
+        kept: whether it may lie in the file, where all sizes are known.
+        """
         known = [dim for dim in dims if isinstance(dim, int)]
-        if len(known) == len(dims) and (math.prod(known) <= LARGE or not self.has("ConstantOfShape")):
+        small = kept and math.prod(known) <= LARGE
+        if len(known) == len(dims) and (small or not self.has("ConstantOfShape")):
             return filled(0.0, tuple(known), self.dtype)
         if self.has("ConstantOfShape"):
             zero = ir.tensor(np.zeros(1, self.dtype.numpy()))

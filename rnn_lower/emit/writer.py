@@ -20,7 +20,7 @@ Operand: TypeAlias = "ir.Value | Constant | None"
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-    """What a target runtime wants emitted differently; the defaults suit onnxruntime (rows live in targets/).
+    """What a target runtime wants emitted differently (rows live in targets/).
 
     rules: what the runtime takes; what it does not is said otherwise.
     saturates: operators that overflow although their result no longer changes, with the size from which it does not.
@@ -30,8 +30,8 @@ class Habits:
         faster (LSTM, N = 1, H = 128 and 256) than with weights captured from outside.
     guard_empty_scan: put a Scan of unknown length into an If that leaves it out when there are no steps.
     directions_side_by_side: let both directions of a small node share one Scan or Loop.
-    directions_end_to_end: and those of the smallest do so as one cell, with an If that computes them again where one
-        of them comes to NaN.
+    directions_end_to_end: with that, let the directions of the smallest nodes be one cell, and an If compute them again
+        where one of them comes to NaN.
     product_per_gate: a product for each gate, where the runtime computes it with the sum and the activation.
     stack_terms: stack the terms of the last equation of each step and compute Y of all at once, instead of copying the
         state in each step.

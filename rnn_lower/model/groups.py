@@ -10,12 +10,10 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.emit.moved import MOVES
-from rnn_lower.emit.writer import Habits
 from rnn_lower.model.dims import declared_shapes, free_dims
 from rnn_lower.model.facts import RESHAPES, Facts
 from rnn_lower.model.scopes import said, taken_by
 from rnn_lower.recurrent import parallel, stack
-from rnn_lower.recurrent.both import may_be_wide
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.shared import COUNTS, LoweredGroup
 from rnn_lower.schemas import DEFAULT_DOMAINS
@@ -39,10 +37,6 @@ class Group:
     lower: Callable[..., LoweredGroup]
     why: str
     between: tuple[ir.Node, ...] = ()
-
-    def is_one_anyway(self, habits: Habits) -> bool:
-        """Whether it is the directions of one node, which share a loop without being asked."""
-        return len(self.nodes) == 1 and may_be_wide(self.nodes[0], habits)
 
 
 May = Callable[[RecurrentNode], Hashable]
@@ -176,7 +170,7 @@ def _in_order(node: ir.Node, facts: Facts) -> ir.Value | None:
 
 
 def _parallel(nodes: Sequence[RecurrentNode], stacked: Sequence[Sequence[RecurrentNode]], may: May) -> Iterator[Group]:
-    """Groups of two directions and more. stacked: nodes that share a loop already, so that what one needs all need."""
+    """Groups of two nodes and more. stacked: nodes that share a loop already, so that what one needs all need."""
     keys = {id(node): may(node) for node in nodes if node.outputs}
     candidates = [node for node in nodes if keys.get(id(node)) is not None]
     needs = _needs([*candidates, *itertools.chain.from_iterable(stacked)])
@@ -190,15 +184,14 @@ def _parallel(nodes: Sequence[RecurrentNode], stacked: Sequence[Sequence[Recurre
         else:
             found += [[node]] if parallel.fits(node, node) else []
     for paying in itertools.chain.from_iterable(map(_paying, found)):
-        others = f" with {len(paying) - 1} others alike" if len(paying) > 1 else " of both directions"
-        yield Group(tuple(paying), parallel.lower_parallel, f"one loop{others}")
+        yield Group(tuple(paying), parallel.lower_parallel, f"one loop with {len(paying) - 1} others alike")
 
 
 def _paying(members: Sequence[RecurrentNode]) -> Iterator[Sequence[RecurrentNode]]:
     """All of them, or else the largest parts, that are faster in one loop."""
     pays = parallel.PAYS[members[0].op_type].pays
     while members:
-        most = max((count for count in range(1, len(members) + 1) if pays(members[:count])), default=0)
+        most = max((count for count in range(2, len(members) + 1) if pays(members[:count])), default=0)
         if most:
             yield members[:most]
         members = members[most or 1 :]

@@ -243,7 +243,7 @@ class Session:
             return forms[id(node)] if may_pay(node, *forms[id(node)], self._target.habits) else None
 
         nodes = [place.node for place, _ in planned]
-        found = [group for group in groups(nodes, self._facts, may) if not group.is_one_anyway(self._target.habits)]
+        found = groups(nodes, self._facts, may)
         if not found:
             told = "none are a stack or independent and alike, or it would not be faster"
             hint = size_hint(nodes, self._model, self._options.fold)

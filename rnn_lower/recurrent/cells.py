@@ -146,10 +146,6 @@ def product(e: Emitter, terms: Terms, name: str) -> Operand:
     return e.mul(one, other, name)
 
 
-GATE_ALONE = 128
-"""Up to this hidden size a gate may have a product of its own; two threads that share each of larger ones, of 256 units
-with one row or 128 with eight, take 2 to 5 % longer."""
-
 Parts = tuple[tuple[int, int], ...]
 """Gates that are multiplied together, as (first gate, end gate)."""
 
@@ -161,7 +157,7 @@ class CellKind:
     fewest: the gates of each product, in as few products as the equations allow.  by_activation: a product for each
     activation, which onnxruntime computes in one kernel with the sum and the activation: LSTM 13 % less time at N = 1,
     H = 32, and 1 to 7 % where products are the cost.  by_gate: a product for each gate, so that nothing is split, where
-    that is faster still: GRU 1 to 4 % up to GATE_ALONE, but four products of an LSTM take 1 to 4 % longer than two and
+    that is faster still: GRU 1 to 4 % up to 128 units, but four products of an LSTM take 1 to 4 % longer than two and
     a Split.
     reset_gate: the gate whose recurrent sum r scales, Rb included, when linear_before_reset is set.
     """

@@ -1,10 +1,10 @@
 """The directions of a node: each a track of its own, or both side by side in one.
 
 Each on its own, onnxruntime computes a product with its sum and activation in one kernel, with weights that it packed.
-Side by side, states are [2, batch_size, hidden_size] and one product [2, N, H] x [2, H, G * H] serves both: half as
-many kernel calls, but neither fused nor packed. The direction that walks backwards reads its streams flipped, and what
-it gives is flipped back. Two steps in one body that do not share their kernels gain little (LSTM 8 to 14 % at N = 1)
-and drive each other's weights out of the cache where these are large.
+Side by side, states are [2, batch_size, hidden_size] and one batched product [2, N, H] x [2, H, G * H] serves both:
+half as many kernel calls, but neither fused nor packed. The direction that walks backwards reads its streams flipped,
+and what it gives is flipped back. Two steps in one body that do not share their kernels gain little (LSTM 8 to 14 % at
+N = 1) and drive each other's weights out of the cache where these are large.
 """
 
 from __future__ import annotations
@@ -37,6 +37,20 @@ class Direction:
         if self.masked:
             step = masked(step)
         return Track(self.name, step, kind.last, self.streams, self.initial, states, self.reverse, stacked, self.lead)
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """What one direction came to, or the loop that all share.
+
+    finals: [batch_size, hidden_size] for each state, or [num_directions, batch_size, hidden_size] of all.
+    y: [seq_length, 1 or num_directions, batch_size, hidden_size]; of all, each in the order of its own steps.
+    of_all: whether it is of all directions.
+    """
+
+    finals: State
+    y: Operand
+    of_all: bool = False
 
 
 Step = Callable[[Emitter, Sequence[Operand], State], tuple[State, Terms]]

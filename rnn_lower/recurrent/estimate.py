@@ -8,13 +8,12 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.emit.constants import ConstantPool
-from rnn_lower.emit.moved import given
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.writer import Habits
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.recurrent.lowering import lower_node
 from rnn_lower.recurrent.node import RecurrentNode
-from rnn_lower.recurrent.ragged import is_full
+from rnn_lower.recurrent.ragged import is_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +50,7 @@ def unrolled(node: RecurrentNode, opset: int, habits: Habits) -> Size | None:
 
 def _of_steps(node: RecurrentNode, steps: int) -> RecurrentNode:
     """The same node over fewer steps; lengths that say nothing go, since for fewer steps they would say something."""
-    lengths = node.inputs.get("sequence_lens")
-    says_nothing = lengths is not None and is_full(given(lengths), node.seq_length)
-    inputs = {name: value for name, value in node.inputs.items() if not (says_nothing and name == "sequence_lens")}
+    inputs = {name: value for name, value in node.inputs.items() if name != "sequence_lens" or not is_whole(node)}
     return dataclasses.replace(node, seq_length=steps, inputs=inputs)
 
 

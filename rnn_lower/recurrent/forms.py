@@ -24,6 +24,11 @@ def known_size(size: Size) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def as_operand(size: Size) -> Operand:
+    """As int64 scalar."""
+    return constant(size, ir.DataType.INT64) if isinstance(size, int) else size
+
+
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """What one step reads: values [seq_length, *shape]. single: the time axis (of length 1) is already gone."""
@@ -36,9 +41,10 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Track:
-    """One sequence of steps: `step` maps what it reads at one time and its states to its new states and the terms of
-    the first of them, of which `last` makes it, or of those of all steps what is stacked.
+    """One sequence of steps: `step` maps what it reads at one time and its states to its new states and to the terms
+    of the last equation of the first state.
 
+    last: that equation, for the terms of one step or, stacked, for those of all.
     initial: [*lead, batch_size, hidden_size] per state; None is the zero state.
     reverse: time runs from seq_length - 1 to 0; results still lie at the times they belong to.
     stacked: the places of the states that are wanted of every step.
@@ -69,6 +75,12 @@ class Span:
     batch: int | str | None
     hidden_size: int
     has_steps: bool = False
+
+    @property
+    def certain(self) -> bool:
+        """Whether there is at least one step."""
+        length = self.seq_length()
+        return length > 0 if isinstance(length, int) else self.has_steps
 
     @property
     def static_batch(self) -> int | None:
@@ -103,7 +115,7 @@ def scan(e: Emitter, track: Track, span: Span) -> Result:
     onnxruntime's Scan refuses a sequence without steps, so where that can happen it is not reached.
     """
     length = span.seq_length()
-    if isinstance(length, int) or span.has_steps or not e.habits.guard_empty_scan:
+    if isinstance(length, int) or span.certain or not e.habits.guard_empty_scan:
         return _with_lead(e, track, _scan(e, track, span))
     some = e.op("Less", constant(0, ir.DataType.INT64), length, name="has_steps")
     if None in track.initial:
@@ -154,7 +166,7 @@ def loop(e: Emitter, track: Track, span: Span) -> Result:
     results = e.op_multi(
         "Loop",
         [
-            constant(length, ir.DataType.INT64) if isinstance(length, int) else length,
+            as_operand(length),
             constant(True, ir.DataType.BOOL),
             *span.states(e, track),
         ],
@@ -252,7 +264,8 @@ def _run(
 ) -> list[ir.Value]:
     """The step inside a body: its new states and, when wanted, what is stacked of it.
 
-    A value must not be two outputs of one graph, hence an Identity where the terms of the first state are not stacked.
+    A value must not be two outputs of one graph, hence an Identity for every state that is stacked, but where the terms
+    of the first one are.
     """
     new_states, terms = track.step(inside, steps, tuple(states))
     outputs = [state for state in new_states if isinstance(state, ir.Value)]

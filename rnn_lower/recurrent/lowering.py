@@ -11,17 +11,17 @@ from typing_extensions import Self
 
 from rnn_lower.emit.constants import Constant, ConstantPool, filled
 from rnn_lower.emit.masks import Emitter
-from rnn_lower.emit.moved import given
+from rnn_lower.emit.moved import operand_of
 from rnn_lower.emit.names import Names
 from rnn_lower.emit.outlines import Outline, outline_of
 from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.errors import UntakenError
-from rnn_lower.recurrent.both import end_to_end, may_be_wide, may_share
-from rnn_lower.recurrent.cells import CELLS, GATE_ALONE, Cell, Parts, State, Weights
-from rnn_lower.recurrent.directions import Direction, apart, side_by_side
+from rnn_lower.recurrent.both import END_TO_END, SIDE_BY_SIDE, end_to_end, way_of
+from rnn_lower.recurrent.cells import CELLS, Cell, Parts, Weights
+from rnn_lower.recurrent.directions import Carried, Direction, apart, side_by_side
 from rnn_lower.recurrent.forms import Size, Span, Stream, carry
 from rnn_lower.recurrent.node import RecurrentNode, axes_of
-from rnn_lower.recurrent.ragged import Lengths, is_whole, read_lengths
+from rnn_lower.recurrent.ragged import Lengths, Once, Order, is_whole, read_lengths
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -60,17 +60,15 @@ def lower_node(
         return Lowered(e.nodes, {name: own_value(e, _empty(node, name), name) for name in node.outputs})
     e.search.outlines.update(given_outlines(node))
     sequence = read_sequence(e, node, form)
-    shared = e.broadcasts and form != "unroll" and may_share(node, habits)
-    wide = shared and sequence.lengths.choice is None and e.has("IsNaN") and may_be_wide(node, habits)
-    beside = shared and not wide
+    way = None if form == "unroll" else way_of(node, opset, habits, masked=sequence.lengths.choice is not None)
     directions = [
-        direction_of(e, node, sequence, place, parts_of(e, node, place, beside, in_line=form == "unroll"))
+        direction_of(e, node, sequence, place, parts_of(e, node, place, way == SIDE_BY_SIDE, in_line=form == "unroll"))
         for place in range(node.num_directions)
     ]
-    if wide:
+    if way == END_TO_END:
         results = [end_to_end(e, node, form, directions, sequence.span)]
     else:
-        tracks = [side_by_side(e, directions, sequence.span)] if beside else directions
+        tracks = [side_by_side(e, directions, sequence.span)] if way == SIDE_BY_SIDE else directions
         results = [_carried(e, node, form, direction, sequence) for direction in tracks]
     outputs = outputs_of(e, node, sequence, results)
     return Lowered(e.nodes, {name: own_value(e, value, name) for name, value in outputs.items()})
@@ -104,7 +102,7 @@ class InputSequence:
 
 def read_sequence(e: Emitter, node: RecurrentNode, form: str) -> InputSequence:
     # Casts stand outside of transpositions: onnxruntime 1.31 crashes on some float16 graphs that do it inside.
-    x = e.cast(given(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
+    x = e.cast(operand_of(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
     if node.layout:
         x = e.transpose(x, [1, 0, 2], "X_time_major")
     span = Span(
@@ -114,7 +112,7 @@ def read_sequence(e: Emitter, node: RecurrentNode, form: str) -> InputSequence:
         node.hidden_size,
     )
     single = form == "unroll" and node.seq_length == 1
-    lengths = Lengths() if is_whole(node) else read_lengths(e, node, given(node.inputs["sequence_lens"]), span, form)
+    lengths = Lengths() if is_whole(node) else read_lengths(e, node, span, form)
     if lengths.cut is not None:
         x, span = lengths.cut.steps_of(e, x), lengths.cut.span
     return InputSequence(e.squeeze(x, [0], "X_step") if single else x, span, single, lengths)
@@ -141,11 +139,8 @@ def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direc
     name = "reverse" if reverse else "forward"
     with e.scope(name):
         parameters = Parameters.read(e, node, direction)
-        x = sequence.x
-        if reverse and lengths.order is not None:
-            columns = node.input_size if isinstance(node.input_size, int) else e.dim(x, 2, "input_size")
-            x, reverse = lengths.order.reordered(e, x, columns, "X_by_step"), False
-        streams = _project(e, node, parts, dataclasses.replace(sequence, x=x), parameters)
+        order = lengths.order if reverse else None
+        streams = _project(e, node, parts, sequence, parameters, order)
         initial = tuple(
             initial_state(e, node, f"initial_{state}", direction, lengths.nonempty) for state in node.operator.states
         )
@@ -157,7 +152,12 @@ def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direc
         declare(stream.values, stream.dtype, [*time, batch, stream.shape[-1]])
     for state in initial:
         declare(state, e.dtype, [batch, node.hidden_size])
-    return Direction(name, reverse, cell, streams, initial, lengths.choice is not None)
+    return Direction(name, reverse and order is None, cell, streams, initial, lengths.choice is not None)
+
+
+GATE_ALONE = 128
+"""Up to this hidden size a gate may have a product of its own. Two threads that share each of larger ones take longer:
+2 to 5 % of 256 units with one row."""
 
 
 def parts_of(e: Emitter, node: RecurrentNode, direction: int, together: bool, in_line: bool = False) -> Parts:
@@ -169,7 +169,7 @@ def parts_of(e: Emitter, node: RecurrentNode, direction: int, together: bool, in
     kind, first_two = CELLS[node.op_type], node.activations[direction][:2]
     if together or len(set(first_two)) == 1 or "P" in node.inputs:
         return kind.fewest
-    small = node.hidden_size <= GATE_ALONE and not in_line and isinstance(given(node.inputs["R"]), Constant)
+    small = node.hidden_size <= GATE_ALONE and not in_line and isinstance(operand_of(node.inputs["R"]), Constant)
     return kind.by_gate if kind.by_gate and small and e.habits.product_per_gate else kind.by_activation
 
 
@@ -185,10 +185,10 @@ def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, s
         of_step = dict(zip(stacked, every, strict=True))
         if order is not None:
             finals = tuple(
-                order.last(e, direction.initial[k], of_step[k], f"last_{name}") if k in ends else None
+                sequence.lengths.last(e, direction.initial[k], of_step[k], f"last_{name}") if k in ends else None
                 for k, name in enumerate(states)
             )
-    return direction, (finals, of_step.get(0))
+    return Carried(finals, of_step.get(0), bool(direction.lead))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Parameters:
         def of_direction(name: str) -> Operand:
             if name not in node.inputs:
                 return None
-            picked = e.pick(given(node.inputs[name]), direction, 0, node.num_directions, name)
+            picked = e.pick(operand_of(node.inputs[name]), direction, 0, node.num_directions, name)
             if isinstance(picked, ir.Value):
                 picked.type, picked.shape = ir.TensorType(node.dtype), ir.Shape(sizes[name])
             return picked
@@ -242,15 +242,22 @@ class Parameters:
 
 
 def _project(
-    e: Emitter, node: RecurrentNode, parts: Parts, sequence: InputSequence, parameters: Parameters
+    e: Emitter, node: RecurrentNode, parts: Parts, sequence: InputSequence, parameters: Parameters, order: Order | None
 ) -> list[Stream]:
-    """Xt*(W^T) + Wb + Rb of all steps, in the parts that the cell takes."""
-    streams = []
+    """Xt*(W^T) + Wb + Rb of all steps, in the parts that the cell takes and, if there is one, in this order.
+
+    X is put in order where its rows are known not to be empty, since they are mostly shorter than what is projected.
+    """
+    streams, x, columns = [], sequence.x, node.input_size
+    if order is not None and isinstance(columns, int) and columns > 0:
+        x, order = order.reordered(e, x, columns, "X_by_step"), None
     for first, end in parts:
-        product = e.matmul(sequence.x, parameters.matrix(e, "W", first, end), "X_W")
-        bias = input_bias(e, node, parameters, first, end)
-        shape = (sequence.span.static_batch, (end - first) * node.hidden_size)
-        streams.append(Stream(e.add(product, bias, "projected"), e.dtype, shape, sequence.single))
+        product = e.matmul(x, parameters.matrix(e, "W", first, end), "X_W")
+        projected = e.add(product, input_bias(e, node, parameters, first, end), "projected")
+        width = (end - first) * node.hidden_size
+        if order is not None:
+            projected = order.reordered(e, projected, width, "by_step")
+        streams.append(Stream(projected, e.dtype, (sequence.span.static_batch, width), sequence.single))
     return streams
 
 
@@ -275,20 +282,16 @@ def cell_of(e: Emitter, node: RecurrentNode, direction: int, parts: Parts, param
     return Cell(H, node.activations[direction], node.clip, weights, *flags)
 
 
-def initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Operand) -> Operand:
+def initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Once | None) -> Operand:
     if name not in node.inputs:
         return None
-    state = e.pick(given(node.inputs[name]), direction, node.layout, node.num_directions, name)
+    state = e.pick(operand_of(node.inputs[name]), direction, node.layout, node.num_directions, name)
     state = e.cast(state, node.dtype, e.dtype, f"{name}_cast")
     # A sequence of length 0 ends in zeros: its initial state is dropped.
-    return state if nonempty is None else e.select(nonempty, state, None, f"{name}_valid")
+    return state if nonempty is None else e.select(nonempty(), state, None, f"{name}_valid")
 
 
 # -- the outputs -----------------------------------------------------------------------------------------------------
-
-
-Carried = tuple[Direction, tuple[State, Operand]]
-"""What a direction, or the track that all share, came to: final states, and Y as [seq_length, lead, batch_size, H]."""
 
 
 def outputs_of(
@@ -323,8 +326,8 @@ def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, result
         return e.unsqueeze(_final(e, results, 0, "Y_step"), [0], "Y")
     parts: list[Operand] = []
     order = sequence.lengths.order
-    for direction, (_, y) in results:
-        parts += apart(e, y, node.directions, sequence.span) if direction.lead else [y]
+    for one in results:
+        parts += apart(e, one.y, node.directions, sequence.span) if one.of_all else [one.y]
     if order is not None:
         parts = [
             order.back_in_order(e, part) if backwards else part
@@ -337,8 +340,7 @@ def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, result
 def _final(e: Emitter, results: Sequence[Carried], state: int, name: str) -> Operand:
     """A final state [num_directions, batch_size, hidden_size]."""
     parts = [
-        finals[state] if direction.lead else e.unsqueeze(finals[state], [0], f"{name}_direction")
-        for direction, (finals, _) in results
+        one.finals[state] if one.of_all else e.unsqueeze(one.finals[state], [0], f"{name}_direction") for one in results
     ]
     return e.concat(parts, 0, name)
 

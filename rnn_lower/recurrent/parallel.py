@@ -1,4 +1,4 @@
-"""Nodes that read nothing of each other, in one loop instead of one each: as both directions of one node may go.
+"""Nodes that read nothing of each other, in one loop instead of one each.
 
     for step in range(seq_length):                               # each node, each direction, in the order of its steps
         h, c = step_of_the_cell(X_1[step] * W_1, X_2[step] * W_2 ..., h, c)
@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from rnn_lower.emit.constants import ConstantPool
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.names import Names
-from rnn_lower.emit.writer import Habits, Operand
+from rnn_lower.emit.writer import Habits
 from rnn_lower.recurrent.cells import CELLS, State
-from rnn_lower.recurrent.directions import Direction, side_by_side
+from rnn_lower.recurrent.directions import Carried, Direction, side_by_side
 from rnn_lower.recurrent.forms import Span, carry
 from rnn_lower.recurrent.lowering import (
-    Carried,
     InputSequence,
     direction_of,
     outputs_of,
@@ -71,9 +70,9 @@ def lower_parallel(
             tracks += [direction_of(e, node, sequences[-1], d, parts) for d in range(node.num_directions)]
     span, stacked = sequences[0].span, (0,) if any("Y" in node.outputs for node in nodes) else ()
 
-    def carried(direction: Direction, span: Span) -> tuple[State, Operand]:
+    def carried(direction: Direction, span: Span) -> Carried:
         finals, every = carry(form, e, direction.track(kind, first.operator.states, stacked), span)
-        return finals, every[0] if every else None
+        return Carried(finals, every[0] if every else None)
 
     results = (_end_to_end if as_one else _side_by_side)(e, nodes, tracks, span, carried)
     outputs = [
@@ -83,25 +82,24 @@ def lower_parallel(
     return LoweredGroup(e.nodes, outputs)
 
 
-Carry = Callable[[Direction, Span], tuple[State, Operand]]
+Carry = Callable[[Direction, Span], Carried]
 Results = list[list[Carried]]
-"""Of each node, what its directions, or the track that they share, came to."""
+"""Of each node, what its directions, or the loop that they share, came to."""
 
 
 def _end_to_end(
     e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
 ) -> Results:
-    finals, y = carried(*wide(e, tracks, span))
-    sizes = [span.hidden_size] * len(tracks)
-    ys = [None] * len(tracks) if y is None else e.split(y, 3, sizes, ["Y_by_step"] * len(tracks))
-    each = zip(tracks, _ends(e, nodes, 1, sizes, finals), ys, strict=True)
+    one, sizes = carried(*wide(e, tracks, span)), [span.hidden_size] * len(tracks)
+    ys = [None] * len(tracks) if one.y is None else e.split(one.y, 3, sizes, ["Y_by_step"] * len(tracks))
+    each = zip(tracks, _ends(e, nodes, 1, sizes, one.finals), ys, strict=True)
     found: Results = []
     for node in nodes:
         own = itertools.islice(each, node.num_directions)
         flips = "Y" in node.outputs
         found.append([
-            (track, (end, e.flip(of_track, span.seq_length(), "Y_in_order") if flips and track.reverse else of_track))
-            for track, end, of_track in own
+            Carried(end, e.flip(y, span.seq_length(), "Y_in_order") if flips and track.reverse else y)
+            for track, end, y in own
         ])  # fmt: skip
     return found
 
@@ -109,11 +107,9 @@ def _end_to_end(
 def _side_by_side(
     e: Emitter, nodes: Sequence[RecurrentNode], tracks: Sequence[Direction], span: Span, carried: Carry
 ) -> Results:
-    together = side_by_side(e, tracks, span)
-    finals, y = carried(together, span)
-    sizes = [node.num_directions for node in nodes]
-    ys = [None] * len(nodes) if y is None else e.split(y, 1, sizes, ["Y"] * len(nodes))
-    return [[(together, (end, own))] for end, own in zip(_ends(e, nodes, 0, sizes, finals), ys, strict=True)]
+    one, sizes = carried(side_by_side(e, tracks, span), span), [node.num_directions for node in nodes]
+    ys = [None] * len(nodes) if one.y is None else e.split(one.y, 1, sizes, ["Y"] * len(nodes))
+    return [[Carried(end, y, of_all=True)] for end, y in zip(_ends(e, nodes, 0, sizes, one.finals), ys, strict=True)]
 
 
 def _ends(e: Emitter, nodes: Sequence[RecurrentNode], axis: int, sizes: Sequence[int], finals: State) -> list[State]:

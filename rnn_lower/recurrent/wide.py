@@ -1,4 +1,4 @@
-"""Several cells as one wide one: their states lie end to end, and what each multiplies stands in its own block.
+"""Several cells as one wide one: states lie end to end, and weights are block-diagonal, a block for each cell.
 
     [h_1 h_2] * [R_1  0 ]  =  [h_1 * R_1   h_2 * R_2]
                 [ 0  R_2]
@@ -6,7 +6,7 @@
 A step then costs what one of a larger hidden size does: one product, fused with its sum and activation, of weights that
 are packed, where a batch of products is neither. The zeros are multiplied too, so this is for small cells; and since
 0 * NaN is NaN, a NaN in a state of one reaches the others. An infinite state would do so as well, so activations have
-to be bounded.
+to be bounded; a first state that is infinite does so.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def wide_initial(e: Emitter, states: Sequence[Sequence[Operand]], shape: tuple[i
 
 
 def wide(e: Emitter, directions: Sequence[Direction], span: Span) -> tuple[Direction, Span]:
-    """One direction that holds all, each in the order of its own steps; the batch size is known."""
+    """One direction that holds all, each in the order of its own steps, with states [batch_size, count * hidden_size].
+
+    None is masked; the batch size is known.
+    """
     first, count, H, batch = directions[0], len(directions), span.hidden_size, span.static_batch or 0
     cells = [direction.cell for direction in directions]
     with e.scope("wide"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from rnn_lower.emit.writer import Habits
 from rnn_lower.options import OP_TYPES
-from rnn_lower.recurrent.both import may_share
+from rnn_lower.recurrent.both import way_of
 from rnn_lower.recurrent.node import RecurrentNode
 from rnn_lower.recurrent.ragged import is_whole
 
@@ -15,11 +15,11 @@ Row = Mapping[str, Any]
 """steps, and what a node has to be for them: op_types, and any of CONDITIONS, each to hold or not."""
 
 
-CONDITIONS: Mapping[str, Callable[[RecurrentNode, Habits], bool]] = {
-    "sequence_lens": lambda node, habits: not is_whole(node),
-    "initial_states": lambda node, habits: any(name.startswith("initial") for name in node.inputs),
-    "known_batch": lambda node, habits: node.static_batch is not None,
-    "one_loop": may_share,
+CONDITIONS: Mapping[str, Callable[[RecurrentNode, int, Habits], bool]] = {
+    "sequence_lens": lambda node, opset, habits: not is_whole(node),
+    "initial_states": lambda node, opset, habits: any(name.startswith("initial") for name in node.inputs),
+    "known_batch": lambda node, opset, habits: node.static_batch is not None,
+    "one_loop": lambda node, opset, habits: way_of(node, opset, habits) is not None,
 }
 
 
@@ -38,11 +38,12 @@ def _is_row(value: Any) -> bool:
     return known and all(isinstance(flag, bool) for flag in flags.values())
 
 
-def steps_for(node: RecurrentNode, rows: Sequence[Row], habits: Habits, otherwise: int) -> int:
-    return next((row["steps"] for row in rows if _fits(row, node, habits)), otherwise)
+def steps_for(node: RecurrentNode, opset: int, habits: Habits, rows: Sequence[Row], otherwise: int) -> int:
+    """Up to how many steps, where no row fits `otherwise`."""
+    return next((row["steps"] for row in rows if _fits(row, node, opset, habits)), otherwise)
 
 
-def _fits(row: Row, node: RecurrentNode, habits: Habits) -> bool:
+def _fits(row: Row, node: RecurrentNode, opset: int, habits: Habits) -> bool:
     return node.op_type in row.get("op_types", OP_TYPES) and all(
-        CONDITIONS[name](node, habits) == row[name] for name in CONDITIONS if name in row
+        holds(node, opset, habits) == row[name] for name, holds in CONDITIONS.items() if name in row
     )

@@ -96,8 +96,8 @@ class Target:
         yield self.name, self.summary
         yield self.status, self.source
         yield "forms", ", ".join(self.forms)
-        if "unroll" in self.forms and self.unroll_up_to > 1:
-            numbers = sorted({self.unroll_up_to, *(row["steps"] for row in self.unroll)})
+        numbers = sorted({self.unroll_up_to, *(row["steps"] for row in self.unroll)})
+        if "unroll" in self.forms and max(numbers) > 1:
             several = ", by what a node has" if len(numbers) > 1 else ""
             few = f"up to {' or '.join(map(str, numbers))} steps{several}"
             yield "unrolled", "always" if self.forms == ("unroll",) else few
@@ -130,7 +130,7 @@ class Target:
     def choose(self, node: RecurrentNode, opset: int) -> str:
         """The form for a node that nobody asked a form for."""
         length = node.static_length
-        few = steps_for(node, self.unroll, self.habits, self.unroll_up_to)
+        few = steps_for(node, opset, self.habits, self.unroll, self.unroll_up_to)
         if "unroll" in self.forms and length is not None and length <= few:
             return "unroll"
         return next(iter(self.forms_for(node, opset)), "loop")

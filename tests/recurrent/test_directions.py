@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import onnx
 import pytest
 from judge import close, expected, loops, lowered, run_onnxruntime
 from onenode import OPTIONAL, OUTPUTS, Case, build
+from onnx import numpy_helper
+from paths import ROOT
 
 import rnn_lower
-from rnn_lower.recurrent.both import KEEP_NAN, SIDE_BY_SIDE
+from rnn_lower.recurrent.both import KEEP_NAN, NEEDED, SIDE_BY_SIDE_UP_TO
 from rnn_lower.recurrent.wide import UNITS
 
 SHARED = ("LSTM", "GRU", "RNN")
@@ -31,7 +34,7 @@ def variants(op: str) -> list[dict]:
 def way(request, monkeypatch):
     """All may go side by side; that some are left apart, or go end to end, is a matter of speed."""
     for op in SHARED:
-        monkeypatch.setitem(SIDE_BY_SIDE, op, 128)
+        monkeypatch.setitem(SIDE_BY_SIDE_UP_TO, op, 128)
         if request.param == WAYS[0]:
             monkeypatch.setitem(UNITS, op, 0)
     return request.param
@@ -125,11 +128,12 @@ SPOILS = {"nan": np.nan, "inf": np.inf, "minus inf": -np.inf, "overflow": 3e38}
 
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("length", [1, 2, 5, None])
+@pytest.mark.parametrize("dtype", ["float", "double"])
 @pytest.mark.parametrize("op", SHARED)
-def test_what_is_spoilt_is_what_loops_of_their_own_spoil(op, length, spoil):
+def test_what_is_spoilt_is_what_loops_of_their_own_spoil(op, dtype, length, spoil):
     """Whatever X or a first state holds, and wherever; with and without lengths, and of a length that is not known."""
     optional = OPTIONAL[op] if length else tuple(name for name in OPTIONAL[op] if name != "sequence_lens")
-    model, feeds = build(SMALL.replace(op=op, T=5, H=4, optional=optional, weights="initializer"))
+    model, feeds = build(SMALL.replace(op=op, T=5, H=4, optional=optional, dtype=dtype))
     if length is None:
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "T"
     else:
@@ -145,23 +149,60 @@ def test_what_is_spoilt_is_what_loops_of_their_own_spoil(op, length, spoil):
         close(run_onnxruntime(together, given), run_onnxruntime(own, given))
 
 
+@pytest.mark.parametrize("spoil", ["nan", "inf", "minus inf"])
+@pytest.mark.parametrize("op", SHARED)
+def test_weights_that_are_spoilt_spoil_what_they_do_in_loops_of_their_own(op, spoil):
+    optional = tuple(name for name in OPTIONAL[op] if name != "sequence_lens")
+    model, feeds = build(SMALL.replace(op=op, T=4, optional=optional))
+    for tensor in model.graph.initializer:
+        weights = numpy_helper.to_array(tensor).copy()
+        if weights.dtype != np.float32:
+            continue
+        weights[1].flat[0] = SPOILS[spoil]
+        mutant = onnx.ModelProto()
+        mutant.CopyFrom(model)
+        (place,) = (place for place, one in enumerate(mutant.graph.initializer) if one.name == tensor.name)
+        mutant.graph.initializer[place].CopyFrom(numpy_helper.from_array(weights, tensor.name))
+        together, own = (rnn_lower.lower(mutant, form="scan", **given) for given in ({}, {"target": "openvino"}))
+        assert any(node.op_type == "IsNaN" for node in together.graph.node)
+        close(run_onnxruntime(together, feeds), run_onnxruntime(own, feeds))
+
+
 @pytest.mark.parametrize(
     "apart",
     [
         {"N": 2},
         {"dynamic": True},
-        {"H": SIDE_BY_SIDE["LSTM"] + 1},
+        {"H": SIDE_BY_SIDE_UP_TO["LSTM"] + 1},
         {"activations": ("Sigmoid", "Tanh", "Tanh", "Sigmoid", "Relu", "Tanh")},
         {"op": "RNN", "H": UNITS["RNN"] // 2 + 1},
         {"op": "GRU", "clip": 0.3},
         {"op": "GRU", "activations": ("HardSigmoid", "Tanh") * 2},
+        {"op": "GRU", "weights": "input"},
+        {"op": "RNN", "weights": "computed"},
+        {"op": "RNN", "opset": 8},
+        {"op": "GRU", "opset": 7, "optional": ("sequence_lens",)},
     ],
-    ids=["two rows", "unknown batch", "large", "other activations", "large RNN", "GRU with clip", "GRU, HardSigmoid"],
+    ids=str,
 )
 def test_directions_that_have_loops_of_their_own(apart):
-    model, feeds = lowered(SMALL.replace(**apart), "scan")
-    assert loops(model) == 2
-    close(run_onnxruntime(model, feeds), expected(SMALL.replace(**apart)))
+    case = SMALL.replace(**apart)
+    for form in FORMS if case.opset >= 9 else ("loop",):
+        model, feeds = lowered(case, form)
+        assert loops(model) == 2
+        assert not any(node.op_type == "IsNaN" for node in model.graph.node)
+        close(run_onnxruntime(model, feeds), expected(case))
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+@pytest.mark.parametrize("op", SHARED)
+def test_where_nan_cannot_be_seen(op, missing, tmp_path):
+    text = (ROOT / "rnn_lower" / "targets" / "onnxruntime.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(f'avoid = ["{missing}"]\n{text}', encoding="utf-8")
+    case = SMALL.replace(op=op, optional=("sequence_lens",))
+    model, feeds = lowered(case, "scan", target=str(tmp_path / "mine.toml"))
+    assert loops(model) == (1 if op == "LSTM" else 2)
+    close(run_onnxruntime(model, feeds), expected(case))
 
 
 def test_only_onnxruntime_gets_shared_loops():

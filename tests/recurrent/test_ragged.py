@@ -11,6 +11,7 @@ from habits import with_habits
 from judge import close, every_node, expected, lowered, run_onnxruntime
 from onenode import OPTIONAL, OUTPUTS, Case, build
 from onnx import numpy_helper
+from paths import ROOT
 
 import rnn_lower
 from rnn_lower.recurrent.wide import UNITS
@@ -34,6 +35,8 @@ def cases(op: str) -> list[Case]:
     extra = {"LSTM": {"input_forget": 1}, "GRU": {"lbr": 1}, "RNN": {"clip": 0.4}}[op]
     variants = [
         {},
+        {"T": 1, "lengths": (0, 1, 0)},
+        {"T": 1, "lengths": (0, 1, 0), "lengths_as": "initializer"},
         extra,
         {"dtype": "float16"},
         {"layout": 1},
@@ -80,7 +83,7 @@ def test_any_of_the_outputs_may_be_wanted(op, form):
 def test_no_step_chooses(op, form):
     for case in cases(op):
         model, _ = lowered(case, form)
-        assert bodies(model) or (case.lengths and case.N == 1)  # of no steps, as is known
+        assert bodies(model)
         assert not [node for body in bodies(model) for node in body.node if node.op_type == "Where"]
 
 
@@ -98,6 +101,18 @@ def test_lengths_beyond_the_limits_are_the_limits(direction, dynamic, N, form):
             found.append(run_onnxruntime(model, feeds))
         for one, two in zip(*found, strict=True):
             np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_known_lengths_beyond_the_limits_are_the_limits(op, N, T, form):
+    for direction, lengths, within in itertools.product(DIRECTIONS, ((-2, 9, 0), (0, -1, -1)), (True, False)):
+        limits = tuple(min(max(length, 0), T) for length in lengths)
+        case = Case(op, T=T, N=N, direction=direction, optional=OPTIONAL[op], lengths_as="initializer")
+        model, feeds = lowered(case.replace(lengths=limits if within else lengths), form)
+        close(run_onnxruntime(model, feeds), expected(case.replace(lengths=limits)))
 
 
 @pytest.mark.parametrize("form", LOOPS)
@@ -122,6 +137,70 @@ def test_other_lengths_of_one_model(op, N, form):
     model, _ = lowered(case, form)
     for T, rows in ((0, N), (1, N), (3, 1), (7, 4)):
         close(run_onnxruntime(model, build(case.replace(T=T, N=rows))[1]), expected(case.replace(T=T, N=rows)))
+
+
+@pytest.mark.parametrize("sizes", [{"X[0]": 5}, {"X[1]": 3}, {}], ids=["T known", "N known", "none known"])
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_some_sizes_are_known(op, form, sizes):
+    case = Case(op, T=5, N=3, direction="bidirectional", dynamic=True, optional=OPTIONAL[op])
+    model, feeds = lowered(case, form, dims=sizes)
+    close(run_onnxruntime(model, feeds), expected(case))
+    feeds["sequence_lens"] = np.array([0, -1, 3], np.int32)
+    close(run_onnxruntime(model, feeds), expected(case.replace(lengths=(0, 0, 3))))
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_without_features(direction, N, form):
+    """X has no columns, so what is left are biases and states; and as many as anybody likes."""
+    for columns in (0, 2):
+        case = Case("GRU", T=4, N=N, I=columns, direction=direction, optional=OPTIONAL["GRU"], weights="input")
+        model, feeds = build(case)
+        if columns:
+            for value in (value for value in model.graph.input if value.name in "XW"):
+                value.type.tensor_type.shape.dim[2].dim_param = "features"
+        close(run_onnxruntime(rnn_lower.lower(model, form=form), feeds), expected(case))
+
+
+@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_a_sequence_that_is_known_to_be_empty_has_no_loop(op, N):
+    case = Case(op, T=0, N=N, direction="bidirectional", optional=OPTIONAL[op])
+    for form in LOOPS:
+        model, _ = lowered(case, form)
+        assert bodies(model) == []
+        assert not any(node.op_type in ("If", "ReduceMax") for node in model.graph.node)
+
+
+def test_zeros_are_not_kept_in_the_file():
+    model, _ = build(Case("LSTM", T=4096, N=8, H=16, optional=("sequence_lens",), lengths_as="initializer"))
+    assert rnn_lower.lower(model, form="scan").ByteSize() < model.ByteSize() + 200_000
+
+
+@pytest.mark.parametrize("missing", ["ConstantOfShape", "ReduceMax", "If"])
+def test_where_an_operator_is_missing(missing, tmp_path):
+    text = (ROOT / "rnn_lower" / "targets" / "onnxruntime.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(f'avoid = ["{missing}"]\n{text}', encoding="utf-8")
+    for N in (1, 3):
+        case = Case("LSTM", T=5, N=N, direction="bidirectional", optional=OPTIONAL["LSTM"])
+        model, feeds = lowered(case, "scan", target=str(tmp_path / "mine.toml"))
+        assert not any(node.op_type == missing for node in every_node(model))
+        close(run_onnxruntime(model, feeds), expected(case))
+
+
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_nothing_is_emitted_that_nobody_reads(op, form):
+    for case in cases(op):
+        for outputs in ((), ("Y",), ("Y_h",)):
+            model, _ = lowered(case.replace(outputs=outputs or case.outputs), form)
+            nodes = every_node(model)
+            bodies_of = [attribute.g for node in nodes for attribute in node.attribute if attribute.HasField("g")]
+            read = {name for node in nodes for name in node.input}
+            read |= {value.name for graph in (model.graph, *bodies_of) for value in graph.output}
+            assert [node.name for node in nodes if not read & set(node.output)] == [], case
 
 
 @pytest.mark.parametrize("lengths_as", ["input", "initializer"])
@@ -151,13 +230,12 @@ def test_it_is_proved(op, N):
 @pytest.mark.parametrize("N", [1, 3])
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
 def test_integers_that_are_off_by_one_are_no_proof(direction, N):
-    """Each constant of the arithmetic with lengths: limits, last times, places."""
+    """Each constant: limits, last times, places, axes."""
     model, _ = build(Case("RNN", T=5, N=N, direction=direction, optional=("sequence_lens", "initial_h")))
     result = rnn_lower.lower(model, form="scan")
     seen = 0
     for place, tensor in enumerate(result.graph.initializer):
-        used = {node.op_type for node in result.graph.node if tensor.name in node.input}
-        if tensor.data_type not in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) or not used & {"Sub", "Mul", "Add"}:
+        if tensor.data_type not in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
             continue
         mutant = onnx.ModelProto()
         mutant.CopyFrom(result)
