@@ -61,6 +61,8 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("unroll = [{ steps = 3, colour = true }]", "unroll is [{'steps': 3, 'colour': True}]; it must be a list"),
         ("unroll = [{ steps = 3, known_batch = 1 }]", "unroll is [{'steps': 3, 'known_batch': 1}]; it must be a list"),
         ('unroll = [{ steps = 3, op_types = ["Conv"] }]', "unroll is [{'steps': 3, 'op_types': ['Conv']}]; it must be"),
+        ("unroll = [{ steps = 3, op_types = [] }]", "unroll is [{'steps': 3, 'op_types': []}]; it must be a list"),
+        ('"\\u001bcolour" = 3', "unknown key '\\x1bcolour'; known are"),
         ('avoid = ["Matmul"]', "avoid is ['Matmul']; it must be a list of names of ONNX operators"),
         ('takes = "MatMul"', "takes is 'MatMul'; it must be a list of names of ONNX operators"),
         ("rank = 0", "rank is 0; it must be the highest rank"),

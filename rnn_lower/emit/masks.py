@@ -79,8 +79,10 @@ class Emitter(Primitives):
         if self.compares or isinstance(condition, Constant):
             numbers = self.cast(condition, ir.DataType.BOOL, self.dtype, f"{name}_numbers")
         column = self.unsqueeze(numbers, [rank], name)
-        if self._masks_broadcast or isinstance(column, Constant):
+        if self._masks_broadcast:
             return column
+        if isinstance(column, Constant):
+            return fold(("widened", columns), lambda held: np.repeat(held, columns, -1), column, name=name)
         return self.op("MatMul", column, filled(1.0, (1, columns), self.dtype), name=name)
 
     def select(self, mask: Operand, a: Operand, b: Operand, name: str = "selected") -> Operand:

@@ -306,9 +306,13 @@ def _raise_ir_version(model: ir.Model, opset: int) -> None:
     Before IR version 4 every initializer had to be listed as an input too, which made it no less a constant; later
     that means that the caller may override it. So the listing ends here.
     """
-    # onnx's table has no row for opsets 2 to 4, which came with IR version 3.
-    wanted = 3 if opset < 7 else onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
     if model.ir_version < 4:
         inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
         model.graph.inputs[:] = inputs
-    model.ir_version = max(model.ir_version, wanted, 4)
+    model.ir_version = max(model.ir_version, ir_version_of(opset))
+
+
+def ir_version_of(opset: int) -> int:
+    """The IR version that a model is raised to at an opset, at least 4."""
+    # onnx's table has no row for opsets 2 to 4, which came with IR version 3.
+    return 4 if opset < 7 else max(4, onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)]))

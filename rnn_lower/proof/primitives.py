@@ -215,6 +215,8 @@ def _reshape(call: Call) -> Array:
     x, shape = call[0], call.parameter("shape", 1)
     if shape is None:
         raise WrongError("Reshape without a shape")
+    if any(size < -1 for size in shape):  # numpy takes these for -1
+        raise WrongError(f"Reshape to {[int(size) for size in shape]}")
     keeps = not call.attribute("allowzero", 0)
     return x.reshape([x.shape[k] if size == 0 and keeps else size for k, size in enumerate(shape)])
 

@@ -167,7 +167,7 @@ def _limits_error(told: Any) -> str | None:
             return f"{place} is {rules!r}; it must be a table of {', '.join(LIMITS)}"
         for name, value in rules.items():
             if name not in LIMITS:
-                return f"{place}: unknown key '{name}'; known are {', '.join(LIMITS)}"
+                return f"{place}: unknown key {name!r}; known are {', '.join(LIMITS)}"
             if not LIMITS[name].holds(value):
                 return f"{place}.{name} is {value!r}; it must be {LIMITS[name].words}"
     return None
@@ -231,7 +231,7 @@ def read_keys(path: Path) -> dict[str, Any]:
         raise RnnLowerError(f"{path}: not a target: {error}") from None
     for name, value in told.items():
         if name not in KEYS:
-            raise RnnLowerError(f"{path}: unknown key '{name}'; known are {', '.join(KEYS)}")
+            raise RnnLowerError(f"{path}: unknown key {name!r}; known are {', '.join(KEYS)}")
         wrong = _limits_error(value) if name == "limits" else _sources_error(value) if name == "sources" else None
         if wrong is not None:
             raise RnnLowerError(f"{path}: {wrong}")

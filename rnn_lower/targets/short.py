@@ -33,7 +33,10 @@ def _is_row(value: Any) -> bool:
     op_types = value.get("op_types", list(OP_TYPES))
     flags = {name: flag for name, flag in value.items() if name not in ("steps", "op_types")}
     known = (
-        isinstance(op_types, list) and all(one in OP_TYPES for one in op_types) and flags.keys() <= CONDITIONS.keys()
+        isinstance(op_types, list)
+        and len(op_types) > 0
+        and all(one in OP_TYPES for one in op_types)
+        and flags.keys() <= CONDITIONS.keys()
     )
     return known and all(isinstance(flag, bool) for flag in flags.values())
 

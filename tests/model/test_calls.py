@@ -104,6 +104,16 @@ def stacked(*sizes: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.parametrize("ir_version", [7, 8, 10])
+@pytest.mark.parametrize("opset", [None, 18, 20, 21, 23])
+def test_they_are_proved_at_another_opset(opset, ir_version):
+    """Conversion raises the IR version, and functions do; neither is a change of the rest."""
+    model, _ = build(Case("GRU", 12 if ir_version == 7 else 17))
+    model.ir_version = ir_version
+    proof = rnn_lower.prove(model, rnn_lower.lower(model, as_function=True, opset=opset))
+    assert proof.ok, (proof.changed, proof.nodes)
+
+
 def test_nodes_alike_call_the_same_function():
     model = stacked(3, 3, 5, 3)
     lowered = rnn_lower.lower(model, as_function=True)

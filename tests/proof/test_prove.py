@@ -228,6 +228,16 @@ def test_nodes_that_their_opset_does_not_have_are_wrong(attribute, told):
     assert told in rnn_lower.prove(model, lowered).nodes[0].reason
 
 
+def test_a_size_below_minus_one_is_wrong():
+    model, _ = build(Case("LSTM", N=3, optional=("B", "sequence_lens"), direction="reverse"))
+    lowered = rnn_lower.lower(model, form="scan")
+    shape = emitted(lowered, "Reshape").input[1]
+    change(lowered, shape, 0, -1)
+    (sizes,) = (numpy_helper.to_array(tensor) for tensor in lowered.graph.initializer if tensor.name == shape)
+    assert sizes[0] == -2
+    assert rnn_lower.prove(model, lowered).nodes[0].verdict == "not equal"
+
+
 def test_other_operators_are_out_of_scope():
     model, _ = build(Case("RNN", T=1))
     lowered = rnn_lower.lower(model)

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from paths import ROOT
 
 import rnn_lower
+from rnn_lower.model import tensors
 from rnn_lower.recurrent.wide import UNITS
 
 LOOPS = ("scan", "loop")
@@ -113,6 +114,22 @@ def test_known_lengths_beyond_the_limits_are_the_limits(op, N, T, form):
         case = Case(op, T=T, N=N, direction=direction, optional=OPTIONAL[op], lengths_as="initializer")
         model, feeds = lowered(case.replace(lengths=limits if within else lengths), form)
         close(run_onnxruntime(model, feeds), expected(case.replace(lengths=limits)))
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+@pytest.mark.parametrize("op", OUTPUTS)
+def test_known_lengths_before_there_was_a_where(op, opset):
+    for direction, N in itertools.product(DIRECTIONS, (1, 3)):
+        case = Case(op, opset, direction, T=4, N=N, H=5, optional=OPTIONAL[op], lengths=(2, 4, 0))
+        model, feeds = build(case.replace(lengths_as="initializer"))
+        (lengths,) = (tensor for tensor in model.graph.initializer if tensor.name == "sequence_lens")
+        known = onnx.helper.make_node("Constant", [], ["sequence_lens"], value=lengths)
+        for listed in (model.graph.initializer, model.graph.input):
+            tensors.remove_if(listed, lambda value: value.name == "sequence_lens")
+        model.graph.node.insert(0, known)
+        result = rnn_lower.lower(model, form="loop")
+        onnx.checker.check_model(result, full_check=True)
+        close(run_onnxruntime(result, feeds), expected(case))
 
 
 @pytest.mark.parametrize("form", LOOPS)
