@@ -57,7 +57,7 @@ class OperatorWriter(NodeWriter):
 
     def has(self, op_type: str) -> bool:
         """Whether `op_type` exists at this opset and the target takes it."""
-        return TABLE[op_type].since <= self.opset and self.habits.rules.listed(op_type)
+        return self.habits.rules.has(op_type, self.opset)
 
     def outline(self, operand: Operand) -> Outline | None:
         if operand is None:

@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.emit.outlines import Outline, frozen, inferred, input_names, of_body
+from rnn_lower.emit.versions import TABLE
 from rnn_lower.schemas import WITH_BODIES
 
 FREE = ("Constant",)
@@ -207,6 +208,10 @@ class Rules:
         """Whether the operator is taken at all."""
         listed = self.takes is None or op_type in self.takes
         return op_type in FREE or (listed and op_type not in self.avoid)
+
+    def has(self, op_type: str, opset: int) -> bool:
+        """Whether the operator exists at this opset and is taken at all."""
+        return TABLE[op_type].since <= opset and self.listed(op_type)
 
     def takes_type(self, op_type: str, dtype: ir.DataType) -> bool:
         """Whether the operator is taken with operands of this element type, as far as types are limited."""

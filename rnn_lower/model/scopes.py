@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from rnn_lower.options import OP_TYPES
@@ -123,6 +124,11 @@ def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
 def default_opset(imports: Mapping[str, int]) -> int | None:
     """The opset of the default domain, which has two names."""
     return imports.get("", imports.get("ai.onnx"))
+
+
+def opset_of(model: onnx.ModelProto) -> int | None:
+    """The opset of the default domain that a model imports."""
+    return default_opset({entry.domain: entry.version for entry in model.opset_import})
 
 
 def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:

@@ -7,7 +7,7 @@ import onnx.inliner
 
 from rnn_lower.model import tensors
 from rnn_lower.model.convert import ir_version_of
-from rnn_lower.model.scopes import default_opset
+from rnn_lower.model.scopes import opset_of
 from rnn_lower.proof.interpreter import MARK
 
 
@@ -34,10 +34,9 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     domains = {domain for domain, _ in names}
     for holder in (result, *result.functions):
         tensors.remove_if(holder.opset_import, lambda entry: entry.domain in domains)
-    opsets = [default_opset({entry.domain: entry.version for entry in one.opset_import}) for one in (before, after)]
-    least = before.ir_version
-    if opsets[0] != opsets[1] and opsets[1] is not None:  # to which conversion has raised it
-        least = max(least, ir_version_of(opsets[1]))
+    least, opset = before.ir_version, opset_of(after)
+    if opset is not None and opset != opset_of(before):  # to which conversion has raised it
+        least = max(least, ir_version_of(opset))
     result.ir_version = min(after.ir_version, least)
     return result
 

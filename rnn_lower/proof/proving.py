@@ -15,7 +15,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import convert, files, tensors
 from rnn_lower.model.dims import fix_proto_dims, place
 from rnn_lower.model.document import Document
-from rnn_lower.model.scopes import Scope, default_opset, nodes, recurrent_nodes, subgraphs
+from rnn_lower.model.scopes import Scope, default_opset, nodes, opset_of, recurrent_nodes, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.proof import samples, untouched
 from rnn_lower.proof.inlining import without_made_calls
@@ -41,7 +41,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases
         plain = without_made_calls(after.proto, before.proto)
         after = after if plain is after.proto else Document(plain, after.folder)
         before = _with_sizes_of(after, before)
-        opsets = [_opset(document) for document in (before, after)]
+        opsets = [opset_of(document.proto) for document in (before, after)]
         if opsets[0] != opsets[1] and opsets[1] is not None:
             before = _converted(before, opsets[1])
         changed = untouched.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
@@ -89,10 +89,6 @@ def _without_unread(lowered: Document, original: Document) -> Document:
 
     unread = any(tensor.name not in read for tensor in lowered.proto.graph.initializer)
     return lowered.copied(change) if unread else lowered
-
-
-def _opset(document: Document) -> int | None:
-    return default_opset({entry.domain: entry.version for entry in document.proto.opset_import})
 
 
 def _with_sizes_of(lowered: Document, original: Document) -> Document:

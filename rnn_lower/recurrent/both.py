@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from rnn_lower.emit.constants import Constant
 from rnn_lower.emit.masks import Emitter
 from rnn_lower.emit.moved import operand_of
-from rnn_lower.emit.versions import BROADCASTS_BY_RULE, TABLE
+from rnn_lower.emit.versions import BROADCASTS_BY_RULE
 from rnn_lower.emit.writer import Habits, Operand, declare
 from rnn_lower.recurrent.cells import CELLS, State
 from rnn_lower.recurrent.directions import Carried, Direction, side_by_side
@@ -64,7 +64,7 @@ def _may_be_wide(node: RecurrentNode, opset: int, habits: Habits) -> bool:
         and all(activation.name in KEEP_NAN for activation in node.activations[0])
         and node.clip is None
         and isinstance(operand_of(node.inputs["R"]), Constant)
-        and all(TABLE[op_type].since <= opset and habits.rules.listed(op_type) for op_type in NEEDED)
+        and all(habits.rules.has(op_type, opset) for op_type in NEEDED)
     )
 
 

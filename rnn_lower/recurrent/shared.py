@@ -66,7 +66,7 @@ class Paying:
 
     def pays(self, nodes: Sequence[RecurrentNode]) -> bool:
         directions = sum(node.num_directions for node in nodes)
-        return directions > 1 and (self.is_wide(nodes) or (len(nodes) > 1 and directions >= self.directions))
+        return len(nodes) > 1 and (self.is_wide(nodes) or directions >= self.directions)
 
 
 def kind_of(node: RecurrentNode) -> tuple[object, ...]:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import onnx
-
 from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.model import files
 from rnn_lower.model.counting import Count, count
 from rnn_lower.model.document import Document
 from rnn_lower.model.passes import Record, lower_document, lower_unadvised, prepared
-from rnn_lower.model.scopes import default_opset, subgraphs
+from rnn_lower.model.scopes import opset_of, subgraphs
 from rnn_lower.model.session import read_nodes
 from rnn_lower.options import Dims, Options
 from rnn_lower.proof import judging, proving
@@ -198,7 +196,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         kinds.append(Kind(group[0], ones, _operators(group[0]), drawn, runtimes))
     return Report(
         name=Path(path).name if path else document.model.graph.name or "model",
-        opset=_opset(document.proto), target=options.target, kinds=tuple(kinds),
+        opset=opset_of(document.proto) or 0, target=options.target, kinds=tuple(kinds),
         kept=kept, before=count(document.proto), after=size,
         check=check, proof=proof, outputs=() if isinstance(over_time, str) else over_time.outputs, times=times,
     )  # fmt: skip
@@ -293,7 +291,3 @@ def _runtime(name: str, ones: Sequence[One], trial: dict[tuple[str, str], Record
     record = trial[node.name, node.path]
     told = f"{record.emitted:,} nodes, {record.form}"
     return Runtime(name, target.status, verdict.kind, verdict.why, told, True)
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return default_opset({entry.domain: entry.version for entry in model.opset_import}) or 0

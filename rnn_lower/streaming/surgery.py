@@ -14,7 +14,7 @@ from rnn_lower.emit.names import Names
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.model import tensors
 from rnn_lower.model.document import Document
-from rnn_lower.model.scopes import default_opset, taken_names
+from rnn_lower.model.scopes import opset_of, taken_names
 from rnn_lower.streaming.first import FromInput, evaluate
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.sizes import Size
@@ -73,7 +73,7 @@ class Surgery:
 
     @property
     def opset(self) -> int:
-        return default_opset({entry.domain: entry.version for entry in self.document.proto.opset_import}) or 0
+        return opset_of(self.document.proto) or 0
 
     def first(
         self, told: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
