@@ -13,8 +13,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from rnn_lower.arguments import make_parser  # noqa: E402
-from rnn_lower.commands import COMMANDS  # noqa: E402
+from rnn_lower.cli.arguments import make_parser  # noqa: E402
+from rnn_lower.cli.commands import COMMANDS  # noqa: E402
 
 
 def start() -> str:

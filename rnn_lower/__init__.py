@@ -22,33 +22,33 @@ if TYPE_CHECKING:
         stream,
         stream_file,
     )
+    from rnn_lower.driver.lower_pass import LowerRecurrentPass, Record
+    from rnn_lower.driver.rewrite_rules import rewrite_rules
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
-    from rnn_lower.kit.kits import report_kit, write_kit
-    from rnn_lower.kit.report import KitReport
-    from rnn_lower.model.linting import Finding, LintReport
-    from rnn_lower.model.passes import LowerRecurrentPass, Record
-    from rnn_lower.model.rules import rewrite_rules
-    from rnn_lower.proof.report import CheckReport, NodeProof, Proof
-    from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.lowering.node import RecurrentNode
+    from rnn_lower.proving.report import CheckReport, NodeProof, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.session import StreamingSession
+    from rnn_lower.targets.lint import Finding, LintReport
+    from rnn_lower.targets.probe.kits import report_kit, write_kit
+    from rnn_lower.targets.probe.report import KitReport
 
 __version__ = "0.1.0"
 
 # fmt: off
-_ROOMS = {
+_MODULES = {
     "api": (
         "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "report", "stream",
         "stream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
-    "kit.kits": ("report_kit", "write_kit"),
-    "kit.report": ("KitReport",),
-    "model.linting": ("Finding", "LintReport"),
-    "model.passes": ("LowerRecurrentPass", "Record"),
-    "model.rules": ("rewrite_rules",),
-    "proof.report": ("CheckReport", "NodeProof", "Proof"),
-    "recurrent.node": ("RecurrentNode",),
+    "targets.probe.kits": ("report_kit", "write_kit"),
+    "targets.probe.report": ("KitReport",),
+    "targets.lint": ("Finding", "LintReport"),
+    "driver.lower_pass": ("LowerRecurrentPass", "Record"),
+    "driver.rewrite_rules": ("rewrite_rules",),
+    "proving.report": ("CheckReport", "NodeProof", "Proof"),
+    "lowering.node": ("RecurrentNode",),
     "reporting.gathering": ("Report",),
     "streaming.session": ("StreamingSession",),
 }
@@ -87,9 +87,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for room, names in _ROOMS.items():
+    for module, names in _MODULES.items():
         if name in names:
-            value = getattr(importlib.import_module(f"rnn_lower.{room}"), name)
+            value = getattr(importlib.import_module(f"rnn_lower.{module}"), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module 'rnn_lower' has no attribute '{name}'")

@@ -10,22 +10,23 @@ import onnx
 import onnx_ir as ir
 from typing_extensions import Unpack
 
+from rnn_lower.driver.lower_pass import Record, lower_document, lower_in_place, lower_model, prepared
+from rnn_lower.driver.session import read_nodes
 from rnn_lower.errors import RnnLowerError, public
-from rnn_lower.model import destinations, files, linting, tensors
-from rnn_lower.model.document import Document
-from rnn_lower.model.limited import one_child
-from rnn_lower.model.linting import LintReport
-from rnn_lower.model.passes import Record, lower_document, lower_in_place, lower_model, prepared
-from rnn_lower.model.session import read_nodes
+from rnn_lower.lowering import function_body as function_bodies
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.modelio import external_data, files, output_path
+from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Keywords, Options, takes_options
-from rnn_lower.recurrent import functions
-from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.sandbox.limited import one_child
 from rnn_lower.targets import find_target
+from rnn_lower.targets import lint as linting
+from rnn_lower.targets.lint import LintReport
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from rnn_lower.proof.report import CheckReport, Proof
+    from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
 
@@ -188,9 +189,9 @@ def stream_file(
     return _told_with(source, work)
 
 
-def _kept(document: Document, source: Any, destination: Any) -> frozenset[destinations.Inode]:
+def _kept(document: Document, source: Any, destination: Any) -> frozenset[output_path.Inode]:
     """The data files of a model that stays."""
-    in_place = os.path.realpath(source) == os.path.realpath(destinations.name_of(destination))
+    in_place = os.path.realpath(source) == os.path.realpath(output_path.name_of(destination))
     return frozenset() if in_place else files.data_of(document)
 
 
@@ -211,7 +212,7 @@ def check_streaming(
 
     Recurrent nodes that were lowered are compared in exact arithmetic too where that is cheap.
     """
-    from rnn_lower.proof import outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import outliving  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking
 
     streamed = made.streamed
@@ -242,8 +243,8 @@ def function_body(
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
     given = {"hidden_size": hidden_size, **attributes}
-    said = functions.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
-    return ir.serde.serialize_function(functions.body(said, form, domain, find_target(None).habits, limit))
+    said = function_bodies.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
+    return ir.serde.serialize_function(function_bodies.body(said, form, domain, find_target(None).habits, limit))
 
 
 @public
@@ -315,15 +316,18 @@ def check(
 
     Otherwise both run on onnxruntime, in a child process, which some models end; in this one where there is no fork, or
     other threads run. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
-    below 7, empty sequences or batches) the original runs on onnx.reference with rnn_lower.proof.reference; the report
-    says so.
+    below 7, empty sequences or batches) the original runs on onnx.reference with rnn_lower.checking.reference; the
+    report says so.
     Raises RnnLowerError when a model cannot be read, when no inputs were found with which the original runs, or when
     the runtime has ended its process.
     """
-    from rnn_lower.proof import judging, outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import (
+        checker,  # onnxruntime is for those who compare
+        outliving,  # onnxruntime is for those who compare
+    )
 
     given = (original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on)
-    return outliving.outlived(original, on, judging.compare_models, *given)
+    return outliving.outlived(original, on, checker.compare_models, *given)
 
 
 @public
@@ -336,9 +340,9 @@ def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Pro
     for every element type and opset.
     Raises RnnLowerError when a model cannot be read; whatever a lowered model holds, the Proof tells.
     """
-    from rnn_lower.proof import proving
+    from rnn_lower.proving import prover
 
-    return proving.prove_models(original, lowered, points, seed)
+    return prover.prove_models(original, lowered, points, seed)
 
 
 @takes_options
@@ -385,7 +389,7 @@ def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
     """The model as it has become, with the weights in it."""
     proto = document.write_back(dims)
     if document.folder is not None:
-        tensors.embed(proto, document.folder)
+        external_data.embed(proto, document.folder)
     return proto
 
 

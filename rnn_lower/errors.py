@@ -58,7 +58,7 @@ class Lack:
 
 
 class UnmetError(UnsupportedError):
-    """What is missing, all of it; `rnn_lower.model.advice` finds out what would mend it."""
+    """What is missing, all of it; `rnn_lower.driver.suggestions` finds out what would mend it."""
 
     def __init__(self, message: str, lacks: Sequence[Lack] = ()) -> None:
         super().__init__(message)

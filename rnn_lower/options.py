@@ -14,7 +14,7 @@ from rnn_lower.asked import check_number, check_numbers
 from rnn_lower.errors import RnnLowerError
 
 if TYPE_CHECKING:
-    from rnn_lower.recurrent.node import RecurrentNode
+    from rnn_lower.lowering.node import RecurrentNode
 
 OP_TYPES = ("RNN", "GRU", "LSTM")
 FORMS = ("auto", "scan", "loop", "unroll")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rnn_lower import cli
-from rnn_lower.model import limited
+from rnn_lower.sandbox import limited
 
 PATIENCE = 30
 """How many times as long it may take beside whatever else the machine does."""

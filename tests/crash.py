@@ -39,7 +39,7 @@ from rich.progress import Progress
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.model import files, leftovers
+from rnn_lower.modelio import files, stale_files
 
 MODEL, SMALL = "model.onnx", "small.onnx"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -164,7 +164,7 @@ def at_lines(act: Callable[[int], None]) -> None:
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal count
-        if frame.f_code.co_filename not in (files.__file__, leftovers.__file__):
+        if frame.f_code.co_filename not in (files.__file__, stale_files.__file__):
             return None
         if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != "try:":
             count += 1

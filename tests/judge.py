@@ -7,9 +7,9 @@ import onnx
 from onenode import Case, build
 
 import rnn_lower
-from rnn_lower.kit import writing
-from rnn_lower.model.document import Document
-from rnn_lower.proof import judging, runners
+from rnn_lower.checking import checker, runners
+from rnn_lower.modelio.document import Document
+from rnn_lower.targets.probe import writing
 
 FUSED = ("RNN", "GRU", "LSTM")
 
@@ -24,7 +24,7 @@ def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[
 
 def refused(model: onnx.ModelProto) -> str | None:
     """Why onnxruntime must not be given the fused model."""
-    reasons = (judging.refused_by_onnxruntime(node) for node in rnn_lower.inspect(model))
+    reasons = (checker.refused_by_onnxruntime(node) for node in rnn_lower.inspect(model))
     return next((reason for reason in reasons if reason), None)
 
 

@@ -24,8 +24,8 @@ from onenode import Case, build
 from strategies import random_case
 
 import rnn_lower
-from rnn_lower.model.document import Document
-from rnn_lower.proof import runners, samples
+from rnn_lower.checking import runners, samples
+from rnn_lower.modelio.document import Document
 
 EXCHANGES = {
     "Add": ("Sub", "Mul"), "Sub": ("Add",), "Mul": ("Add",), "Sigmoid": ("Tanh", "Identity"),

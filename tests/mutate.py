@@ -44,11 +44,11 @@ from strategies import FORMS, random_case
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.emit.constants import known_tensor
-from rnn_lower.model import files
-from rnn_lower.model.document import Document
-from rnn_lower.model.scopes import default_opset, values
-from rnn_lower.proof import comparing, guard, runners, samples
+from rnn_lower.builder.constants import known_tensor
+from rnn_lower.checking import compare, guard, runners, samples
+from rnn_lower.ir.walk import default_opset, values
+from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
 
 SECONDS = 10
 """How long one lowering may compute."""
@@ -498,7 +498,7 @@ def _first_results(document: Document, run: runners.Run) -> tuple[samples.Feeds,
 
 def _difference(names: Sequence[str], wanted: Sequence[Any], got: Sequence[Any]) -> str:
     pairs = zip(names, wanted, got, strict=True)
-    reports = [comparing.compare(name, expected, actual, 1e-3, 1e-4) for name, expected, actual in pairs]
+    reports = [compare.compare(name, expected, actual, 1e-3, 1e-4) for name, expected, actual in pairs]
     return "; ".join(f"{report.name}: {report.reason}" for report in reports if not report.ok)
 
 

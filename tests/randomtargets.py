@@ -12,11 +12,11 @@ from judge import close, expected, remaining, run_onnxruntime
 from onenode import Case, build
 
 import rnn_lower
-from rnn_lower.emit.outlines import Outline
-from rnn_lower.model.facts import Facts
-from rnn_lower.proof.interpreter import MARK
+from rnn_lower.builder.tensor_info import Outline
+from rnn_lower.proving.evaluator import MARK
+from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.targets import find_target
-from rnn_lower.targets.holding import Holder
+from rnn_lower.targets.conformance import Holder
 
 COMMON = """
 summary = "an imaginary runtime"

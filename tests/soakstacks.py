@@ -21,8 +21,8 @@ from soaking import soak_parser
 from stacks import BETWEEN, GATES, TYPES, WIDTHS, any_size, chain
 
 import rnn_lower
-from rnn_lower.recurrent import shared
-from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.lowering import shared
+from rnn_lower.lowering.node import OPERATORS
 
 BOUNDED = ("Tanh", "Sigmoid", "Softsign", "HardSigmoid")
 FUNCTIONS = ("Relu", "Elu", *BOUNDED)

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from rnn_lower.recurrent import parallel, shared
-from rnn_lower.recurrent import stack as stacking
+from rnn_lower.lowering import parallel, shared
+from rnn_lower.lowering import stack as stacking
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 STATES = ("none", "constant", "input", "computed")

@@ -20,10 +20,10 @@ from paths import ROOT, own_models
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.arguments import make_parser
-from rnn_lower.commands import COMMANDS
+from rnn_lower.cli.arguments import make_parser
+from rnn_lower.cli.commands import COMMANDS
+from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.options import Keywords, Options
-from rnn_lower.recurrent.node import OPERATORS
 from rnn_lower.targets import TARGETS
 
 

@@ -11,8 +11,8 @@ import pytest
 from paths import ROOT
 
 from rnn_lower import cli
-from rnn_lower.arguments import EXAMPLES, make_parser
-from rnn_lower.commands import COMMANDS
+from rnn_lower.cli.arguments import EXAMPLES, make_parser
+from rnn_lower.cli.commands import COMMANDS
 from rnn_lower.targets import TARGETS
 
 

@@ -12,7 +12,8 @@ import pytest
 from onenode import Case, build
 from paths import ROOT
 
-from rnn_lower import cli, tables
+from rnn_lower import cli
+from rnn_lower.cli import tables
 
 jsonschema = pytest.importorskip("jsonschema")
 

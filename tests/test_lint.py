@@ -18,8 +18,8 @@ from strategies import random_case
 
 import rnn_lower
 from rnn_lower import RnnLowerError, cli
-from rnn_lower.recurrent.node import OPERATORS
-from rnn_lower.targets import TARGETS, find_target, fused
+from rnn_lower.lowering.node import OPERATORS
+from rnn_lower.targets import TARGETS, find_target, native_support
 
 MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-8"))
 
@@ -28,7 +28,7 @@ MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-
 def test_the_table_of_a_target_is_what_was_measured(name):
     rows = MEASURED[name]["fused"]
     for op in OPERATORS:
-        told = TARGETS[name].fused.get(op, fused.Measured(frozenset(), frozenset()))
+        told = TARGETS[name].fused.get(op, native_support.Measured(frozenset(), frozenset()))
         for kind, names in (("right", told.right), ("wrong", told.wrong)):
             assert names == {
                 row.partition(" ")[2] for row, found in rows.items() if found[0] == kind and row.startswith(op)
@@ -42,11 +42,11 @@ def test_a_measured_node_is_known_for_what_it_is(name, feature):
     """Right only where it was measured right; what was measured wrong is never said to be right."""
     (node,) = rnn_lower.inspect(build(FEATURES[feature])[0])
     found, measured = TARGETS[name].verdict(node), MEASURED[name]["fused"].get(feature, ["unknown"])[0]
-    assert measured != "unknown" or found.kind in (fused.UNKNOWN, fused.NOT_TAKEN)
-    assert found.kind != fused.RIGHT or measured == "right"
-    assert "saturated" in feature or measured != "wrong" or found.kind != fused.RIGHT
+    assert measured != "unknown" or found.kind in (native_support.UNKNOWN, native_support.NOT_TAKEN)
+    assert found.kind != native_support.RIGHT or measured == "right"
+    assert "saturated" in feature or measured != "wrong" or found.kind != native_support.RIGHT
     if measured == "wrong" and feature.split(" ", 1)[1] not in ("saturated", "Softplus saturated", "everything"):
-        assert found.kind == fused.WRONG, found.why
+        assert found.kind == native_support.WRONG, found.why
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_kept_is_right_there(name, feature):
     kept = any(node.op_type == case.op for node in every_node(mixed))
     (node,) = rnn_lower.inspect(model)
     assert kept == TARGETS[name].keeps(node)
-    assert not kept or TARGETS[name].verdict(node).kind == fused.RIGHT
+    assert not kept or TARGETS[name].verdict(node).kind == native_support.RIGHT
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_is_faster_lowered_is_not_kept(target, op, N, kept, tmp_path, capsy
     assert any(node.op_type == op for node in every_node(lowered)) == kept
     assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--target", target, "--json"]) == cli.DONE
     (row,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert row["as it is"] == fused.RIGHT
+    assert row["as it is"] == native_support.RIGHT
     assert ("lowered it was measured to be faster" in row["why"]) == (not kept)
 
 
@@ -92,7 +92,7 @@ def test_what_was_not_measured_is_not_said_to_be_missing(tmp_path):
     path.write_text('summary = "s"\nstatus = "measured"\nsource = "s"\nforms = ["scan"]\nfused = "not measured"\n')
     (node,) = rnn_lower.inspect(build(Case("LSTM", 17, optional=("B",)))[0])
     found = find_target(str(path)).verdict(node)
-    assert found.kind == fused.UNKNOWN
+    assert found.kind == native_support.UNKNOWN
     assert "nobody here has measured" in found.why
 
 
@@ -108,7 +108,7 @@ def test_only_what_needs_it_is_lowered(tmp_path, capsys):
     assert [node.name for node in every_node(lowered) if node.op_type == "LSTM"] == ["a_node"]
     assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--target", "openvino", "--json"]) == cli.DONE
     rows = json.loads(capsys.readouterr().out)["nodes"]
-    assert [row["as it is"] for row in rows] == [fused.RIGHT, fused.WRONG]
+    assert [row["as it is"] for row in rows] == [native_support.RIGHT, native_support.WRONG]
     assert "LSTM peepholes is silently wrong on openvino (OpenVINO" in rows[1]["why"]
     arguments = ["lower", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--target", "openvino"]
     assert cli.main([*arguments, "--keep-native", "--check"]) == cli.DONE
@@ -138,7 +138,7 @@ def test_only_what_needs_it_is_lowered(tmp_path, capsys):
 def test_what_was_not_measured_is_lowered(changes, words):
     (node,) = rnn_lower.inspect(build(Case("LSTM", 17, optional=("B",)).replace(**changes))[0])
     found = TARGETS["openvino"].verdict(node)
-    assert found.kind in (fused.UNKNOWN, fused.NOT_TAKEN)
+    assert found.kind in (native_support.UNKNOWN, native_support.NOT_TAKEN)
     assert words in found.why or "everything" in found.why or "activations" in found.why
 
 
@@ -161,7 +161,7 @@ def test_random_nodes_that_are_kept_are_right_there(name):
             )
         model, feeds = build(case)
         (node,) = rnn_lower.inspect(model)
-        if TARGETS[name].verdict(node).kind != fused.RIGHT:
+        if TARGETS[name].verdict(node).kind != native_support.RIGHT:
             continue
         kept += 1
         got, wanted = RUNNERS[name][1](model, feeds), expected(case)

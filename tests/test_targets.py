@@ -14,8 +14,8 @@ from randomtargets import holds, quoted, random_target
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.emit.operators import OperatorWriter
-from rnn_lower.emit.versions import TABLE
+from rnn_lower.builder.operators import OperatorWriter
+from rnn_lower.builder.versions import TABLE
 from rnn_lower.targets import TARGETS, find_target
 
 GOOD = """

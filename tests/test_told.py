@@ -13,7 +13,7 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.targets import slowdown
+from rnn_lower.targets import cost
 
 
 def lowered(case: Case, folder, capsys, *options: str) -> str:
@@ -23,7 +23,7 @@ def lowered(case: Case, folder, capsys, *options: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("op", slowdown.RATIOS)
+@pytest.mark.parametrize("op", cost.RATIOS)
 def test_figures_are_those_of_the_page(op):
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     table = re.search(rf"^## {op}, forward, 1 thread, I = H\n\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
@@ -33,9 +33,9 @@ def test_figures_are_those_of_the_page(op):
     there = {tuple(map(int, row[:3])): float(row[auto]) for row in rows[2:]}
     ours = {
         (T, N, H): ratio
-        for T, by_batch in slowdown.RATIOS[op].items()
+        for T, by_batch in cost.RATIOS[op].items()
         for N, row in by_batch.items()
-        for H, ratio in zip(slowdown.HIDDEN, row, strict=True)
+        for H, ratio in zip(cost.HIDDEN, row, strict=True)
     }
     assert len(ours) == 24
     assert ours == {sizes: there[sizes] for sizes in ours}
@@ -54,12 +54,12 @@ def test_figures_are_those_of_the_page(op):
 def test_nearest_sizes_count(case, sizes):
     (node,) = rnn_lower.inspect(build(case)[0])
     T, N, place = sizes
-    assert slowdown.expected(node) == slowdown.RATIOS[case.op][T][N][place]
+    assert cost.expected(node) == cost.RATIOS[case.op][T][N][place]
 
 
 def test_slowdown_is_told_where_it_is_large(tmp_path, capsys):
     told = "times the fused nodes' time on onnxruntime"
-    ratio = slowdown.RATIOS["LSTM"][64][1][0]
+    ratio = cost.RATIOS["LSTM"][64][1][0]
     assert f"expect about {ratio:.1f} {told}" in lowered(Case("LSTM", T=64, N=1, H=16), tmp_path, capsys)
     assert told not in lowered(Case("RNN", T=64, N=8, H=128), tmp_path, capsys)
     assert told not in lowered(Case("LSTM", T=6, N=1, H=16), tmp_path, capsys, "--target", "opencv")

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import known_tensor
+from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model.scopes import count_nodes, subgraphs
-from rnn_lower.recurrent.node import OUTPUTS, RecurrentNode
+from rnn_lower.ir.walk import count_nodes, subgraphs
+from rnn_lower.lowering.node import OUTPUTS, RecurrentNode
 
 MISSING = "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'"
 if sys.version_info < (3, 11):

@@ -12,21 +12,22 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from rnn_lower.asked import check_numbers, check_texts
+from rnn_lower.checking import checker
+from rnn_lower.checking.outliving import outlived
+from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised, prepared
+from rnn_lower.driver.session import read_nodes
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files
-from rnn_lower.model.counting import Count, count
-from rnn_lower.model.document import Document
-from rnn_lower.model.passes import Record, lower_document, lower_unadvised, prepared
-from rnn_lower.model.scopes import opset_of, subgraphs
-from rnn_lower.model.session import read_nodes
+from rnn_lower.ir.statistics import Count, count
+from rnn_lower.ir.walk import opset_of, subgraphs
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Options
-from rnn_lower.proof import judging, proving
-from rnn_lower.proof.outliving import outlived
-from rnn_lower.proof.report import CheckReport, NodeProof, Proof
-from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.proving import prover
+from rnn_lower.proving.report import CheckReport, NodeProof, Proof
 from rnn_lower.reporting import drawing, page, steps, timing
 from rnn_lower.targets import TARGETS
-from rnn_lower.targets.fused import features
+from rnn_lower.targets.native_support import features
 
 Failed = str
 """Why something could not be found out, in words, in place of it."""
@@ -177,10 +178,10 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         drawings = [_drawings(group[0]) for group in _alike(records)]
         _written(ready, lowered, left.dims)
         check = _outlived(
-            path, judging.compare_models, original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol,
+            path, checker.compare_models, original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol,
             ask.allow_unreached, exact=False,
         )  # fmt: skip
-        proof = FOLDED if options.fold else _or_why(lambda: proving.prove_models(original, lowered, 2, ask.seed))
+        proof = FOLDED if options.fold else _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         over_time = _outlived(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
         times = over_time if isinstance(over_time, str) else _outlived(path, _times, original, lowered, over_time)
         after = files.load(lowered)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rnn_lower.checking import checker, samples
+from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files
-from rnn_lower.model.document import Document
-from rnn_lower.proof import judging, samples
-from rnn_lower.proof.samples import Feeds
-from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
 
 LONG_RUN = 1
 """The run whose symbolic lengths are long enough to see an error grow (`samples.LENGTHS`)."""
@@ -53,8 +53,8 @@ class OverTime:
 def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 0) -> OverTime:
     """Run both models once. inputs: as for `rnn_lower.check`. Raises RnnLowerError when the models do not run."""
     before, after = files.load(original), files.load(lowered)
-    nodes = [node for node in judging.Pair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
-    pair = judging.Pair(_with_outputs(before, nodes), _with_outputs(after, nodes))
+    nodes = [node for node in checker.Pair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
+    pair = checker.Pair(_with_outputs(before, nodes), _with_outputs(after, nodes))
     feeds, expected, actual = pair.run(_candidates(pair, after, inputs, seed))
     found = {
         name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
@@ -68,7 +68,7 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     return OverTime(of_nodes, tuple(outputs), feeds)
 
 
-def _candidates(pair: judging.Pair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:
+def _candidates(pair: checker.Pair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:
     model = pair.original.model
     if inputs is not None:
         return iter([samples.load_inputs(inputs, model)])

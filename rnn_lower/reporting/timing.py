@@ -13,8 +13,8 @@ from typing import Any
 
 import onnxruntime
 
+from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError, one_line
-from rnn_lower.proof.samples import Feeds
 
 MOST_SECONDS, MOST_RUNS, PROFILED_RUNS = 0.4, 200, 5
 

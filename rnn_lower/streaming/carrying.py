@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.recurrent.node import display_name
+from rnn_lower.lowering.node import display_name
 from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.late import Held, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from rnn_lower.asked import check_numbers
+from rnn_lower.checking import samples
+from rnn_lower.checking.checker import OriginalFails, Pair
+from rnn_lower.checking.compare import Comparison
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import files
-from rnn_lower.model.document import Document
-from rnn_lower.proof import proving, samples
-from rnn_lower.proof.comparing import Comparison
-from rnn_lower.proof.judging import OriginalFails, Pair
-from rnn_lower.proof.report import CheckReport
+from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving import prover
+from rnn_lower.proving.report import CheckReport
 from rnn_lower.streaming.plan import LAST, Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
@@ -51,7 +52,7 @@ def check_streaming(
             results = stream_through(session, feeds, lengths)
             wanted = [whole[judge.output_names.index(name)] for name in names]
             comparison.add(names, [_begun(plan, *pair) for pair in zip(names, wanted, results, strict=True)], results)
-    located = proving.located(fused, document) if proving.is_cheap(fused) else ()
+    located = prover.located(fused, document) if prover.is_cheap(fused) else ()
     nothing = comparison.nothing_compared(set(names), True)
     return CheckReport(comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located)
 

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import known_tensor
-from rnn_lower.model.evaluating import evaluate
-from rnn_lower.model.scopes import subgraphs
+from rnn_lower.builder.constants import known_tensor
+from rnn_lower.ir.walk import subgraphs
 from rnn_lower.streaming.contents import LONGEST
 from rnn_lower.streaming.rules import RANDOM
+from rnn_lower.transforms.evaluate import evaluate
 
 
 class Constants:

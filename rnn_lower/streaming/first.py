@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import known_tensor
+from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
-from rnn_lower.model import evaluating
-from rnn_lower.model.document import Document
+from rnn_lower.modelio.document import Document
 from rnn_lower.streaming.sizes import Size, size
 from rnn_lower.streaming.track import Track
+from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
 NUMBERS = (1, 2, 3, 7, 32)
 """What the symbols stand for in turn: the values have to be those for 1, repeated."""
@@ -68,7 +68,7 @@ def _at(document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, n
 
     need(value)
     try:
-        (found,) = evaluating.evaluate(nodes.values(), held, [str(value.name)], document.proto.opset_import)
+        (found,) = evaluate_nodes(nodes.values(), held, [str(value.name)], document.proto.opset_import)
     except Exception as error:  # whatever the evaluator trips over
         raise UnsupportedError(f"its initial state cannot be computed: {one_line(error)}") from None
     return found

@@ -8,12 +8,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rnn_lower.emit.constants import known_tensor
+from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model.facts import NO_NAMES, Facts, plain_dim
-from rnn_lower.model.scopes import Scope, roots, subgraphs
-from rnn_lower.recurrent.node import Dim, RecurrentNode, display_name, read_node
-from rnn_lower.schemas import DEFAULT_DOMAINS, malformed
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
+from rnn_lower.ir.walk import Scope, roots, subgraphs
+from rnn_lower.lowering.node import Dim, RecurrentNode, display_name, read_node
+from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
 from rnn_lower.streaming.late import wait_for_each_other

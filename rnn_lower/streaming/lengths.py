@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx import helper
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.lowering.node import display_name
 from rnn_lower.options import OP_TYPES
-from rnn_lower.recurrent.node import display_name
 from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.recurrence import Recurrence

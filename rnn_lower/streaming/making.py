@@ -16,11 +16,11 @@ import numpy as np
 import onnx
 
 from rnn_lower.asked import check_numbers, check_texts
+from rnn_lower.driver.lower_pass import Record, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model import files, leftovers
-from rnn_lower.model.destinations import checked_destination
-from rnn_lower.model.document import Document
-from rnn_lower.model.passes import Record, lower_document, prepared
+from rnn_lower.modelio import files, stale_files
+from rnn_lower.modelio.document import Document
+from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
@@ -104,10 +104,10 @@ def staged_states(
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"
         )
-    made, before = (place.with_name(f".{place.name}.{secrets.token_hex(8)}{leftovers.TMP}") for _ in range(2))
+    made, before = (place.with_name(f".{place.name}.{secrets.token_hex(8)}{stale_files.TMP}") for _ in range(2))
 
     def put(commit: Callable[[], None]) -> None:
-        with leftovers.undisturbed():
+        with stale_files.undisturbed():
             if place.exists():
                 os.replace(place, before)
             try:
@@ -124,7 +124,7 @@ def staged_states(
         try:
             if place.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with leftovers.create(made) as file:
+            with stale_files.create(made) as file:
                 np.savez(file, **held)  # type: ignore[arg-type]
                 files.sync(file)
                 yield put

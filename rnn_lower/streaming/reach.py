@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
-from rnn_lower.model.scopes import nodes, subgraphs
+from rnn_lower.ir.walk import nodes, subgraphs
 
 
 def _closure(value: ir.Value, step: Callable[[ir.Value], Iterable[ir.Value]]) -> set[ir.Value]:

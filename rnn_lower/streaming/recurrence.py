@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rnn_lower.recurrent.node import RecurrentNode
+from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.track import Look, Track, along
 

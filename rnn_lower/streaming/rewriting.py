@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.driver.session import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.model.dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
-from rnn_lower.model.document import Document
-from rnn_lower.model.facts import NO_NAMES, plain_dim
-from rnn_lower.model.folding import fold
-from rnn_lower.model.inlining import inlined
-from rnn_lower.model.scopes import recurrent_nodes
-from rnn_lower.model.session import read_nodes
+from rnn_lower.ir.walk import recurrent_nodes
+from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
+from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
+from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.carrying import (
     carry_cache,
     carry_held,
@@ -35,6 +33,8 @@ from rnn_lower.streaming.reach import gives_back, is_part_of_input, reaches_outp
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
 from rnn_lower.streaming.windows import Cache
+from rnn_lower.transforms.fold import fold
+from rnn_lower.transforms.inline import inlined
 
 CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
     Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,

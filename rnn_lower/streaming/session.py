@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from rnn_lower.checking.runners import open_onnxruntime
 from rnn_lower.errors import RnnLowerError, one_line, public
-from rnn_lower.model import files
-from rnn_lower.model.document import Document
-from rnn_lower.model.scopes import recurrent_nodes
-from rnn_lower.proof.runners import open_onnxruntime
+from rnn_lower.ir.walk import recurrent_nodes
+from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
 from rnn_lower.streaming.plan import LAST, Plan, State, read_plan
 from rnn_lower.streaming.sizes import GROWS
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.recurrent.node import display_name
+from rnn_lower.lowering.node import display_name
 from rnn_lower.streaming.sizes import ONE, TIME, Size, size
 
 Content = tuple[Size, ...]

@@ -13,14 +13,14 @@ from typing import Any
 import onnx
 
 from rnn_lower import foreign
-from rnn_lower.emit.rules import CHECKS, Rules
-from rnn_lower.emit.versions import TABLE
-from rnn_lower.emit.writer import Habits
+from rnn_lower.builder.constraints import CHECKS, Rules
+from rnn_lower.builder.versions import TABLE
+from rnn_lower.builder.writer import Habits
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, OP_TYPES
-from rnn_lower.targets.fused import Measured
-from rnn_lower.targets.short import CONDITIONS, are_rows
-from rnn_lower.targets.target import Target
+from rnn_lower.targets.native_support import Measured
+from rnn_lower.targets.profile import Target
+from rnn_lower.targets.unroll_policy import CONDITIONS, are_rows
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1712,7 +1712,7 @@ def _twice(session: Any, *batches: Any) -> None:
 
 def _checked(model: Model) -> None:
     from rnn_lower import api
-    from rnn_lower.model import files
+    from rnn_lower.modelio import files
     from rnn_lower.options import Options
     from rnn_lower.streaming import making
 
@@ -1735,7 +1735,7 @@ def _undrawn(model: Model) -> None:
 
 def _nowhere(model: Model, **options: Any) -> None:
     import rnn_lower
-    from rnn_lower.proof import runtimes
+    from rnn_lower.checking import runtimes
 
     def fails(*_: Any) -> None:
         raise RuntimeError("no such operator")
@@ -1746,23 +1746,24 @@ def _nowhere(model: Model, **options: Any) -> None:
 
 def _deadly(model: Model) -> None:
     import rnn_lower
-    from rnn_lower.model import isolated
-    from rnn_lower.proof import judging
+    from rnn_lower.checking import checker
+    from rnn_lower.sandbox import isolated
 
     with (
         mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process would end
-        mock.patch.object(judging, "Pair", side_effect=lambda *_: os._exit(7)),
+        mock.patch.object(checker, "Pair", side_effect=lambda *_: os._exit(7)),
     ):
         rnn_lower.check(model, model)
 
 
 def _hard_to_fold(model: Model, work: Callable[..., object]) -> None:
     import rnn_lower
-    from rnn_lower.model import folding, isolated
+    from rnn_lower.sandbox import isolated
+    from rnn_lower.transforms import fold
 
     with (
         mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process might end
-        mock.patch.object(folding._optimizer(), "fold_constants", side_effect=work),
+        mock.patch.object(fold._optimizer(), "fold_constants", side_effect=work),
     ):
         rnn_lower.lower(model, fold=True)
 
@@ -1791,11 +1792,11 @@ def written_to(destination: Any) -> None:
 
 def _hard_to_inline() -> None:
     import rnn_lower
-    from rnn_lower.model import undecided
+    from rnn_lower.driver import call_dependent
 
     model = model_of(place="function", opset=18)
     refers("clip")(model)
-    with mock.patch.object(undecided, "InlinePass", side_effect=ValueError("a reason")):
+    with mock.patch.object(call_dependent, "InlinePass", side_effect=ValueError("a reason")):
         rnn_lower.lower(model, fold=True)
 
 

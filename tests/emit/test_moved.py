@@ -10,9 +10,9 @@ from onenode import OPTIONAL, Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.emit.moved import MOVES, known
-from rnn_lower.model.document import Document
-from rnn_lower.proof import untouched
+from rnn_lower.builder.moved import MOVES, known
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving import model_diff
 
 
 def moved_by(*nodes: onnx.NodeProto, opset: int = 17, **tensors: np.ndarray) -> np.ndarray | None:
@@ -87,7 +87,7 @@ def test_what_is_not_followed():
 
 
 def test_the_check_knows_the_same_operators():
-    assert set(untouched.MOVES) == set(MOVES)
+    assert set(model_diff.MOVES) == set(MOVES)
 
 
 @pytest.mark.parametrize("place", ["main", "if", "loop", "function"])
@@ -104,7 +104,7 @@ def test_they_lie_where_other_constants_lie(op, place):
     assert {node.op_type for node in model.graph.node} == {
         node.op_type for node in lowered(case.replace(weights="initializer"), "scan")[0].graph.node
     }
-    assert untouched.only_recurrent_nodes_changed((original, None), (model, None)) == []
+    assert model_diff.only_recurrent_nodes_changed((original, None), (model, None)) == []
     assert rnn_lower.prove(original, model).ok
 
 
@@ -120,7 +120,7 @@ def test_weights_that_are_stored_in_float16(op):
     assert "Cast" not in {node.op_type for node in result.graph.node}
     assert not any(tensor.name.endswith("_half") for tensor in result.graph.initializer)
     close(run_onnxruntime(result, feeds), run_onnxruntime(model, feeds))
-    assert untouched.only_recurrent_nodes_changed((model, None), (result, None)) == []
+    assert model_diff.only_recurrent_nodes_changed((model, None), (result, None)) == []
     assert rnn_lower.prove(model, result).ok
 
 
@@ -132,7 +132,7 @@ def test_what_others_use_stays():
     assert [node.name for node in result.graph.node if node.op_type == "Concat" and not node.metadata_props] == [""]
     assert "W_0" in {tensor.name for tensor in result.graph.initializer}
     assert "R_0" not in {tensor.name for tensor in result.graph.initializer}
-    assert untouched.only_recurrent_nodes_changed((model, None), (result, None)) == []
+    assert model_diff.only_recurrent_nodes_changed((model, None), (result, None)) == []
 
 
 def test_a_node_that_is_gone_and_was_not_for_a_recurrent_one_is_seen():
@@ -141,7 +141,7 @@ def test_a_node_that_is_gone_and_was_not_for_a_recurrent_one_is_seen():
     result = rnn_lower.lower(model)
     assert "unused" in {node.output[0] for node in result.graph.node}
     del result.graph.node[[node.output[0] for node in result.graph.node].index("unused")]
-    assert untouched.only_recurrent_nodes_changed((model, None), (result, None))
+    assert model_diff.only_recurrent_nodes_changed((model, None), (result, None))
 
 
 def test_a_change_in_what_is_moved_is_found():

@@ -12,8 +12,8 @@ from onenode import OPTIONAL, Case, build
 from strategies import ACTIVATIONS, MEASURED
 
 import rnn_lower
-from rnn_lower.emit.versions import NEWEST_REVIEWED_OPSET, TABLE
-from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.builder.versions import NEWEST_REVIEWED_OPSET, TABLE
+from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.targets import TARGETS
 
 

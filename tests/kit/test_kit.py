@@ -17,9 +17,9 @@ from randomtargets import broken_by
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.kit.manifest import Manifest, read_manifest
-from rnn_lower.kit.toml import to_toml
 from rnn_lower.targets.files import read_keys
+from rnn_lower.targets.probe.manifest import Manifest, read_manifest
+from rnn_lower.targets.probe.toml import to_toml
 
 sys.path.append(str(ROOT / "examples"))
 import abacus

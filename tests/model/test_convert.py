@@ -13,8 +13,8 @@ from judge import close, run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.model import passes
-from rnn_lower.model.scopes import default_opset
+from rnn_lower.driver import lower_pass
+from rnn_lower.ir.walk import default_opset
 from rnn_lower.options import OP_TYPES
 
 PARTS = 12
@@ -53,7 +53,9 @@ def trials() -> list[Trial]:
 @pytest.mark.filterwarnings("ignore")
 def test_the_operators_own_cases(part, monkeypatch):
     monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")  # or onnxruntime leaves out those of the newest opset
-    monkeypatch.setattr(passes, "advised", lambda work, *_: work())  # a refusal is enough, without what would mend it
+    monkeypatch.setattr(
+        lower_pass, "advised", lambda work, *_: work()
+    )  # a refusal is enough, without what would mend it
     compared, wrong = 0, []
     for name, model, feeds in trials()[part::PARTS]:
         try:

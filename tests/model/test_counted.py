@@ -8,8 +8,8 @@ import pytest
 from judge import run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from rnn_lower.model.counted import SHAPES, VECTORS, counted_shape
-from rnn_lower.model.document import Document
+from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.shape_data import SHAPES, VECTORS, counted_shape
 
 MODELS, OPSET = 60, 17
 

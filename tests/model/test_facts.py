@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import own_models
 
 import rnn_lower
-from rnn_lower.model import facts
-from rnn_lower.model.document import Document
-from rnn_lower.proof.untouched import only_recurrent_nodes_changed
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
+from rnn_lower.shapes import shape_info
 
 
 def behind_an_unknown(case: Case, claimed: list[int | None]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -92,7 +92,7 @@ def test_inference_that_dies_tells_nothing(monkeypatch):
         faulthandler.disable()  # the child's death is no news
         os.abort()
 
-    monkeypatch.setattr(facts.onnx.shape_inference, "infer_shapes", die)
+    monkeypatch.setattr(shape_info.onnx.shape_inference, "infer_shapes", die)
     model, feeds = behind_an_unknown(Case("GRU", 14, T=7, N=3), [7, 3, 3])
     close(run_onnxruntime(rnn_lower.lower(model), feeds), run_onnxruntime(model, feeds))
 
@@ -177,7 +177,7 @@ def test_weights_without_a_folder_are_carried_along(tmp_path):
 def test_facts_of_a_document_and_of_an_onnx_ir_model_are_the_same():
     model, _ = build(Case("GRU", 14, place="if"))
     document = Document(model)
-    for known in (facts.Facts(document.model, document.outline), facts.Facts(document.model)):
+    for known in (shape_info.Facts(document.model, document.outline), shape_info.Facts(document.model)):
         shapes = {v.name: known.shape(v) for v in document.model.graph.inputs}
         assert shapes["X"] == (5, 2, 3)
         node = next(node for node in document.model.graph.all_nodes() if node.op_type == "GRU")

@@ -21,7 +21,7 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.model import leftovers
+from rnn_lower.modelio import stale_files
 
 OPS = {"RNN", "GRU", "LSTM"}
 CASE = Case("LSTM", 14, H=32, I=32, optional=("B",))
@@ -522,10 +522,10 @@ def test_a_file_that_is_not_yet_locked_is_not_lost(data, tmp_path, monkeypatch):
     def late(file: Any, flags: int) -> None:
         if flags == fcntl.LOCK_EX and len(times) < 2:  # once for the data, once for the model
             times.append(file.name)
-            leftovers.remove_left_behind(tmp_path)
+            stale_files.remove_left_behind(tmp_path)
         lock(file, flags)
 
-    monkeypatch.setattr(leftovers.fcntl, "flock", late)
+    monkeypatch.setattr(stale_files.fcntl, "flock", late)
     rnn_lower.lower_file(source, tmp_path / "out.onnx")
     monkeypatch.undo()
     assert times
@@ -663,7 +663,7 @@ def test_what_is_not_accepted_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where", ["rnn_lower.model.session.lower_node", "rnn_lower.model.files._write", "rnn_lower.api.files.load"]
+    "where", ["rnn_lower.driver.session.lower_node", "rnn_lower.modelio.files._write", "rnn_lower.api.files.load"]
 )
 def test_an_unforeseen_error(where, tmp_path, monkeypatch, capsys):
     """It is ours, so it says so, in one line, and how to see more."""
@@ -687,7 +687,9 @@ def test_an_unforeseen_error(where, tmp_path, monkeypatch, capsys):
         cli.main(["lower", str(source), "-o", str(source)])
 
 
-@pytest.mark.parametrize("where", ["onnx.load", "rnn_lower.model.session.lower_node", "rnn_lower.model.files._write"])
+@pytest.mark.parametrize(
+    "where", ["onnx.load", "rnn_lower.driver.session.lower_node", "rnn_lower.modelio.files._write"]
+)
 def test_a_lack_of_memory(where, tmp_path, monkeypatch, capsys):
     source = save(tmp_path / "m.onnx")
 

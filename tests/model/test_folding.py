@@ -14,7 +14,8 @@ from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.model import folding, isolated
+from rnn_lower.sandbox import isolated
+from rnn_lower.transforms import fold
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
@@ -150,7 +151,7 @@ def test_folding_that_ends_the_process(monkeypatch):
         os.abort()
 
     monkeypatch.setattr(isolated, "_may_fork", lambda: True)
-    monkeypatch.setattr(folding._optimizer(), "fold_constants", fold_constants)
+    monkeypatch.setattr(fold._optimizer(), "fold_constants", fold_constants)
     model, _ = build(Case("LSTM", 14, T=5))
     with pytest.raises(rnn_lower.RnnLowerError, match=r"folding constants ended .* \(SIGABRT\); leave --fold out"):
         rnn_lower.lower(model, fold=True)

@@ -11,7 +11,7 @@ from streams import in_chunks
 
 import rnn_lower
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.model.inlining import inlined
+from rnn_lower.transforms.inline import inlined
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 I, H = 3, 4

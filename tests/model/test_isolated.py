@@ -19,9 +19,9 @@ from onenode import Case, build
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.checking import runners
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.model import isolated
-from rnn_lower.proof import runners
+from rnn_lower.sandbox import isolated
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no child elsewhere")
 alone = pytest.mark.usefixtures("whatever_runs")
@@ -82,9 +82,7 @@ def test_a_death_is_told(end, told):
 
 
 def test_what_is_printed_is_printed_once(tmp_path):
-    script = (
-        "from rnn_lower.model import isolated\nprint('before')\nisolated.apart(print, 'inside' * 4000)\nprint('after')"
-    )
+    script = "from rnn_lower.sandbox import isolated\nprint('before')\nisolated.apart(print, 'inside' * 4000)\nprint('after')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["before", "inside" * 4000, "after"]
 
@@ -116,7 +114,7 @@ def test_sessions_of_the_parent_are_left_alone():
 
 SCRIPT = """
 import pathlib, signal, sys, tempfile, time
-from rnn_lower.model import isolated
+from rnn_lower.sandbox import isolated
 from rnn_lower.stopping import stopped_as_by_ctrl_c
 
 def work():

@@ -20,7 +20,7 @@ from onenode import Case, build
 
 import rnn_lower
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.model import limited
+from rnn_lower.sandbox import limited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no child elsewhere")
 
@@ -304,7 +304,7 @@ def _no(*_: object) -> None:
 def test_closed_streams_are_not_where_it_talks():
     """What others print there would be taken for an answer."""
     script = (
-        "import os\n[os.close(stream) for stream in range(3)]\nfrom rnn_lower.model import limited\nimport test_limited\n"
+        "import os\n[os.close(stream) for stream in range(3)]\nfrom rnn_lower.sandbox import limited\nimport test_limited\n"
         "limited.one_child().__enter__()\nlimited.limited(test_limited.who)\n"
         "try:\n    os.write(2, b'a warning')\nexcept OSError:\n    pass\n"
         "os._exit(0 if limited.limited(test_limited.echo, b'content') == b'content' else 1)"
@@ -320,7 +320,7 @@ SCRIPT = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 import test_limited
-from rnn_lower.model import limited
+from rnn_lower.sandbox import limited
 with limited.one_child():
     print(limited.limited(test_limited.who).decode(), flush=True)
     {then}
@@ -344,7 +344,7 @@ def test_time_is_limited_whatever_the_parent_does_about_it(handler, tmp_path):
     script = (
         f"import signal, resource\nsignal.signal(signal.SIGXCPU, {handler})\nimport test_limited\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"
-        "from rnn_lower.model import limited\n"
+        "from rnn_lower.sandbox import limited\n"
         "try:\n    limited.limited(test_limited.spin, seconds=1)\nexcept limited.RnnLowerError as error:\n    print(error)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -357,7 +357,7 @@ def test_time_is_limited_whatever_the_parent_does_about_it(handler, tmp_path):
 def test_a_broken_pipe_is_not_the_parents(tmp_path):
     script = (
         "import os, signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\nimport test_limited\n"
-        "from rnn_lower.model import limited\nwith limited.one_child():\n"
+        "from rnn_lower.sandbox import limited\nwith limited.one_child():\n"
         "    child = int(limited.limited(test_limited.who))\n    os.kill(child, 9)\n"
         "    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
         "    try:\n        limited.limited(test_limited.who)\n    except limited.RnnLowerError as error:\n        print(error)"

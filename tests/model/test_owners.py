@@ -17,7 +17,7 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.model import leftovers
+from rnn_lower.modelio import stale_files
 
 CASE = Case("GRU", 17, H=16, I=16, optional=("B",))
 
@@ -91,8 +91,8 @@ def test_read_only_data(tmp_path):
 
 def test_a_journal_from_elsewhere(tmp_path):
     (tmp_path / "notes.txt").write_text("precious")
-    (tmp_path / f".a.onnx.{'0' * 16}{leftovers.OLD}").write_text(json.dumps(["notes.txt"]))
-    (tmp_path / f".b.onnx.{'1' * 16}{leftovers.OLD}").write_text(json.dumps({"notes.txt": [1, 2, 3]}))
+    (tmp_path / f".a.onnx.{'0' * 16}{stale_files.OLD}").write_text(json.dumps(["notes.txt"]))
+    (tmp_path / f".b.onnx.{'1' * 16}{stale_files.OLD}").write_text(json.dumps({"notes.txt": [1, 2, 3]}))
     onnx.save(build(CASE)[0], tmp_path / "m.onnx")
     assert lower(tmp_path / "m.onnx", tmp_path / "out.onnx") == 0
     assert (tmp_path / "notes.txt").read_text() == "precious"
@@ -140,7 +140,7 @@ def test_a_report_of_a_model_with_external_data(tmp_path):
 
 
 def test_the_proposed_target_goes_where_a_link_leads(tmp_path):
-    from rnn_lower.model.files import write_text
+    from rnn_lower.modelio.files import write_text
 
     (tmp_path / "there.toml").write_text("old")
     (tmp_path / "link.toml").symlink_to("there.toml")

@@ -9,7 +9,7 @@ from judge import close, run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.proof.comparing import compare
+from rnn_lower.checking.compare import compare
 
 RNG = np.random.default_rng(0)
 WEIGHTS = [

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import rnn_lower
 from rnn_lower.errors import InvalidNodeError
-from rnn_lower.model import files
+from rnn_lower.modelio import files
 
 CASE = Case("GRU", 17, "bidirectional", H=16, I=16, place="if", weights="initializer", optional=("B",))
 WAYS = ("raw", "values", "file")

@@ -15,7 +15,7 @@ from paths import ROOT
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.proof.untouched import only_recurrent_nodes_changed
+from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 FLOAT = TensorProto.FLOAT
 H = 4

@@ -14,7 +14,7 @@ from onenode import OPTIONAL, Case, build
 from paths import SHARED, own_models
 
 import rnn_lower
-from rnn_lower.proof.untouched import only_recurrent_nodes_changed
+from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 MODELS = own_models() + sorted((SHARED / "models").glob("*.onnx"))
 FORMS = ("auto", "scan", "loop")

@@ -13,7 +13,7 @@ from oldops import run_old
 from onenode import OPTIONAL, Case, build
 
 import rnn_lower
-from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.lowering.node import OPERATORS
 
 ONNXRUNTIME = range(7, 27)
 """Opsets that onnxruntime runs."""

@@ -15,8 +15,8 @@ from mutants import run
 from onenode import DTYPES, OPTIONAL, Case, build
 
 import rnn_lower
-from rnn_lower.model import files
-from rnn_lower.proof import comparing, runners, samples
+from rnn_lower.checking import compare, runners, samples
+from rnn_lower.modelio import files
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_coarse_types_get_one_unit_in_the_last_place(dtype):
         unit = ml_dtypes.finfo(numpy_type).eps
         a = np.array([1.0], numpy_type)
         b = np.array([value + float(unit)], numpy_type)
-        assert comparing.compare("y", a, b, rtol=1e-6, atol=0.0).ok == ok
+        assert compare.compare("y", a, b, rtol=1e-6, atol=0.0).ok == ok
 
 
 @pytest.mark.parametrize("ending", ["onnx", "onnxjson", "onnxtxt", "textproto", "model"])
@@ -200,7 +200,7 @@ def test_comparing_leaves_the_logger_of_onnxruntime_alone():
     code = (
         "import onnxruntime, unittest.mock as mock\n"
         "with mock.patch('onnxruntime.set_default_logger_severity') as silence:\n"
-        "    import rnn_lower.proof.judging\n"
+        "    import rnn_lower.checking.checker\n"
         "assert not silence.called"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -232,27 +232,27 @@ def identity_model(dtype: int, node: str = "Identity", **attributes: object) -> 
 
 
 def test_integers_are_equal_or_not():
-    assert comparing.compare("ids", np.array([5000]), np.array([5004]), rtol=1e-3, atol=1e-5).ok is False
-    assert comparing.compare("ids", np.array([5000]), np.array([5000]), rtol=1e-3, atol=1e-5).ok
+    assert compare.compare("ids", np.array([5000]), np.array([5004]), rtol=1e-3, atol=1e-5).ok is False
+    assert compare.compare("ids", np.array([5000]), np.array([5000]), rtol=1e-3, atol=1e-5).ok
     large = np.array([2**62]), np.array([2**62 + 1])
-    assert comparing.compare("ids", *large, rtol=1e-3, atol=1e-5).ok is False
-    assert comparing.compare("flags", np.array([True]), np.array([False]), rtol=1e-3, atol=1e-5).ok is False
+    assert compare.compare("ids", *large, rtol=1e-3, atol=1e-5).ok is False
+    assert compare.compare("flags", np.array([True]), np.array([False]), rtol=1e-3, atol=1e-5).ok is False
 
 
 def test_nan_agrees_with_nan_only():
     nan, one = np.array([np.nan, 1.0]), np.array([1.0, 1.0])
-    assert comparing.compare("y", nan, nan.copy(), rtol=1e-3, atol=1e-5).ok
-    assert not comparing.compare("y", nan, one, rtol=1e-3, atol=1e-5).ok
-    assert not comparing.compare("y", one, nan, rtol=1e-3, atol=1e-5).ok
+    assert compare.compare("y", nan, nan.copy(), rtol=1e-3, atol=1e-5).ok
+    assert not compare.compare("y", nan, one, rtol=1e-3, atol=1e-5).ok
+    assert not compare.compare("y", one, nan, rtol=1e-3, atol=1e-5).ok
     inf = np.array([np.inf, 1.0])
-    assert comparing.compare("y", inf, inf.copy(), rtol=1e-3, atol=1e-5).ok
-    assert not comparing.compare("y", inf, -inf, rtol=1e-3, atol=1e-5).ok
+    assert compare.compare("y", inf, inf.copy(), rtol=1e-3, atol=1e-5).ok
+    assert not compare.compare("y", inf, -inf, rtol=1e-3, atol=1e-5).ok
 
 
 def test_small_outputs_are_compared_by_their_own_size():
     a = np.full(4, 1e-7, np.float32)
-    assert not comparing.compare("y", a, a * np.float32(1.01), rtol=1e-3, atol=1e-5).ok
-    assert comparing.compare("y", a, a * np.float32(1.0001), rtol=1e-3, atol=1e-5).ok
+    assert not compare.compare("y", a, a * np.float32(1.01), rtol=1e-3, atol=1e-5).ok
+    assert compare.compare("y", a, a * np.float32(1.0001), rtol=1e-3, atol=1e-5).ok
 
 
 def test_nothing_compared_is_no_agreement():
@@ -367,9 +367,9 @@ def test_errors_in_units_in_the_last_place(dtype):
     info = ml_dtypes.finfo(dtype)
     numbers = np.array([1.0, -3.0, 1e-3, 0.0, float(info.smallest_subnormal)], dtype)
     above = np.nextafter(numbers, dtype(np.inf))
-    assert comparing.compare("y", numbers, above, 1e-3, 1e-5).max_ulp_error == 1.0
-    assert comparing.compare("y", numbers, numbers, 1e-3, 1e-5).max_ulp_error == 0.0
-    assert comparing.compare("y", np.array([1]), np.array([2]), 1e-3, 1e-5).max_ulp_error == 0.0
+    assert compare.compare("y", numbers, above, 1e-3, 1e-5).max_ulp_error == 1.0
+    assert compare.compare("y", numbers, numbers, 1e-3, 1e-5).max_ulp_error == 0.0
+    assert compare.compare("y", np.array([1]), np.array([2]), 1e-3, 1e-5).max_ulp_error == 0.0
 
 
 def test_pieces_of_activations_that_no_input_reaches_are_told():

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from onenode import Case, arrays, attributes
 
-from rnn_lower.proof import exact, reference, scalars
-from rnn_lower.proof.field import SMALL, Field, is_prime
+from rnn_lower.checking import reference
+from rnn_lower.proving import equations, scalar_functions
+from rnn_lower.proving.field import SMALL, Field, is_prime
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +90,10 @@ def test_order_of_small_integers_is_theirs(field):
 def test_identities_of_what_is_made_of_relu(field):
     x, low, high = (field.random((1000,)) for _ in range(3))
     assert np.array_equal(field.subtract(field.relu(x), field.relu(field.negative(x))), x)
-    least, most = scalars.minimum(field, x, low), scalars.maximum(field, x, low)
+    least, most = scalar_functions.minimum(field, x, low), scalar_functions.maximum(field, x, low)
     assert np.array_equal(field.add(least, most), field.add(x, low))
-    assert np.array_equal(most, scalars.maximum(field, low, x))
-    assert not np.array_equal(scalars.clip(field, x, low, high), x)
+    assert np.array_equal(most, scalar_functions.maximum(field, low, x))
+    assert not np.array_equal(scalar_functions.clip(field, x, low, high), x)
 
 
 @pytest.mark.parametrize("name", ["Relu", "Affine", "LeakyRelu", "ThresholdedRelu", "HardSigmoid"])
@@ -116,13 +117,13 @@ def test_the_text_in_integers_is_the_oracle(op, name, direction):
     wanted = reference.run(op, given, attributes(case))
 
     function = (name.lower(), 2.0, 1.0)
-    node = exact.Recurrence(
-        op, 2, exact.BACKWARDS.get(direction, (False,)), ((function,) * 3,) * 2, 6.0, op == "GRU", False, 0, {}, {},
+    node = equations.Recurrence(
+        op, 2, equations.BACKWARDS.get(direction, (False,)), ((function,) * 3,) * 2, 6.0, op == "GRU", False, 0, {}, {},
         np.dtype(np.float32),
     )  # fmt: skip
     field = Field(1)
     embedded = {k: field.embed(v) for k, v in values.items() if k not in ("B", "sequence_lens")}
-    embedded["B"] = exact.bias(field, values["B"], node.arithmetic, folded=False)
-    found = exact.evaluate(field, node, embedded, values["sequence_lens"])
+    embedded["B"] = equations.bias(field, values["B"], node.arithmetic, folded=False)
+    found = equations.evaluate(field, node, embedded, values["sequence_lens"])
     for what, array in zip(("Y", "Y_h", "Y_c"), wanted, strict=False):
         assert np.array_equal(field.small(found[what]), array), what

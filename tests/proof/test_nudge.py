@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.model.document import Document
-from rnn_lower.proof import nudge
-from rnn_lower.proof.runners import open_onnxruntime
+from rnn_lower.checking import perturbation
+from rnn_lower.checking.runners import open_onnxruntime
+from rnn_lower.modelio.document import Document
 
 H = 16
 
@@ -74,10 +74,10 @@ def test_what_is_decided():
 
 def explained(model: onnx.ModelProto, expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
     nudged = onnx.ModelProto.FromString(model.SerializeToString())
-    nudge.add(nudged)
+    perturbation.add(nudged)
     run = open_onnxruntime(Document(nudged))
     feeds = {"x": np.zeros((20, 4, 3), np.float32)}
-    return nudge.undecided(lambda: run(feeds), [0], [expected], [actual])[0]
+    return perturbation.undecided(lambda: run(feeds), [0], [expected], [actual])[0]
 
 
 def test_large_integers_of_other_weights_are_a_difference():

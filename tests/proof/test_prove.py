@@ -16,9 +16,9 @@ from paths import own_models
 from proofs import run
 
 import rnn_lower
-from rnn_lower.model import tensors
-from rnn_lower.proof import idioms
-from rnn_lower.proof.nodes import FAILURE
+from rnn_lower.modelio import external_data
+from rnn_lower.proving import algebraic_patterns
+from rnn_lower.proving.node_proof import FAILURE
 
 FORMS = ("scan", "loop", "unroll")
 EVERYTHING = Case("LSTM", 14, optional=OPTIONAL["LSTM"], direction="bidirectional", T=3, N=2, I=2, H=3)
@@ -41,7 +41,9 @@ def emitted(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
 
 def change(model: onnx.ModelProto, name: str, place: int, by: float | None = None) -> None:
     """An element of a constant becomes the next float, or is increased."""
-    tensor = next(tensor for tensor in tensors.tensors(model) if all(part in tensor.name for part in name.split()))
+    tensor = next(
+        tensor for tensor in external_data.tensors(model) if all(part in tensor.name for part in name.split())
+    )
     array = numpy_helper.to_array(tensor).copy()
     old = array.flat[place]
     array.flat[place] = np.nextafter(old, old.dtype.type(np.inf)) if by is None else old + by
@@ -367,12 +369,12 @@ def tanh_of_clip(low: float, high: float) -> ir.Value:
 
 
 def test_only_limits_beyond_which_tanh_is_one_are_dropped():
-    assert idioms.unlimited(tanh_of_clip(-20, 20), None).name == "x"
-    assert idioms.unlimited(tanh_of_clip(-19, 19), None) is None
-    assert idioms.unlimited(tanh_of_clip(-20, 30), None) is None
-    assert idioms.unlimited(tanh_of_clip(-20, 20), 20.0) is None
-    assert float(np.tanh(np.float64(idioms.TANH_IS_ONE))) == 1.0
-    assert idioms.clip_of(tanh_of_clip(1, -1)) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), None).name == "x"
+    assert algebraic_patterns.unlimited(tanh_of_clip(-19, 19), None) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 30), None) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), 20.0) is None
+    assert float(np.tanh(np.float64(algebraic_patterns.TANH_IS_ONE))) == 1.0
+    assert algebraic_patterns.clip_of(tanh_of_clip(1, -1)) is None
 
 
 @pytest.mark.parametrize("op", OPTIONAL)

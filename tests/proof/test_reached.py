@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.proof import reached
+from rnn_lower.checking import execution_probe
 
 T, N, I, H = 3, 2, 2, 2
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -186,7 +186,7 @@ def test_flags_do_not_change_the_model(opset):
     nodes = [branches("either", "wanted", "one", "other"), *looped()]
     model = model_of(nodes, [info("wanted", BOOL, []), info("trips", INT64, [])], ["either_out", "looped"], opset=opset)
     probed = onnx.ModelProto.FromString(model.SerializeToString())
-    flags = reached.add(probed)
+    flags = execution_probe.add(probed)
     assert list(flags) == [0, 1, 2]
     x = np.random.default_rng(0).normal(size=(T, N, I)).astype(np.float32)
     for wanted, trips in ((True, 0), (False, 3)):

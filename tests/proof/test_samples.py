@@ -10,7 +10,7 @@ from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.proof import samples
+from rnn_lower.checking import samples
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 H = 3

@@ -11,7 +11,7 @@ from onenode import Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.proof.untouched import only_recurrent_nodes_changed
+from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 
 def test_a_converted_node_is_compared_with_the_converted_original():

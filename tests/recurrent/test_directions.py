@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from paths import ROOT
 
 import rnn_lower
-from rnn_lower.recurrent.both import KEEP_NAN, NEEDED, SIDE_BY_SIDE_UP_TO
-from rnn_lower.recurrent.wide import UNITS
+from rnn_lower.lowering.both import KEEP_NAN, NEEDED, SIDE_BY_SIDE_UP_TO
+from rnn_lower.lowering.wide import UNITS
 
 SHARED = ("LSTM", "GRU", "RNN")
 WAYS = ("side by side", "end to end")

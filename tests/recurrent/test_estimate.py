@@ -12,7 +12,7 @@ from stacks import stack
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.recurrent import estimate
+from rnn_lower.lowering import estimate
 from rnn_lower.targets import find_target
 
 LENGTHS = {"full": (40, 40), "some": (40, 25)}

@@ -12,7 +12,7 @@ from judge import close, expected, run_onnxruntime
 from onenode import DTYPES, OPTIONAL, OUTPUTS, Case, attributes, build
 
 import rnn_lower
-from rnn_lower.recurrent.node import OPERATORS
+from rnn_lower.lowering.node import OPERATORS
 
 OPS = ("RNN", "GRU", "LSTM")
 OPSETS = tuple(range(9, min(onnx.defs.onnx_opset_version(), 26) + 1))  # the newest that onnxruntime has

@@ -15,7 +15,7 @@ from onenode import OPTIONAL, Case
 from strategies import cases, random_case
 
 import rnn_lower
-from rnn_lower.proof.untouched import only_recurrent_nodes_changed
+from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 
 @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from stacks import GATES, TYPES, VARIANTS, WIDTHS, any_size, given_weights
 
 import rnn_lower
-from rnn_lower.proof.untouched import only_recurrent_nodes_changed
-from rnn_lower.recurrent import shared
+from rnn_lower.lowering import shared
+from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 FORMS = ("scan", "loop")
 

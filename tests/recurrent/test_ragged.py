@@ -14,8 +14,8 @@ from onnx import numpy_helper
 from paths import ROOT
 
 import rnn_lower
-from rnn_lower.model import tensors
-from rnn_lower.recurrent.wide import UNITS
+from rnn_lower.lowering.wide import UNITS
+from rnn_lower.modelio import external_data
 
 LOOPS = ("scan", "loop")
 DIRECTIONS = (None, "reverse", "bidirectional")
@@ -125,7 +125,7 @@ def test_known_lengths_before_there_was_a_where(op, opset):
         (lengths,) = (tensor for tensor in model.graph.initializer if tensor.name == "sequence_lens")
         known = onnx.helper.make_node("Constant", [], ["sequence_lens"], value=lengths)
         for listed in (model.graph.initializer, model.graph.input):
-            tensors.remove_if(listed, lambda value: value.name == "sequence_lens")
+            external_data.remove_if(listed, lambda value: value.name == "sequence_lens")
         model.graph.node.insert(0, known)
         result = rnn_lower.lower(model, form="loop")
         onnx.checker.check_model(result, full_check=True)

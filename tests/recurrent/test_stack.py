@@ -14,8 +14,8 @@ from paths import ROOT
 from stacks import BETWEEN, GATES, TYPES, VARIANTS, any_size, chain, given_weights
 
 import rnn_lower
-from rnn_lower.proof.untouched import only_recurrent_nodes_changed
-from rnn_lower.recurrent import shared
+from rnn_lower.lowering import shared
+from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 FORMS = ("scan", "loop")
 

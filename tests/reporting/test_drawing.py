@@ -10,9 +10,9 @@ from onenode import OPTIONAL, Case, build
 from strategies import FORMS
 
 import rnn_lower
-from rnn_lower.model import files
-from rnn_lower.model.passes import lower_document
-from rnn_lower.model.scopes import subgraphs
+from rnn_lower.driver.lower_pass import lower_document
+from rnn_lower.ir.walk import subgraphs
+from rnn_lower.modelio import files
 from rnn_lower.options import Options
 from rnn_lower.reporting import drawing
 

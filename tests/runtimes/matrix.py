@@ -28,10 +28,10 @@ from onenode import build  # noqa: E402
 from runners import RUNNERS, limit_of, missing, version  # noqa: E402
 
 import rnn_lower  # noqa: E402
-from rnn_lower.kit import results as judging  # noqa: E402
-from rnn_lower.kit.report import REFUSED, fused_tables, tell  # noqa: E402
-from rnn_lower.kit.toml import to_toml  # noqa: E402
 from rnn_lower.targets import TARGETS  # noqa: E402
+from rnn_lower.targets.probe import results as judging  # noqa: E402
+from rnn_lower.targets.probe.report import REFUSED, fused_tables, tell  # noqa: E402
+from rnn_lower.targets.probe.toml import to_toml  # noqa: E402
 
 NOTES = """
 "Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. The

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from rnn_lower.kit.writing import LIMIT
-from rnn_lower.proof import runtimes
-from rnn_lower.proof.runtimes import Runner, file_of
-from rnn_lower.proof.samples import Feeds
+from rnn_lower.checking import runtimes
+from rnn_lower.checking.runtimes import Runner, file_of
+from rnn_lower.checking.samples import Feeds
+from rnn_lower.targets.probe.writing import LIMIT
 
 __all__ = ["RUNNERS", "limit_of", "missing", "version"]
 

@@ -13,8 +13,8 @@ from runners import RUNNERS, missing
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.model import isolated
-from rnn_lower.proof import runtimes
+from rnn_lower.checking import runtimes
+from rnn_lower.sandbox import isolated
 
 QUICK = ("onnxruntime", "onnx-reference", "openvino", "tract", "opencv", "onnx2torch")
 

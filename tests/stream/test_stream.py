@@ -13,7 +13,7 @@ from streams import in_chunks, one_node, one_stack, same_in_chunks
 
 import rnn_lower
 from rnn_lower import api
-from rnn_lower.model import files
+from rnn_lower.modelio import files
 from rnn_lower.options import Options
 from rnn_lower.streaming import making
 

@@ -1,0 +1,155 @@
+"""Values known at lowering time: folded lazily, shared by content, evaluated when the model is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.names import Names
+from rnn_lower.ir.schemas import literal_of
+
+EAGER_BYTES = 1024
+"""Constants up to this size are evaluated at once; larger ones stay lazy, so that weights are not held in memory."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor known now.
+
+    key: how it was made; equal keys mean equal values, which is how one weight serves several nodes.
+    load: computes the array anew at each call and keeps nothing.
+    name: what it holds, for the value that it may become.  sources: identities of the tensors that it is made of.
+    """
+
+    key: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    load: Callable[[], np.ndarray]
+    name: str = "constant"
+    sources: frozenset[int] = frozenset()
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def constant(value: Any, dtype: ir.DataType, name: str = "constant") -> Constant:
+    """A small literal: a number or a list of numbers."""
+    array = np.asarray(value).astype(dtype.numpy())
+    return Constant(("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array, name)
+
+
+def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a Constant node, left as it is; None for what is known at run time only.
+
+    An initializer that is also a graph input may be given by the caller, so it counts as unknown.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    if value.const_value is not None:
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
+        return None
+    (attribute,) = node.attributes.values()
+    if attribute.name == "value" and attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+        return attribute.as_tensor()
+    literal = literal_of(attribute)
+    return None if literal is None else ir.tensor(literal)
+
+
+def from_tensor(tensor: ir.TensorProtocol) -> Constant:
+    """The constant behind an initializer or a Constant node; its data stays where it is (memory, file)."""
+    key, shape = ("tensor", id(tensor)), tuple(tensor.shape.numpy())
+    return Constant(key, shape, tensor.dtype, tensor.numpy, sources=frozenset((id(tensor),)))
+
+
+def filled(value: float, shape: tuple[int, ...], dtype: ir.DataType) -> Constant:
+    """A constant with one value everywhere."""
+    return Constant(
+        ("filled", value, shape, dtype), shape, dtype, lambda: np.full(shape, value, dtype.numpy()), "filled"
+    )
+
+
+def fold(
+    what: tuple[Any, ...], compute: Callable[..., np.ndarray], *operands: Constant, name: str,
+    dtype: ir.DataType | None = None,
+) -> Constant:  # fmt: skip
+    """Apply a numpy function to constants, later. `what` names the function and its parameters for sharing."""
+
+    def load() -> np.ndarray:
+        with np.errstate(all="ignore"):  # weights may hold anything; inf - inf is NaN at run time as well
+            return compute(*(operand.load() for operand in operands))
+
+    # Views of a single element stand for the operands: the shape comes out without touching any data.
+    outlines = (np.broadcast_to(np.int8(0), operand.shape) for operand in operands)
+    return Constant(
+        (what, *(operand.key for operand in operands)),
+        compute(*outlines).shape,
+        dtype or operands[0].dtype,
+        load,
+        name,
+        frozenset().union(*(operand.sources for operand in operands)),
+    )
+
+
+WriteConstant = Callable[[ir.TensorProtocol, str], ir.Value]
+"""Writes a Constant node of a name."""
+
+
+class ConstantPool:
+    """Turns constants into values of one graph, each content once.
+
+    They become initializers, of the main graph or of a body. Where that is impossible (as_nodes) they become Constant
+    nodes beside the recurrent node: functions have no initializers, and before IR version 4 every initializer must
+    also be a graph input, but the inputs of the model are not ours to change.
+
+    shared: tensors that several nodes use. What is made of them stays in the outermost pool, to be stored once.
+    """
+
+    def __init__(
+        self, names: Names, as_nodes: bool, shared: frozenset[int] = frozenset(), outer: ConstantPool | None = None
+    ) -> None:
+        self._names, self._as_nodes, self._shared, self._outer = names, as_nodes, shared, outer
+        # The constant is kept with its value: keys hold the identity of tensors, which must not be used again.
+        self._values: dict[tuple[Any, ...], tuple[ir.Value, Constant]] = {}
+
+    def inner(self) -> ConstantPool:
+        """A pool for a body; Constant nodes stay outside of bodies, where they run once."""
+        return self if self._as_nodes else ConstantPool(self._names, False, self._shared, self)
+
+    def value(self, constant: Constant, name: str, write: WriteConstant) -> ir.Value:
+        """The value that holds `constant`; `name`, and `write` for a Constant node, serve when it is not there yet."""
+        if self._outer is not None and constant.sources & self._shared:
+            return self._outer.value(constant, name, write)
+        if constant.key not in self._values:
+            name = self._names.unique(name)
+            tensor = _tensor(constant, name)
+            if self._as_nodes:
+                value = write(tensor, name)
+            else:
+                shape = ir.Shape(constant.shape)
+                value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=shape)
+            self._values[constant.key] = value, constant
+        return self._values[constant.key][0]
+
+    @property
+    def initializers(self) -> list[ir.Value]:
+        """The values that are to become initializers of the graph."""
+        return [value for value, _ in self._values.values() if value.producer() is None]
+
+
+def _tensor(constant: Constant, name: str) -> ir.TensorProtocol:
+    if constant.size * constant.dtype.itemsize <= EAGER_BYTES:
+        return ir.tensor(np.ascontiguousarray(constant.load()).reshape(constant.shape), dtype=constant.dtype, name=name)
+    return ir.LazyTensor(
+        lambda: ir.Tensor(np.ascontiguousarray(constant.load()), dtype=constant.dtype, name=name),
+        dtype=constant.dtype,
+        shape=ir.Shape(constant.shape),
+        name=name,
+    )

@@ -1,0 +1,245 @@
+"""What a runtime takes: rules that one node at a time is held against. Knows no target by name, and emits nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from rnn_lower.builder.tensor_info import Outline, frozen, inferred, input_names, of_body
+from rnn_lower.builder.versions import TABLE
+from rnn_lower.ir.schemas import WITH_BODIES
+
+FREE = ("Constant",)
+"""Taken by every runtime: weights of graphs that have no initializers."""
+
+
+PARAMETERS = frozenset({"axes", "starts", "ends", "steps", "shape", "split", "repeats", "min", "max", "indices"})
+"""Names of inputs that are no data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A node as rules see it."""
+
+    op_type: str
+    opset: int
+    inputs: tuple[Outline | None, ...]
+    attributes: tuple[tuple[str, Any], ...]
+    outputs: tuple[Outline, ...]
+
+    @property
+    def operands(self) -> list[Outline]:
+        return [given for given in self.inputs if given is not None]
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return dict(self.attributes).get(name, default)
+
+    def parameter(self, name: str) -> tuple[Any, ...] | None:
+        """Numbers that are an attribute or an input; None when they are left out, or not known now."""
+        given = self.attribute(name)
+        if given is not None:
+            return given if isinstance(given, tuple) else (given,)
+        names = input_names(self.op_type, self.opset)
+        place = names.index(name) if name in names else len(self.inputs)
+        operand = self.inputs[place] if place < len(self.inputs) else None
+        return None if operand is None else operand.content
+
+    @property
+    def parameters(self) -> list[Outline]:
+        """The operands that are axes, sizes, bounds and the like."""
+        names = input_names(self.op_type, self.opset)
+        places = [place for place, name in enumerate(names) if name in PARAMETERS and place < len(self.inputs)]
+        return [given for given in map(self.inputs.__getitem__, places) if given is not None]
+
+    @property
+    def data(self) -> list[Outline]:
+        """The other operands, and the results."""
+        parameters = set(map(id, self.parameters))
+        return [one for one in (*self.operands, *self.outputs) if id(one) not in parameters]
+
+
+def use_of(
+    op_type: str, opset: int, inputs: Sequence[Outline | None], attributes: Mapping[str, Any],
+    body: Sequence[Outline] | None, count: int,
+) -> Use:  # fmt: skip
+    """What is known of a node of `count` outputs by its inputs. body: what its first body answers, if it has any."""
+    plain = frozen(attributes)
+    if body is not None and op_type in WITH_BODIES:
+        found = tuple(of_body(op_type, inputs, body, attributes.get("num_scan_inputs", 0)))
+    else:
+        held = tuple((name, what) for name, what in plain if not isinstance(what, ir.TensorProtocol))
+        found = inferred(op_type, opset, tuple(inputs), held, count)
+    return Use(op_type, opset, tuple(inputs), plain, found)
+
+
+Check = Callable[[Any, Use], str | None]
+"""(what the rule says, node) -> what the node does instead, or None when it keeps to it"""
+
+
+def _inputs(told: Sequence[int], use: Use) -> str | None:
+    low, high = told
+    return None if low <= len(use.operands) <= high else f"{len(use.operands)}"
+
+
+def _outputs(told: Sequence[int], use: Use) -> str | None:
+    low, high = told
+    return None if low <= len(use.outputs) <= high else f"{len(use.outputs)}"
+
+
+def _constant(told: Sequence[int], use: Use) -> str | None:
+    given = [(place, use.inputs[place]) for place in told if place < len(use.inputs)]
+    return next((f"{place} is computed" for place, one in given if one is not None and not one.constant), None)
+
+
+def _variable(told: int, use: Use) -> str | None:
+    count = sum(not one.constant for one in use.operands)
+    return None if count <= told else f"{count}"
+
+
+def _ranks(told: Sequence[int], use: Use) -> str | None:
+    low, high = told
+    ranks = [None if one.shape is None else len(one.shape) for one in use.data]
+    return next(
+        (f"{'unknown' if rank is None else rank}" for rank in ranks if rank is None or not low <= rank <= high), None
+    )
+
+
+def _axes(told: Sequence[int], use: Use) -> str | None:
+    shape = use.inputs[0].shape if use.inputs and use.inputs[0] is not None else None
+    given = use.parameter("axis") if use.attribute("axis") is not None else use.parameter("axes")
+    if given is None and use.op_type == "Slice":
+        given = tuple(range(len(use.parameter("starts") or ())))
+    if given is None and use.op_type in ("Split", "Gather"):
+        given = (0,)
+    if given is None or shape is None:
+        return "unknown"
+    rank = len(shape) + (len(given) if use.op_type == "Unsqueeze" else 0)
+    places = [axis % rank if rank else axis for axis in given]
+    if use.op_type == "Slice":  # an axis that is taken whole is left alone
+        bounds = zip(places, use.parameter("starts") or (), use.parameter("ends") or (), strict=False)
+        whole = {
+            place for place, start, end in bounds if start == 0 and shape[place] is not None and end >= shape[place]
+        }
+        places = [place for place in places if place not in whole]
+    return next((f"{place} of {rank}" for place in places if place not in told and place - rank not in told), None)
+
+
+def _steps(told: Sequence[int], use: Use) -> str | None:
+    return next((f"{step}" for step in use.parameter("steps") or (1,) if step not in told), None)
+
+
+def _elements(told: int, use: Use) -> str | None:
+    counts = [None if one.sizes is None else math.prod(one.sizes) for one in use.parameters]
+    return next((f"{count}" for count in counts if count != told), None)
+
+
+def _values(told: Mapping[str, Sequence[float]], use: Use) -> str | None:
+    for name, (low, high) in told.items():
+        for number in use.parameter(name) or ():
+            if not low <= number <= high:
+                return f"{name} {number:g}"
+    return None
+
+
+def _attributes(told: Mapping[str, Sequence[Any]], use: Use) -> str | None:
+    for name, allowed in told.items():
+        given = use.attribute(name)
+        plain = list(given) if isinstance(given, tuple) else given
+        if given is not None and plain not in allowed:
+            return f"{name} {plain}"
+    return None
+
+
+def _types(told: Sequence[str], use: Use) -> str | None:
+    kinds = [one.dtype for one in use.data if one.dtype is not None]
+    return next((kind.name for kind in kinds if kind.name not in told), None)
+
+
+def _broadcast(told: bool, use: Use) -> str | None:
+    shapes = {one.shape for one in use.operands}
+    return None if told or len(shapes) <= 1 else " and ".join(sorted(str(list(shape or ())) for shape in shapes))
+
+
+CHECKS: Mapping[str, tuple[str, Check]] = {
+    "inputs": ("number of inputs from {0[0]} to {0[1]}", _inputs),
+    "outputs": ("number of outputs from {0[0]} to {0[1]}", _outputs),
+    "constant": ("constant inputs at {0}", _constant),
+    "variable": ("at most {0} inputs that are not constant", _variable),
+    "ranks": ("ranks {0[0]} to {0[1]}", _ranks),
+    "axes": ("axes {0}", _axes),
+    "steps": ("steps {0}", _steps),
+    "elements": ("{0} numbers in each parameter", _elements),
+    "values": ("values {0}", _values),
+    "attributes": ("attributes {0}", _attributes),
+    "types": ("element types {0}", _types),
+    "broadcast": ("operands of one shape", _broadcast),
+}
+"""What can be said of an operator, in words and as a check."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a runtime says of nodes; the defaults take everything.
+
+    takes: the operators it takes, None for all.  avoid: operators it does not take.
+    rank: the highest.  static: whether every size must be known.  opsets: first and last.
+    limits: by operator, what CHECKS knows.  sources: by operator, or by the name of another rule, who says so.
+    """
+
+    takes: frozenset[str] | None = None
+    avoid: frozenset[str] = frozenset()
+    rank: int | None = None
+    static: bool = False
+    opsets: tuple[int, int] = (1, 99)
+    limits: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property  # asked twice for each node
+    def silent(self) -> bool:
+        """Whether they rule nothing out."""
+        return self == dataclasses.replace(Rules(), opsets=self.opsets, sources=self.sources)
+
+    def listed(self, op_type: str) -> bool:
+        """Whether the operator is taken at all."""
+        listed = self.takes is None or op_type in self.takes
+        return op_type in FREE or (listed and op_type not in self.avoid)
+
+    def has(self, op_type: str, opset: int) -> bool:
+        """Whether the operator exists at this opset and is taken at all."""
+        return TABLE[op_type].since <= opset and self.listed(op_type)
+
+    def takes_type(self, op_type: str, dtype: ir.DataType) -> bool:
+        """Whether the operator is taken with operands of this element type, as far as types are limited."""
+        types = self.limits.get(op_type, {}).get("types")
+        return self.listed(op_type) and (types is None or dtype.name in types)
+
+    def broken(self, use: Use) -> str | None:
+        """The rule that a node breaks, in words with its source, or None."""
+        op_type = use.op_type
+        if op_type in FREE:
+            return None
+        if not self.listed(op_type):
+            return self._told(op_type, "it is not among the operators that it takes")
+        first, last = self.opsets
+        if not first <= use.opset <= last:
+            return self._told("opsets", f"it takes opsets {first} to {last}, here {use.opset}")
+        for one in (*use.operands, *use.outputs):
+            if self.rank is not None and one.shape is not None and len(one.shape) > self.rank:
+                return self._told("rank", f"it takes ranks up to {self.rank}, here {len(one.shape)}")
+            if self.static and one.sizes is None:
+                return self._told("static", "it takes known sizes only, here one is not known")
+        for name, told in self.limits.get(op_type, {}).items():
+            words, check = CHECKS[name]
+            instead = check(told, use)
+            if instead is not None:
+                return self._told(op_type, f"it takes {op_type} with {words.format(told)}, here {instead}")
+        return None
+
+    def _told(self, what: str, rule: str) -> str:
+        source = self.sources.get(what)
+        return rule if source is None else f"{rule} ({source})"

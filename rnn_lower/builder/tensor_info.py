@@ -1,0 +1,176 @@
+"""What is known of operands before anything runs: shape, element type, and what small constants hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import Constant, known_tensor
+from rnn_lower.ir.schemas import newest_opset, schema_of
+
+Shape = tuple[int | None, ...]
+MOST = 1024
+"""Elements up to which the numbers of a constant are looked at: axes, sizes, bounds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """shape: None when even the rank is unknown.  constant: whether it is known now.  content: its numbers, if few."""
+
+    shape: Shape | None = None
+    dtype: ir.DataType | None = None
+    constant: bool = False
+    content: tuple[Any, ...] | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape when all of it is known."""
+        known = tuple(size for size in self.shape or () if size is not None)
+        return None if self.shape is None or len(known) < len(self.shape) else known
+
+
+UNKNOWN = Outline()
+
+
+def outline_of(operand: ir.Value | Constant) -> Outline:
+    """What an operand tells by itself."""
+    if isinstance(operand, Constant):
+        return Outline(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
+    node, origin = operand.producer(), operand
+    cast = node is not None and node.op_type == "Cast" and bool(node.inputs) and _to_integers(node)
+    if cast and node is not None and node.inputs[0] is not None:  # before opset 9 integers come as doubles
+        origin = node.inputs[0]
+    tensor = known_tensor(origin)
+    if tensor is not None:
+        shape, dtype = tuple(map(int, tensor.shape.numpy())), ir.DataType.INT64 if cast else tensor.dtype
+        return Outline(shape, dtype, True, _content(shape, dtype, lambda: tensor.numpy().astype(dtype.numpy())))
+    if operand.shape is None:
+        return Outline(dtype=operand.dtype)
+    sizes = (size if isinstance(size, int) and size >= 0 else None for size in operand.shape)
+    return Outline(tuple(sizes), operand.dtype)
+
+
+def _to_integers(node: ir.Node) -> bool:
+    to = node.attributes.get("to")
+    return to is not None and to.value in (int(ir.DataType.INT64), "INT64")
+
+
+def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | None:
+    """Integers, which may be axes and sizes, and single numbers, which may be bounds; weights stay where they are."""
+    count = math.prod(size or 0 for size in shape)
+    if count > (MOST if dtype == ir.DataType.INT64 else 1):
+        return None
+    return tuple(np.asarray(load()).ravel().tolist())
+
+
+@functools.cache
+def input_names(op_type: str, opset: int) -> tuple[str, ...]:
+    """What the operator calls its inputs."""
+    schema = schema_of(op_type, opset)
+    return () if schema is None else tuple(formal.name for formal in schema.inputs)
+
+
+@functools.lru_cache(maxsize=4096)
+def inferred(
+    op_type: str, opset: int, inputs: Sequence[Outline | None], attributes: tuple[tuple[str, Any], ...], count: int
+) -> tuple[Outline, ...]:
+    """The outlines of what a node without a body answers, by onnx's own inference; unknown where that stumbles."""
+    schema = schema_of(op_type, opset)
+    if schema is None:
+        return (UNKNOWN,) * count
+    names = [f"x{place}" if given is not None else "" for place, given in enumerate(inputs)]
+    outputs = [f"y{place}" for place in range(count)]
+    types, data = {}, {}
+    for name, given in zip(names, inputs, strict=True):
+        if given is None or given.dtype is None:
+            continue
+        sizes = None if given.shape is None else [f"s{k}" if n is None else n for k, n in enumerate(given.shape)]
+        types[name] = onnx.helper.make_tensor_type_proto(int(given.dtype), sizes)
+        if given.content is not None and given.sizes is not None:
+            array = np.asarray(given.content, given.dtype.numpy()).reshape(given.sizes)
+            data[name] = onnx.numpy_helper.from_array(array, name)
+    try:
+        node = onnx.helper.make_node(op_type, names, outputs, **dict(attributes))
+        version = min(opset, newest_opset())
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10
+        )
+    except Exception:  # whatever inference stumbles over, what it could have told is unknown then
+        return (UNKNOWN,) * count
+    return tuple(_outline(found[name]) if name in found else UNKNOWN for name in outputs)
+
+
+def _outline(proto: onnx.TypeProto) -> Outline:
+    tensor = proto.tensor_type
+    dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
+    if not tensor.HasField("shape"):
+        return Outline(dtype=dtype)
+    return Outline(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim), dtype)
+
+
+def answers(op_type: str, bodies: Sequence[ir.Graph], outline: Callable[[ir.Value], Outline]) -> list[Outline] | None:
+    """The outlines of what a node's bodies answer, of two branches what both agree in; None without bodies.
+
+    A condition that the body of a Loop hands on counts as true: whether the first one is, the node's inputs tell.
+    """
+    if not bodies:
+        return None
+    given = [body.outputs for body in bodies]
+    found = [functools.reduce(_common, map(outline, values)) for values in zip(*given, strict=False)]
+    if op_type == "Loop" and found and _hands_on(bodies[0]):
+        found[0] = Outline((), ir.DataType.BOOL, True, (True,))
+    return found
+
+
+def _common(one: Outline, other: Outline) -> Outline:
+    if one == other:
+        return one
+    shape = None
+    if one.shape is not None and other.shape is not None and len(one.shape) == len(other.shape):
+        shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
+    return Outline(shape, one.dtype if one.dtype == other.dtype else None)
+
+
+def _hands_on(body: ir.Graph) -> bool:
+    """Whether the condition that a Loop's body answers is the one that it gets."""
+    node = body.outputs[0].producer()
+    handed = node.inputs[0] if node is not None and node.op_type == "Identity" else body.outputs[0]
+    return len(body.inputs) > 1 and handed is body.inputs[1]
+
+
+def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outline], scanned: int) -> list[Outline]:
+    """The outlines of what If, Loop or Scan answers, given those of what its body answers.
+
+    inputs: of the node.  scanned: how many of a Scan's inputs are sequences.
+    """
+    if op_type == "If":
+        return list(body)
+    length: int | None = None
+    if op_type == "Loop":
+        stays, body, states = body[:1], body[1:], len(inputs) - 2
+        trips, condition = (inputs[place] if place < len(inputs) else None for place in (0, 1))
+        goes_on = stays and stays[0].content == (True,) and (condition is None or condition.content == (True,))
+        if goes_on and trips is not None and trips.content and trips.dtype == ir.DataType.INT64:
+            length = max(0, int(trips.content[0]))
+    else:
+        states = len(inputs) - scanned if isinstance(scanned, int) else 0
+        first = inputs[states] if 0 <= states < len(inputs) else None
+        length = None if first is None or not first.shape else first.shape[0]
+    stacked = [
+        dataclasses.replace(one, shape=None if one.shape is None else (length, *one.shape)) for one in body[states:]
+    ]
+    return [*body[:states], *stacked]
+
+
+def frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Attributes as what can be compared and looked up: lists as tuples, sorted by name."""
+    return tuple(
+        sorted((name, tuple(held) if isinstance(held, (list, tuple)) else held) for name, held in attributes.items())
+    )

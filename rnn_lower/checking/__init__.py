@@ -1,0 +1,1 @@
+"""Check a lowered model by running it beside the original: samples, runners, comparison."""

@@ -1,0 +1,140 @@
+"""How outputs are compared: floating-point numbers within tolerance, everything else as it is, over several runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rnn_lower.proving.report import OutputReport
+
+
+class Comparison:
+    """Collects the differences per output over several runs."""
+
+    def __init__(self, rtol: float, atol: float) -> None:
+        self._rtol, self._atol = rtol, atol
+        self._reports: dict[str, OutputReport] = {}
+        self._first: dict[str, Any] = {}
+        self._filled: set[str] = set()
+        self._varied: set[str] = set()
+
+    def nothing_compared(self, touched: set[str], varied: bool) -> str:
+        """Why agreement would say nothing, or nothing.
+
+        touched: outputs that recurrent nodes have a part in.  varied: outputs need not differ from run to run.
+        """
+        names = touched & self._reports.keys() or self._reports.keys()
+        told = "every output" if names == self._reports.keys() else "every output of a recurrent node"
+        if names and not self._filled & names:
+            return f"{told} is empty, or holds no finite number"
+        if names and not varied and not self._varied & names:
+            return f"{told} is the same in all runs, whatever the inputs"
+        return ""
+
+    def add(
+        self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any],
+        undecided: Mapping[int, np.ndarray] = {},
+    ) -> None:  # fmt: skip
+        """One run. undecided: by the place of an output, which of its integers need not agree."""
+        for place, (name, wanted, got) in enumerate(zip(names, expected, actual, strict=True)):
+            if place in undecided:
+                got = np.where(undecided[place], wanted, got)
+            new = compare(name, wanted, got, self._rtol, self._atol)
+            self._filled |= {name} if _has_content(wanted) else set()
+            first = self._first.setdefault(name, wanted)
+            self._varied |= set() if _identical(first, wanted) or _one_value(first, wanted) else {name}
+            old = self._reports.get(name, new)
+            self._reports[name] = dataclasses.replace(
+                new,
+                max_abs_error=max(old.max_abs_error, new.max_abs_error),
+                max_rel_error=max(old.max_rel_error, new.max_rel_error),
+                max_ulp_error=max(old.max_ulp_error, new.max_ulp_error),
+                ok=old.ok and new.ok,
+                reason=old.reason or new.reason,
+            )
+
+    def reports(self) -> tuple[OutputReport, ...]:
+        return tuple(self._reports.values())
+
+
+def _identical(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_identical, a, b))
+    return np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def _one_value(a: Any, b: Any) -> bool:
+    """Whether all of both, whatever their shapes, is one and the same value."""
+    if isinstance(a, list):
+        return False
+    both = np.concatenate([np.ravel(a), np.ravel(b)])
+    return bool(both.size) and bool(np.all(both == both[0]))
+
+
+def _has_content(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_content, value))
+    array = np.asarray(value)
+    return array.size > 0 and (array.dtype.kind not in "fcV" or bool(np.any(np.isfinite(array.astype(np.complex128)))))
+
+
+def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> OutputReport:
+    """One output of one run: floating-point numbers within tolerance, everything else equal."""
+    if isinstance(expected, list) != isinstance(actual, list):
+        return OutputReport(name, (), float("inf"), float("inf"), False, "one is a sequence")
+    if isinstance(expected, list):  # a sequence
+        parts = [compare(name, e, a, rtol, atol) for e, a in zip(expected, actual, strict=False)]
+        same = len(expected) == len(actual) and all(part.ok for part in parts)
+        worst = max((part.max_abs_error for part in parts), default=0.0)
+        return OutputReport(name, (len(expected),), worst, 0.0, same, "" if same else "sequences differ")
+    a, b = np.asarray(expected), np.asarray(actual)
+    if (a.shape != b.shape and not _both_empty(a, b)) or a.dtype != b.dtype:
+        reason = f"{a.dtype}{list(a.shape)} expected, {b.dtype}{list(b.shape)} found"
+        return OutputReport(name, b.shape, float("inf"), float("inf"), False, reason)
+    if a.dtype.kind in "OSU":
+        same = bool(np.array_equal(a, b))
+        return OutputReport(name, b.shape, 0.0 if same else float("inf"), 0.0, same, "" if same else "texts differ")
+    if a.size == 0:
+        return OutputReport(name, b.shape, 0.0, 0.0, True)
+    if a.dtype.kind in "fcV":  # V: the narrow types that numpy does not know
+        rtol = max(rtol, float(ml_dtypes.finfo(a.dtype).eps) if a.dtype.kind != "c" else 0.0)
+    else:
+        rtol = atol = 0.0
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    x, y = a.astype(wide), b.astype(wide)
+    finite = np.abs(x[np.isfinite(x)])
+    atol *= float(finite.max(initial=0.0))  # by the size of the output: what is small everywhere must agree as well
+    with np.errstate(all="ignore"):
+        same_special = (np.isnan(x) & np.isnan(y)) | (a == b)
+        difference = np.where(same_special, 0.0, np.abs(x - y))
+        difference = np.where(np.isnan(difference), np.inf, difference)
+        relative = np.where(difference == 0, 0.0, difference / np.maximum(np.abs(x), np.finfo(np.float32).tiny))
+        within = same_special | ((difference <= atol + rtol * np.abs(x)) & (difference < np.inf))
+    if not rtol:
+        within = same_special
+    ok = bool(np.all(within))
+    reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
+    ulp = _in_ulp(difference, x, a.dtype)
+    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp)
+
+
+def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:
+    """Whether both are, and sizes differ at most where onnxruntime writes 0 for one that it does not know: where a Loop
+    of no trips has computed nothing."""
+    told = zip(expected.shape, actual.shape, strict=False)
+    return expected.ndim == actual.ndim and expected.size == actual.size == 0 and all(a in (0, b) for a, b in told)
+
+
+def _in_ulp(difference: np.ndarray, x: np.ndarray, dtype: np.dtype[Any]) -> float:
+    """The largest difference in units in the last place of what was expected; 0 for what is no real number."""
+    if dtype.kind not in "fV":
+        return 0.0
+    limits = ml_dtypes.finfo(dtype)
+    _, exponents = np.frexp(np.where(np.isfinite(x), x, float(limits.max)))
+    units = np.maximum(np.ldexp(float(limits.eps), exponents - 1), float(limits.smallest_subnormal))
+    with np.errstate(all="ignore"):
+        return float(np.max(difference / units))

@@ -1,0 +1,61 @@
+"""Let fused recurrent nodes fail where they would end the process: on a sequence without steps, rows or features.
+
+Every X gets a few nodes before it that pass it on, or make onnxruntime raise an error that carries NAME:
+
+    empty = int(not bool(Size(X)));  X' = Reshape(X, Shape(X) + Gather([0], empty))      Gather([0], 1) is an error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from rnn_lower.checking.wrap_node import put_around
+from rnn_lower.lowering.node import RecurrentNode
+
+NAME = "rnn_lower/guard"
+
+
+def needed(nodes: Sequence[RecurrentNode]) -> bool:
+    """Whether any of a model's recurrent nodes may meet an empty sequence."""
+    return not all(node.static_length and node.static_batch and node.input_size for node in nodes)
+
+
+def add(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Guard every recurrent node of a model, in place, wherever it is."""
+    put_around(model, _guarded)
+    return model
+
+
+def _guarded(node: onnx.NodeProto, number: int) -> list[onnx.NodeProto]:
+    if not node.input:
+        return [node]
+    name = f"{NAME}/{number}"
+    checks = _checks(node.input[0], name)
+    node.input[0] = f"{name}/x"
+    return [*checks, node]
+
+
+def _checks(x: str, name: str) -> list[onnx.NodeProto]:
+    zero = onnx.numpy_helper.from_array(np.zeros(1, np.float64))
+    rows: list[tuple[str, list[str | None], str, dict[str, object]]] = [  # an input of None is x
+        ("Constant", [], "zeros_double", {"value": zero}),
+        ("Cast", ["zeros_double"], "zeros", {"to": onnx.TensorProto.INT64}),  # opset 7 has no integer Constant
+        ("Shape", [None], "shape", {}),
+        ("Size", [None], "size", {}),
+        ("Cast", ["size"], "some", {"to": onnx.TensorProto.BOOL}),
+        ("Not", ["some"], "none", {}),
+        ("Cast", ["none"], "empty", {"to": onnx.TensorProto.INT64}),
+        ("Gather", ["zeros", "empty"], "zero", {}),
+        ("Add", ["shape", "zero"], "same_shape", {}),
+        ("Reshape", [None, "same_shape"], "x", {}),
+    ]
+    return [
+        helper.make_node(
+            op, [x if i is None else f"{name}/{i}" for i in inputs], [f"{name}/{out}"], f"{name}/{out}", **at
+        )
+        for op, inputs, out, at in rows
+    ]

@@ -1,0 +1,32 @@
+"""Run models in a child, since a runtime may end the process that runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from rnn_lower.checking import runtimes
+from rnn_lower.checking.runners import ORT
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.sandbox import isolated
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def outlived(model: Any, on: str | None, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+    """What a function that runs models gives; computed here where no child can be had (see `isolated.apart`).
+
+    model: what it runs, for the error, which names it if it is a path.  on: as for `rnn_lower.check`.
+    Raises what the function raises, and RnnLowerError when the child has died.
+    """
+    if on is not None and runtimes.WITH_THREADS & sys.modules.keys():
+        return function(*arguments, **keywords)
+    try:
+        return isolated.apart(function, *arguments, **keywords)
+    except isolated.Ended as end:
+        name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
+        told = f"the process in which {on or ORT} ran this model, or what was made of it, ended ({end})"
+        raise RnnLowerError(f"{name}{told}; take --prove, or rnn-lower prove, which need no runtime") from None

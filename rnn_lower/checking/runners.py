@@ -1,0 +1,133 @@
+"""Runtimes that models are compared on: onnxruntime, and onnx.reference with operators of this project."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+from onnx.reference import ReferenceEvaluator
+
+from rnn_lower.checking import reference
+from rnn_lower.checking.samples import Feeds
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.modelio import external_data
+from rnn_lower.modelio.document import Document
+from rnn_lower.modelio.output_path import is_binary
+from rnn_lower.transforms.evaluate import evaluator
+from rnn_lower.transforms.inline import inlined
+
+ORT = f"onnxruntime {onnxruntime.__version__}"
+REFERENCE = "onnx.reference with rnn_lower.checking.reference"
+
+Run = Callable[[Feeds], list[Any]]
+Change = Callable[[onnx.ModelProto], object]
+
+
+def open_onnxruntime(document: Document, path: str | None = None, change: Change | None = None) -> Run:
+    """A runner on onnxruntime's CPU. change: made to a copy of the model before."""
+    external = any(map(external_data.is_external, external_data.tensors(document.proto)))
+    values = (*document.proto.graph.input, *document.proto.graph.output)
+    plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
+    # onnxruntime takes names that are text, of files that are not.
+    if path is not None and external and plain and path.isprintable() and is_binary(Path(path)):
+        session = _session(path)
+    else:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(document.proto)
+        folder = _one_folder(proto, document.folder) if external else None
+        if change is not None:
+            change(proto)
+        session = _session(_bridged(proto).SerializeToString(), folder)
+    names = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+    wanted = [value.type.tensor_type.elem_type for value in document.proto.graph.output]
+
+    def run(feeds: Feeds) -> list[Any]:
+        passed = {f"{k}/float": v.astype(np.float32) if _is_bfloat16(v) else v for k, v in feeds.items()}
+        passed = {name: value for name, value in {**feeds, **passed}.items() if name in names}
+        results = session.run(None, passed)
+        bfloat16 = onnx.TensorProto.BFLOAT16
+        return [
+            r.astype(ml_dtypes.bfloat16) if dtype == bfloat16 else r
+            for r, dtype in itertools.zip_longest(results, wanted)  # a change may have added outputs
+        ]
+
+    return run
+
+
+def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
+    """Name the data files of a copy by where they really are, links followed, since onnxruntime goes by that."""
+    assert folder is not None
+    found = set()
+    for tensor in filter(external_data.is_external, external_data.tensors(model)):
+        place = external_data.locate(tensor, folder)
+        found.add(place.path.parent)
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = place.path.name
+    if len(found) > 1:
+        raise RnnLowerError(f"the weights lie in {len(found)} folders; put them in one to have them compared")
+    return found.pop()
+
+
+def open_reference(document: Document, change: Change | None = None) -> Run:
+    """A runner on onnx.reference, with this project's recurrent operators in place of onnx's own. change: as above."""
+    ready = reference_evaluator(document, reference.OPERATORS, change)
+    return lambda feeds: list(ready.run(None, feeds))
+
+
+def reference_evaluator(
+    document: Document, operators: Iterable[type], change: Change | None = None
+) -> ReferenceEvaluator:
+    """onnx's evaluator of a copy of the model with its weights. operators: in place of onnx's own."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(document.proto)
+    if change is not None:
+        change(proto)
+    if document.folder is not None:
+        external_data.embed(proto, document.folder)
+    if proto.functions:  # the evaluator does not pass its operators on to functions
+        proto = inlined(proto)
+    return evaluator(proto, operators)
+
+
+def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _is_bfloat16(array: Any) -> bool:
+    return bool(getattr(array, "dtype", None) == ml_dtypes.bfloat16)
+
+
+def _bridged(model: onnx.ModelProto) -> onnx.ModelProto:
+    """onnxruntime's Python interface has no bfloat16: such inputs and outputs are passed as float32 through a Cast."""
+    bfloat16, graph = onnx.TensorProto.BFLOAT16, model.graph
+    casts = []
+    for value in graph.input:
+        if value.type.tensor_type.elem_type == bfloat16:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            casts.append(onnx.helper.make_node("Cast", [f"{value.name}/float"], [value.name], to=bfloat16))
+            value.name += "/float"
+    count = len(casts)
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == bfloat16:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            casts.append(
+                onnx.helper.make_node("Cast", [value.name], [f"{value.name}/float"], to=onnx.TensorProto.FLOAT)
+            )
+            value.name += "/float"
+    nodes = [*casts[:count], *graph.node, *casts[count:]]
+    if casts:
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return model

@@ -1,0 +1,213 @@
+"""Running a model on other runtimes, each where its package is installed.
+
+A runner takes a model whose sizes are all known, and its inputs, and answers the outputs in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from rnn_lower.checking import runners
+from rnn_lower.checking.samples import Feeds
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.modelio import external_data
+from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.fixed_dims import fix_proto_dims, place
+from rnn_lower.targets import TARGETS
+
+Runner = Callable[[onnx.ModelProto, Feeds], list[Any]]
+
+
+@contextlib.contextmanager
+def file_of(model: onnx.ModelProto) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        yield str(path)
+
+
+def openvino(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    import openvino as ov
+
+    core = ov.Core()
+    with file_of(model) as path:
+        compiled = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        results = compiled(dict(feeds))
+        return [np.array(results[k]) for k in range(len(model.graph.output))]
+
+
+def tract(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    import tract as library
+
+    with file_of(model) as path:
+        names = [value.name for value in model.graph.input]
+        runnable = library.onnx().load(path).into_model().into_runnable()
+        return [value.to_numpy() for value in runnable.run([feeds[name] for name in names])]
+
+
+def opencv(model: onnx.ModelProto, feeds: Feeds, *, classic: bool = False) -> list[Any]:
+    """classic: on the engine of 4.x, which 5.0 still has."""
+    import cv2
+
+    with file_of(model) as path:
+        net = cv2.dnn.readNetFromONNX(path, *([cv2.dnn.ENGINE_CLASSIC] if classic else []))
+    for name, value in feeds.items():
+        net.setInput(cv2.Mat(value), name)  # before 4.11 a plain array of rank 3 has its last axis taken for channels
+    names = [value.name for value in model.graph.output]
+    results = net.forward(names)
+    return [np.array(value) for value in results]
+
+
+def onnx2torch(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    from unittest import mock
+
+    import torch
+
+    # onnx2torch wants torchvision for two operators of object detection; its wheels do not load beside a CPU torch
+    for name in ("torchvision", "torchvision.ops"):
+        sys.modules.setdefault(name, mock.MagicMock())
+    from onnx2torch import convert
+
+    module = convert(model).eval()
+    with torch.no_grad():
+        results = module(*[torch.from_numpy(feeds[value.name].copy()) for value in model.graph.input])
+    results = results if isinstance(results, (list, tuple)) else [results]
+    return [value.numpy() for value in results]
+
+
+def tinygrad(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    os.environ.setdefault("DEV", "CPU")
+    from tinygrad import Tensor
+    from tinygrad.nn.onnx import OnnxRunner
+
+    with file_of(model) as path:
+        runner = OnnxRunner(path)
+        results = runner({name: Tensor(value) for name, value in feeds.items()})
+        return [results[value.name].numpy() for value in model.graph.output]
+
+
+def tvm(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    import tvm as library
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    module = from_onnx(model, keep_params_in_input=False)
+    module = relax.transform.LegalizeOps()(module)
+    with library.transform.PassContext(opt_level=1):
+        built = relax.build(module, target="llvm")
+    machine = relax.VirtualMachine(built, library.cpu())
+    arguments = [library.runtime.tensor(feeds[value.name]) for value in model.graph.input]
+    results = machine["main"](*arguments)
+    results = [results] if hasattr(results, "numpy") else list(results)
+    return [value.numpy() for value in results]
+
+
+def iree(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    import iree.compiler.tools as tools
+    import iree.runtime as runtime
+
+    with file_of(model) as path:
+        text = path.replace(".onnx", ".mlir")
+        subprocess.run(
+            [sys.executable, "-m", "iree.compiler.tools.import_onnx", path, "-o", text], check=True, capture_output=True
+        )
+        binary = tools.compile_file(
+            text, target_backends=["llvm-cpu"], extra_args=["--iree-llvmcpu-target-cpu=host"], input_type="onnx"
+        )
+    config = runtime.Config("local-task")
+    module = runtime.load_vm_module(runtime.VmModule.copy_buffer(config.vm_instance, binary), config)
+    function = module[
+        next(
+            name
+            for name in module.vm_module.function_names
+            if not name.startswith("__") and not name.endswith("$async")
+        )
+    ]
+    results = function(*[feeds[value.name] for value in model.graph.input])
+    results = [results] if hasattr(results, "to_host") else list(results)
+    return [np.array(value.to_host()) for value in results]
+
+
+def onnx_reference(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    """onnx's own operators, not the project's oracle."""
+    return list(ReferenceEvaluator(model).run(None, feeds))
+
+
+def onnxruntime(model: onnx.ModelProto, feeds: Feeds) -> list[Any]:
+    return runners.open_onnxruntime(Document(model))(feeds)
+
+
+RUNNERS: dict[str, tuple[str, Runner]] = {
+    "onnxruntime": ("onnxruntime", onnxruntime),
+    "onnxruntime@1.20": ("onnxruntime", onnxruntime),
+    "onnxruntime@1.17": ("onnxruntime", onnxruntime),
+    "onnx-reference": ("onnx", onnx_reference),
+    "openvino": ("openvino", openvino),
+    "tract": ("tract", tract),
+    "opencv": ("opencv-python-headless", opencv),
+    "opencv@4": ("opencv-python-headless", opencv),
+    "opencv@classic": ("opencv-python-headless", functools.partial(opencv, classic=True)),
+    "onnx2torch": ("onnx2torch", onnx2torch),
+    "tinygrad": ("tinygrad", tinygrad),
+    "tvm": ("apache-tvm", tvm),
+    "iree": ("iree-base-compiler", iree),
+}
+"""By target: the package on PyPI, and the runner."""
+
+WITH_THREADS = {"openvino", "torch", "cv2", "tvm", "iree.runtime"}
+"""Modules with threads that a fork does not have, and for which they wait in it."""
+
+
+def missing(name: str) -> str | None:
+    """Why a runtime cannot be run here, or None."""
+    distribution = RUNNERS[name][0]
+    try:
+        found = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{distribution} is not installed"
+    lines = TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
+    if lines and not found.startswith(tuple(f"{line}." for line in lines)):
+        return f"{distribution} {found} is installed, and this is for {' or '.join(lines)}"
+    if name == "tinygrad" and shutil.which("clang") is None:
+        return "clang, which tinygrad's CPU device needs, is not installed"
+    return None
+
+
+def version(name: str) -> str:
+    return importlib.metadata.version(RUNNERS[name][0])
+
+
+def open_runtime(name: str, document: Document) -> runners.Run:
+    """A runner of one model. Raises RnnLowerError for a runtime that is not known or not installed."""
+    if name not in RUNNERS:
+        raise RnnLowerError(f"unknown runtime '{name}'; known are {', '.join(RUNNERS)}")
+    why = missing(name)
+    if why is not None:
+        raise RnnLowerError(f"--on {name}: {why}; pip install {RUNNERS[name][0]}")
+
+    def run(feeds: Feeds) -> list[Any]:
+        model = onnx.ModelProto()
+        model.CopyFrom(document.proto)
+        if document.folder is not None:
+            external_data.embed(model, document.folder)
+        names = {tensor.name for tensor in model.graph.initializer}
+        external_data.remove_if(model.graph.input, lambda value: value.name in names)  # defaults, which stay
+        given = {value.name: feeds[value.name] for value in model.graph.input}
+        fix_proto_dims(model, {place(key, axis): n for key, a in given.items() for axis, n in enumerate(a.shape)})
+        return RUNNERS[name][1](model, given)
+
+    return run

@@ -1,0 +1,378 @@
+"""Inputs for a model: sampled so that they reach every part of what recurrent nodes compute, or read from a file.
+
+The first set lies in [-1, 1] and is short; later ones are longer and reach from small values to those that saturate
+every gate, clip and threshold. Integers go over the range that their consumers show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower import foreign
+from rnn_lower.checking.integers import PASS_ON, ranges
+from rnn_lower.driver.session import read_nodes
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import nodes as all_nodes
+from rnn_lower.ir.walk import said, values
+from rnn_lower.lowering.node import RecurrentNode, axes_of
+from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
+
+Feeds = dict[str, np.ndarray]
+
+Symbol = int | str
+"""A size, or what stands for it."""
+
+SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
+"""Sizes for symbolic dimensions, the likely ones first."""
+
+LENGTHS = ((5, 1, 2), (40, 19, 1), (1, 19, 2))
+"""Sizes for those that are the length of a sequence, by run and set. One step is where an axis may get lost; many steps
+with large numbers end where a rounding takes them."""
+
+SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
+"""What numbers in [-1, 1] are multiplied with, each step or element with one of these, by run."""
+
+FACTORS = (1.0, 0.3, 3.0, 0.1, 1.0, 0.03, 10.0, 1.0)
+"""What all are multiplied with, by set, in models so small that a run takes several sets of inputs."""
+
+LARGEST_DEFAULTS = 1 << 24
+"""Bytes of defaults up to which other values are given in their place."""
+
+CHEAP_WEIGHTS, CHEAP_INPUTS, CHEAP_NODES = 1_000_000, 20_000, 100
+"""Bytes of weights, elements of inputs, and nodes up to which a run takes next to no time beside loading the model."""
+
+GROWN = (16, 64, 256, 512, 576, 1024, 1536, 4000, 16000)
+"""Sizes for the last axis of inputs where small ones do not do: frames and samples of sound."""
+
+RANKS = (3, 2, 1, 4, 0)
+"""Ranks for inputs that declare no shape."""
+
+INTEGER_LIMITS = (2, 1, 6, 100)
+LARGEST_FLOAT16 = 6e4
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
+    """Arrays by input name; every input without a default must be there."""
+    if not isinstance(source, (Mapping, str, os.PathLike)):
+        raise RnnLowerError(f"inputs must be arrays by name or the path of an .npz file, not {type(source).__name__}")
+    if isinstance(source, Mapping):
+        try:
+            feeds = {name: np.asarray(array) for name, array in source.items()}
+        except ValueError as error:  # rows of several lengths
+            raise RnnLowerError(f"inputs must be arrays by name; {error}") from None
+    else:
+        try:
+            with np.load(foreign.plain(source), allow_pickle=False) as archive:
+                feeds = {name: archive[name] for name in archive.files}
+        except OSError as error:
+            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
+        except Exception:  # zip, pickle and numpy each raise their own
+            told = "it is no archive of plain arrays, as np.savez writes it"
+            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {told}") from None
+    missing = [value.name for value in required_inputs(model) if value.name not in feeds]
+    if missing:
+        raise RnnLowerError(
+            f"inputs lack {', '.join(map(str, missing))}; they hold {', '.join(map(str, feeds)) or 'nothing'}"
+        )
+    return feeds
+
+
+def required_inputs(model: ir.Model) -> list[ir.Value]:
+    return [value for value in model.graph.inputs if not value.is_initializer()]
+
+
+def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
+    """Inputs that a caller may leave out -> what they are then. Before IR version 4 nobody could give another."""
+    found: dict[str, np.ndarray] = {}
+    left = LARGEST_DEFAULTS
+    for value in model.graph.inputs if (model.ir_version or 0) >= 4 else ():
+        tensor = value.const_value
+        if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes > left:
+            continue
+        if any(user.op_type == "Dropout" for user, _ in value.uses()):  # training gives other numbers each time
+            continue
+        array = tensor.numpy()
+        if tensor.dtype not in _FLOATS or np.all(np.isfinite(array.astype(np.float64))):
+            found[str(value.name)] = array
+            left -= tensor.nbytes
+    return found
+
+
+def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
+    """Sizes that are free in the inputs of the original and known in those of the lowered model, by input and axis."""
+    known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
+    return {
+        (str(value.name), axis): given.dim_value
+        for value in required_inputs(original)
+        for axis, given in enumerate(known.get(value.name, ()))
+        if given.HasField("dim_value") and given.dim_value >= 0 and not isinstance(_symbol(value, axis), int)
+    }
+
+
+def _symbol(value: ir.Value, axis: int) -> Symbol:
+    """A size, or what one that is not known goes by: its own name, or the place where it is."""
+    dim = None if value.shape is None else plain_dim(value.shape[axis])
+    return f"{value.name}/{axis}" if dim is None or dim in NO_NAMES else dim
+
+
+class Samples:
+    """Sets of inputs for a model.
+
+    fixed: sizes by input and axis.  nodes: its recurrent nodes, read here when not given.
+    """
+
+    def __init__(
+        self, model: ir.Model, seed: int = 0, fixed: Mapping[tuple[str, int], int] = {},
+        nodes: Sequence[RecurrentNode] | None = None,
+    ) -> None:  # fmt: skip
+        self._seed, self._inputs = seed, required_inputs(model)
+        nodes = read_nodes(model) if nodes is None else nodes
+        self._ties = _ties(nodes)
+        self._ranks = {str(v.name): rank for v in self._inputs if (rank := _rank(v, nodes, fixed)) is not None}
+        self._fixed, self._defaults = fixed, _defaults(model)
+        values_by_name = {str(value.name): value for value in self._inputs}
+        named = ((_symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
+        self._known = {self._ties.find(symbol): size for symbol, size in named}
+        self._kept: dict[Symbol, int] = {}
+        self._limits = _length_limits(nodes)
+        every = ranges(model, model.graph.inputs)
+        self._ranges = {name: reach for name, reach in every.items() if name not in self._defaults}
+        self._known_ranges = {name: reach for name, reach in every.items() if reach.is_known}
+        # Large weights make every rounding count: what the fused node gives is then no better than chance.
+        taken = (node.inputs.get(name) for node in nodes for name in ("W", "R", "B", "P"))
+        self._weights = {value.name for value in taken if value is not None and value.is_graph_input()}
+        times = (limit for limit in (*self._limits.values(), *map(_time, nodes)))
+        self._times = {self._ties.find(limit) for limit in times if not isinstance(limit, int)}
+        held = (value.const_value for value in values(model))
+        weights = sum(one.nbytes for one in held if one is not None and one.dtype != ir.DataType.STRING)
+        shapes = (map(plain_dim, value.shape or ()) for value in self._inputs)
+        sizes = (math.prod(dim if isinstance(dim, int) else 64 for dim in shape) for shape in shapes)
+        count = sum(1 for _ in all_nodes(model))
+        cheap = weights <= CHEAP_WEIGHTS and sum(sizes) <= CHEAP_INPUTS and count <= CHEAP_NODES
+        self.sets_in_a_run = len(FACTORS) if cheap else 1
+
+    def candidates(self, index: int, part: int = 0) -> Iterator[Feeds]:
+        """Sets of inputs to be tried until the model takes one, for run number `index`, set `part` of that run.
+
+        After sizes of their own come those that have worked before; then equal ones, which suit models that tie
+        dimensions without saying so; then longer and longer last axes, which suit those that take sound.
+        """
+        plans: list[_Plan] = [_Plan(), *([_Plan(known=self._kept)] if self._kept else [])]
+        plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
+        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(known=self._kept)]
+        guesses = any(not reach.is_known for reach in self._ranges.values())  # which the model may not take
+        for number, plan in enumerate([_Plan(), *plans] if guesses else plans):
+            attempt = max(0, number - guesses)
+            rng = np.random.default_rng([self._seed, index, number, part])
+            sizes = _Sizes(rng, index, part, plan, self._times, self._ties, {**plan.known, **self._known})
+            # Later attempts fall back to tame values, in case it was these that the model did not take.
+            scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
+            scaled = [FACTORS[part] * scale for scale in scales]
+            limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
+            given = {
+                str(value.name): self._sample(
+                    value, rng, sizes, scaled, limit_of_integers, index + part, attempt, guesses and number == 0
+                )
+                for value in self._inputs
+            }
+            others = self._defaults if index % 3 == 1 and attempt < 4 else {}
+            yield given | {
+                name: self._other(name, default, rng, sizes, index + part) for name, default in others.items()
+            }
+
+    def _other(self, name: str, default: np.ndarray, rng: np.random.Generator, sizes: _Sizes, turn: int) -> np.ndarray:
+        """Another value than a default, of its kind; the same where nothing tells what else it may be."""
+        if name in self._limits:
+            return self._lengths(name, list(default.shape), rng, sizes, turn).astype(default.dtype)
+        if default.dtype == bool:
+            return rng.integers(0, 2, default.shape).astype(bool)
+        if default.dtype.kind in "iu":
+            reach = self._known_ranges.get(name)
+            return default if reach is None else rng.choice(reach.numbers, default.shape).astype(default.dtype)
+        return _near(rng, default)
+
+    def _lengths(self, name: str, shape: list[int], rng: np.random.Generator, sizes: _Sizes, turn: int) -> np.ndarray:
+        longest = self._limits[name]
+        return _lengths(rng, shape, longest if isinstance(longest, int) else sizes.named(longest), turn)
+
+    def keep(self, feeds: Feeds) -> None:
+        """Remember the sizes of inputs that the model took."""
+        for value in self._inputs:
+            for axis, size in enumerate(feeds[str(value.name)].shape):
+                symbol = self._ties.find(_symbol(value, axis))
+                if not isinstance(symbol, int):
+                    self._kept[symbol] = size
+
+    def _sample(
+        self, value: ir.Value, rng: np.random.Generator, sizes: _Sizes, scales: list[float], limit: int, turn: int,
+        attempt: int, may_guess: bool,
+    ) -> np.ndarray:  # fmt: skip
+        name = str(value.name)
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            raise RnnLowerError(
+                f"input '{name}' is no tensor, and cannot be given to be compared; --prove does without"
+            )
+        if value.dtype is None:
+            raise RnnLowerError(f"input '{name}' is of no known type; give inputs (--inputs X.npz)")
+        rank = self._ranks.get(name, RANKS[attempt % len(RANKS)])
+        shape = [sizes.of(value, axis, rank, self._fixed.get((name, axis))) for axis in range(rank)]
+        if name in self._limits:
+            return self._lengths(name, shape, rng, sizes, turn).astype(value.dtype.numpy())
+        reach = self._ranges.get(name) if value.dtype.is_integer() else None
+        if reach is not None and (reach.is_known or may_guess):
+            return np.asarray(rng.choice(reach.numbers, shape).astype(value.dtype.numpy()))
+        return _array(rng, value.dtype, shape, limit, [1.0] if name in self._weights else scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """How sizes are chosen. known: taken as they are.  common: one for all.  last: for last axes, others being 1."""
+
+    known: Mapping[Symbol, int] = dataclasses.field(default_factory=dict)
+    common: int | None = None
+    last: int | None = None
+
+
+class _Sizes:
+    """Sizes of one set of inputs, one for each symbol."""
+
+    def __init__(
+        self, rng: np.random.Generator, index: int, part: int, plan: _Plan, times: set[Symbol], ties: _Ties,
+        known: dict[Symbol, int],
+    ) -> None:  # fmt: skip
+        self._rng, self._index, self._plan, self._times, self._ties = rng, index, plan, times, ties
+        lengths = LENGTHS[index % len(LENGTHS)]
+        self._known, self._length = known, lengths[part % len(lengths)]
+
+    def of(self, value: ir.Value, axis: int, rank: int, fixed: int | None) -> int:
+        if fixed is not None:
+            return fixed
+        return self.named(_symbol(value, axis), axis == rank - 1)
+
+    def named(self, name: Symbol, is_last: bool = False) -> int:
+        symbol = self._ties.find(name)
+        if isinstance(symbol, int):
+            return symbol
+        if symbol not in self._known:
+            drawn = int(self._rng.choice(SIZES[: 6 + min(self._index, 4)]))
+            length = self._length if symbol in self._times else drawn
+            if self._plan.last is not None:
+                length = self._plan.last if is_last else 1
+            self._known[symbol] = self._plan.common or length
+        return self._known[symbol]
+
+
+class _Ties:
+    """Which sizes are the same: a symbol stands for another one, or for a number."""
+
+    def __init__(self) -> None:
+        self._stands_for: dict[Symbol, Symbol] = {}
+
+    def find(self, size: Symbol) -> Symbol:
+        while size in self._stands_for:
+            size = self._stands_for[size]
+        return size
+
+    def tie(self, one: Symbol, other: Symbol) -> None:
+        one, other = self.find(one), self.find(other)
+        if one == other or (isinstance(one, int) and isinstance(other, int)):
+            return
+        source, goal = (other, one) if isinstance(one, int) else (one, other)
+        self._stands_for[source] = goal
+
+
+def _ties(nodes: Sequence[RecurrentNode]) -> _Ties:
+    """What recurrent nodes say of the sizes of inputs that they take as they are."""
+    ties = _Ties()
+    for number, node in enumerate(nodes):
+        for size in ("seq_length", "batch_size", "input_size", "hidden_size", "num_directions"):
+            if getattr(node, size) is not None:
+                ties.tie(f"{number}/{size}", getattr(node, size))
+        for name, value in node.inputs.items():
+            axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+            for axis, (factor, size) in enumerate(axes if value.is_graph_input() else []):
+                known = ties.find(f"{number}/{size}")
+                if isinstance(known, int) or factor == 1:
+                    ties.tie(_symbol(value, axis), factor * known if isinstance(known, int) else known)
+    return ties
+
+
+def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[str, int], int]) -> int | None:
+    """The rank of an input: as declared, as fixed, or by what takes it."""
+    if value.shape is not None:
+        return len(value.shape)
+    if axes := sum(1 for name, _ in fixed if name == value.name):
+        return axes
+    for node in nodes:
+        for name, taken in node.inputs.items():
+            if taken is value:
+                return len(axes_of(name, 1, 1, node.layout))
+    users = (user for user, _ in value.uses() if user.op_type == "Transpose")
+    orders = (said(user, "perm", ir.AttributeType.INTS, None) for user in users)
+    return next((len(order) for order in orders if order), None)
+
+
+def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int) -> np.ndarray:
+    """Lengths of sequences: some random one, the whole and none, each in some row or, with one row, in some run."""
+    result = rng.integers(0, length + 1, shape).astype(np.int32)
+    for place, special in enumerate((length, 0, max(0, length - 1))):
+        row = (place + index) % 3 if result.size < 3 else place
+        if row < result.size:
+            result.flat[row] = special
+    return result
+
+
+def _time(node: RecurrentNode) -> Symbol:
+    """The sequence length of a node: its size, its symbol, or the place where it is."""
+    if node.seq_length is not None:
+        return node.seq_length
+    x = node.inputs["X"]
+    return _symbol(x, node.layout) if x.is_graph_input() else f"{x.name}/{node.layout}"
+
+
+def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
+    """Inputs that feed sequence_lens -> the sequence length."""
+    limits: dict[str, Symbol] = {}
+    for node in nodes:
+        lengths = _source(node.inputs.get("sequence_lens"))
+        if lengths is not None and lengths.is_graph_input():
+            limits[str(lengths.name)] = _time(node)
+    return limits
+
+
+def _source(value: ir.Value | None) -> ir.Value | None:
+    """Where a value comes from through nodes that pass it on."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in PASS_ON and node.inputs:
+        value = node.inputs[0]
+    return value
+
+
+def _near(rng: np.random.Generator, default: np.ndarray) -> np.ndarray:
+    """Another value than a default, of its kind: weights stay weights, and zeros become small."""
+    size = np.abs(default.astype(np.float64)) if np.any(default) else 1.0
+    return np.asarray(default + (0.1 * size * rng.uniform(-1, 1, default.shape)).astype(default.dtype))
+
+
+def _array(
+    rng: np.random.Generator, dtype: ir.DataType, shape: list[int], limit: int, scales: list[float]
+) -> np.ndarray:
+    if dtype == ir.DataType.BOOL:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype == ir.DataType.STRING:
+        raise RnnLowerError("the model has string inputs; give inputs (--inputs X.npz)")
+    if dtype.is_integer():
+        return rng.integers(0, limit, shape).astype(dtype.numpy())
+    # Whole steps share a scale most of the time, so that a large element does not drown the small ones everywhere.
+    together = [*shape[:-1], 1] if shape and rng.integers(4) else shape
+    numbers = rng.uniform(-1, 1, shape) * rng.choice(scales, together)
+    largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
+    return np.asarray(np.clip(numbers, -largest, largest).astype(dtype.numpy()))

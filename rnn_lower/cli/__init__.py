@@ -1,0 +1,6 @@
+"""The command line: parser, commands, printing."""
+
+from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN
+from rnn_lower.cli.entry import main
+
+__all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]

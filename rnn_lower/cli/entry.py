@@ -1,0 +1,133 @@
+"""The command line: runs a command and tells how it ended, by exit code and one line on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
+from rnn_lower.cli.commands import COMMANDS
+from rnn_lower.cli.deferred import defer
+from rnn_lower.errors import RnnLowerError, public
+from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
+
+__all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `rnn-lower`.
+
+    Answers 0: done, 1: the check found a difference, or a node is not proved or, for `lint`, not taken, 2: bad input
+    or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
+    """
+    defer()
+    # Threads of OpenBLAS spin for 25 ms after each product, and the proof has many small ones: a fifth of --check.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
+    if sys.stderr is None:  # closed by whoever called
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of nodes and files may be in no script that it takes
+        sys.stdout.reconfigure(errors="backslashreplace")
+    parser = make_parser(COMMANDS)
+    _complete(parser)
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as end:  # argparse has printed why
+        return int(end.code or 0)
+    level = logging.ERROR if arguments.quiet else logging.DEBUG if arguments.verbose else logging.INFO
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("rnn-lower: %(message)s"))
+    logging.basicConfig(handlers=[handler], force=True, level=level)
+    for noisy in ("onnx_ir", "onnxscript"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", category=UserWarning, module=rf"{noisy}\b")
+    told = sys.stdout and (not arguments.quiet or _asks_for_output(arguments))
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        with stopped_as_by_ctrl_c(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
+            with _stdin_as_file(arguments):
+                code = public(command)(arguments)
+            sys.stdout.flush()
+            return code
+    except RnnLowerError as error:
+        return _fail(BAD, f"error: {error}")
+    except KeyboardInterrupt as error:
+        return _fail(BAD, ", ".join(filter(None, ["interrupted", str(error)])))
+    except OSError as error:  # files are looked after where they are read and written, so this is stdout
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
+        return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")
+    except Exception as error:
+        if was_stopped(error):
+            return _fail(BAD, "interrupted")
+        if os.environ.get("RNN_LOWER_TRACEBACK"):
+            raise
+        told = f"{type(error).__name__}: {error}"[:500]
+        return _fail(UNFORESEEN, f"internal error: {told}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks what could come next, by argcomplete where it is installed, and end."""
+    if "_ARGCOMPLETE" in os.environ:
+        with contextlib.suppress(ImportError):
+            import argcomplete  # only a shell needs it
+
+            from rnn_lower.targets import TARGETS
+
+            commands = next(action.choices for action in parser._actions if action.choices)
+            for command in dict(commands).values():
+                for action in command._actions:
+                    if action.metavar == "RUNTIME":
+                        action.completer = argcomplete.ChoicesCompleter(TARGETS)
+            argcomplete.autocomplete(parser)
+
+
+class _OneLine(logging.Formatter):
+    """A message is one line, whatever names a model has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(super().format(record).split())
+
+
+def _asks_for_output(arguments: argparse.Namespace) -> bool:
+    return getattr(arguments, "json", False) or getattr(arguments, "output", None) == "-"
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"rnn-lower: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
+    """Where a model is "-", a file of what comes through the pipe: a model is read more than once."""
+    given = vars(arguments)
+    places = [name for name in ("model", "original", "lowered") if given.get(name) == "-"]
+    several = given.get("models") or []
+    if len(places) + several.count("-") == 0:
+        yield
+        return
+    if len(places) + several.count("-") > 1:
+        raise RnnLowerError("-: only one model can come from stdin; name a file")
+    with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
+        path = os.path.join(folder, "stdin.onnx")
+        with open(path, "wb") as file, contextlib.suppress(OSError):
+            if sys.stdin is not None and not sys.stdin.isatty():
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        if not os.path.getsize(path):
+            raise RnnLowerError("-: nothing is piped into stdin; name a file")
+        given.update(dict.fromkeys(places, path))
+        several[:] = [path if model == "-" else model for model in several]
+        try:
+            yield
+        except RnnLowerError as error:
+            told = str(error).replace(path, "-")
+            if f"{folder}{os.sep}" in told:  # where there is nothing but the model
+                told = "-: the model has weights in a file beside it, which a stream cannot carry; name a file"
+            raise type(error)(told) from None

@@ -1,0 +1,73 @@
+"""Functions with recurrent nodes of which only each call tells what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass, NameFixPass
+
+from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
+from rnn_lower.ir.walk import plain_imports, recurrent_nodes, with_bodies
+from rnn_lower.lowering.node import read_node
+from rnn_lower.shapes.shape_info import Facts
+
+
+def inline_undecided(model: ir.Model) -> None:
+    """Inline them, in place, where folding is asked for.
+
+    They refer to attributes of the function, or are called with several element types, or with an input and without.
+    Raises RnnLowerError for functions that cannot be inlined.
+    """
+    while found := _undecided(model):
+        try:
+            _check_imports(model, found)
+            for identifier in found:
+                _own_outputs(model.functions[identifier])
+            InlinePass(lambda function: function.identifier() in found)(model)
+            NameFixPass()(model)  # or a name in a body could hide the new one of what the body reads
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever stands in the way
+            while error.__cause__ is not None:
+                error = error.__cause__  # type: ignore[assignment]
+            raise RnnLowerError(f"inlining functions failed ({one_line(error)}); leave --fold out") from None
+        for identifier in found & model.functions.keys():  # which nobody calls
+            del model.functions[identifier]
+
+
+def _undecided(model: ir.Model) -> set[ir.OperatorIdentifier]:
+    """These functions, and all that call them: from the outermost call on it is known what a caller leaves out."""
+    facts, found = Facts(model), set()
+    for node, scope in recurrent_nodes(model):
+        if isinstance(scope.root, ir.Function):
+            try:
+                read_node(node, scope.opset, scope.path, facts)
+            except UnsupportedError:
+                found.add(scope.root.identifier())
+    calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
+    while callers := {name for name, called in calls.items() if called & found} - found:
+        found |= callers
+    return found
+
+
+def _check_imports(model: ir.Model, found: Collection[ir.OperatorIdentifier]) -> None:
+    """Raises RnnLowerError where nodes would come to another opset than theirs; InlinePass does not know ai.onnx."""
+    imports = plain_imports(model.opset_imports)
+    for identifier in found:
+        for domain, version in plain_imports(model.functions[identifier].opset_imports).items():
+            if imports.get(domain, version) != version:
+                name = f"{identifier[0]}.{identifier[1]}"
+                told = f"function {name} imports opset {version} of '{domain}' and the model {imports[domain]}"
+                raise RnnLowerError(told)
+
+
+def _own_outputs(function: ir.Function) -> None:
+    """Let a function give each value once, and no input as it came: its caller knows these by other names."""
+    taken = set(function.inputs)
+    for place, value in enumerate(function.outputs):
+        if value in taken:
+            name = f"{value.name}/as_output_{place}"
+            function.append(ir.Node("", "Identity", [value], name=name, outputs=[ir.Value(name=name, type=value.type)]))
+            function.outputs[place] = function[-1].outputs[0]
+        taken.add(function.outputs[place])

@@ -1,0 +1,96 @@
+"""Lowered nodes that stay calls: each is a call of a function of the model, and nodes alike call the same one.
+
+So the graph reads as before. Weights are inputs of the call, and stay what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from rnn_lower.builder.names import Names
+from rnn_lower.builder.writer import Habits
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir.walk import Scope, nodes
+from rnn_lower.lowering.function_body import function_of
+from rnn_lower.lowering.node import RecurrentNode
+
+logger = logging.getLogger("rnn_lower")
+
+IR_VERSION = 8
+"""The first in which models have functions."""
+
+RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference")
+"""Targets that were seen to run calls of functions. OpenVINO, tract, OpenCV, onnx2torch and tinygrad refuse them."""
+
+
+def check_target(target: str) -> None:
+    """Raises RnnLowerError for a runtime that was not seen to run calls of functions."""
+    if target not in RUN_BY:
+        told = f"target {target} was not seen to run calls of functions; leave --as-function out, or take one that was"
+        raise RnnLowerError(f"{told}: {', '.join(RUN_BY)}")
+
+
+class Calls:
+    """The functions that the nodes of one model become calls of; the model is changed by `register` alone."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self.domain = Names(_domains(model)).unique("rnn_lower")
+        self._names = Names(())
+        self._functions: dict[tuple[Any, ...], ir.Function] = {}
+        self._callers: list[Scope] = []
+
+    def call(
+        self, node: RecurrentNode, scope: Scope, form: str, habits: Habits, max_nodes: int | None
+    ) -> tuple[ir.Node, Sequence[ir.Node], bool]:
+        """A node that computes what a recurrent one does, what is in its function, and whether that is a new one.
+
+        Raises UnsupportedError as `lower_node`.
+        """
+        if scope.lies_in("SequenceMap"):
+            told = "is in a body of SequenceMap, where onnxruntime takes no call of a function"
+            raise UnsupportedError(f"{told}; leave --as-function out, or leave the node as it is with --skip")
+        key = (form, scope.opset, *_shape_of(node))
+        new = key not in self._functions
+        if new:
+            name = self._names.unique(f"{node.op_type}_{form}")
+            self._functions[key] = function_of(node, form, scope.opset, self.domain, name, habits, max_nodes)
+        self._callers.append(scope)
+        function = self._functions[key]
+        outputs = [ir.Value(name=f"{node.name}/{name}") for name in node.outputs]
+        made = ir.Node(self.domain, function.name, list(node.inputs.values()), outputs=outputs, name=node.name)
+        made.metadata_props.update(node.origin)
+        return made, list(function), new
+
+    def register(self) -> None:
+        """Add the functions to the model, which may have to be of a newer IR version."""
+        if not self._functions:
+            return
+        if self._model.ir_version < IR_VERSION:
+            logger.info("IR version raised from %d to %d, the first with functions", self._model.ir_version, IR_VERSION)
+            self._model.ir_version = IR_VERSION
+        for function in self._functions.values():
+            self._model.functions[function.identifier()] = function
+        self._model.opset_imports[self.domain] = 1
+        for scope in self._callers:
+            if scope.in_function:
+                scope.root.opset_imports[self.domain] = 1
+
+
+def _domains(model: ir.Model) -> set[str]:
+    """All that something in the model calls a domain."""
+    imports = (model.opset_imports, *(function.opset_imports for function in model.functions.values()))
+    found = {domain for one in imports for domain in one} | {domain for domain, _, _ in model.functions}
+    return found | {node.domain for node, _ in nodes(model)}
+
+
+def _shape_of(node: RecurrentNode) -> tuple[Any, ...]:
+    """What two nodes have to have in common to be calls of the same function."""
+    sizes = (node.static_length, node.static_batch, node.input_size if isinstance(node.input_size, int) else None)
+    says = (node.op_type, node.version, node.direction, node.dtype, node.activations, node.clip, node.layout)
+    flags = (node.linear_before_reset, node.input_forget, node.hidden_size)
+    return (sizes, says, flags, tuple(node.inputs), tuple(node.outputs))

@@ -1,0 +1,226 @@
+"""The pass: choose nodes, replace them, leave the rest of the model as it is."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir import convenience
+from typing_extensions import Unpack
+
+from rnn_lower.driver.call_dependent import inline_undecided
+from rnn_lower.driver.session import Session, remove_unused
+from rnn_lower.driver.suggestions import advised
+from rnn_lower.errors import UnsupportedError, public
+from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.ir.walk import nodes, recurrent_nodes
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.modelio.document import Document
+from rnn_lower.opset import convert
+from rnn_lower.options import Keywords, Options, takes_options
+from rnn_lower.sandbox.limited import one_child
+from rnn_lower.shapes import fixed_dims
+from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
+from rnn_lower.targets import find_target
+from rnn_lower.transforms.fold import fold
+
+logger = logging.getLogger("rnn_lower")
+
+OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
+"""Recurrent operators of onnxruntime, which it makes of ONNX's when it quantizes, or takes beside them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What became of one recurrent node: the form and the number of nodes emitted, bodies included.
+
+    why: why it has this form, for people.  warning: what to know of a straight line that is large, else empty.
+    nodes: those emitted, as long as the record has not been pickled.
+    """
+
+    node: RecurrentNode
+    form: str
+    emitted: int
+    why: str = ""
+    warning: str = ""
+    nodes: Sequence[ir.Node] = dataclasses.field(default=(), repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the nodes, which are of the model."""
+        return {**self.__dict__, "nodes": ()}
+
+
+class LowerRecurrentPass(ir.passes.InPlacePass):
+    """Replace RNN, GRU and LSTM nodes by primitive operators.
+
+    Requires: a valid model of opset 1 or newer. Changes: the chosen nodes, wherever they are (main graph, subgraphs,
+    functions), and weights that nobody uses any more, which are removed. Everything else, the opset import included,
+    stays, but for what the options `opset` and `dims` ask for. The result's `modified` tells whether any node was
+    replaced; `records` of the pass tells which. Options as in `rnn_lower.lower`.
+
+    Raises InvalidNodeError or UnsupportedError before anything is changed when a node cannot be lowered as asked.
+    """
+
+    @takes_options
+    def __init__(self, **options: Unpack[Keywords]) -> None:
+        super().__init__()
+        self.options = Options(**options)
+        find_target(self.options.target)
+        self.records: list[Record] = []
+
+    @public
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        self.records = lower_in_place(model, self.options)
+        return ir.passes.PassResult(model, bool(self.records))
+
+
+def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
+    """Lower a model that someone else holds: an error leaves it as it was."""
+
+    def work() -> list[Record]:
+        chosen = at_opset_of_target(model, options)
+        if chosen.opset is None and not options.dims and not options.fold:
+            return replace_nodes(model, options)
+        copy = model.clone()  # weights are shared, not copied
+        records = lower_model(copy, chosen)
+        convert.take_over(model, copy)
+        _tell_conversion(options, chosen)
+        return records
+
+    def attempt(other: Options) -> None:
+        lower_model(model.clone(), at_opset_of_target(model, other))
+
+    return advised(work, options, model.clone, attempt)
+
+
+def prepared(document: Document, options: Options) -> tuple[Document, Options]:
+    """The document to lower, and what is left to be done: folding changes all of a model, so it comes first."""
+    if not options.fold:
+        return document, options
+    if document.proto.training_info:
+        raise UnsupportedError("the model has training_info, which speaks of what folding removes; leave --fold out")
+
+    def change(model: ir.Model) -> None:
+        if options.dims:
+            fixed_dims.fix_dims(model, options.dims)
+            for value, shape in of_fixed_sizes(model, Facts(model)).items():
+                said, value.shape = value.shape or shape, shape
+                if value.is_graph_output():
+                    warn_of_output(value, said, shape)
+        _fold_all(model)
+
+    return document.changed(change), dataclasses.replace(options, dims=None, fold=False)
+
+
+def _fold_all(model: ir.Model) -> None:
+    inline_undecided(model)
+    fold(model)
+
+
+def lower_document(document: Document, options: Options) -> list[Record]:
+    """`lower_model` for the view of a document."""
+
+    def attempt(other: Options) -> None:
+        again = document.again()
+        lower_unadvised(again, other)
+        again.check_nesting()
+
+    with _uncollected():
+        return advised(lambda: lower_unadvised(document, options), options, lambda: document.again().model, attempt)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: a model of many nodes is all cycles, none of them garbage before the end."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def lower_unadvised(document: Document, options: Options) -> list[Record]:
+    """As `lower_document`, but an error does not say what would work instead, which takes time to find out."""
+    chosen = at_opset_of_target(document.model, options)
+    if options.dims:
+        fixed_dims.fix_dims(document.model, options.dims)
+        fixed_dims.fix_proto_dims(document.outline, options.dims)
+    records = lower_model(document.model, dataclasses.replace(chosen, dims=None), document.outline)
+    _tell_conversion(options, chosen)
+    return records
+
+
+def at_opset_of_target(model: ir.Model, options: Options) -> Options:
+    """With the nearest opset that the target takes, where the model is at another and nobody asked for one."""
+    target = find_target(options.target)
+    (first, last), newest = target.opsets, newest_opset()
+    beyond = [s.opset for _, s in recurrent_nodes(model, options.op_types) if not first <= s.opset <= last]
+    if options.opset is not None or not beyond or first > newest:
+        return options
+    return dataclasses.replace(options, opset=first if beyond[0] < first else last)
+
+
+def _tell_conversion(asked: Options, chosen: Options) -> None:
+    if asked.opset != chosen.opset:
+        logger.info("converted to opset %d, the nearest that target %s takes", chosen.opset, asked.target)
+
+
+@one_child()
+def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
+    """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `Facts`."""
+    if options.dims:
+        fixed_dims.fix_dims(model, options.dims)
+    if options.fold:
+        _fold_all(model)
+    if options.opset is None:
+        return replace_nodes(model, options, outline)
+    # First, so that nodes are lowered with the operators of that opset.
+    convert.convert_opset(model, options.opset, outline)
+    records = replace_nodes(model, options, outline)
+    convert.restamp_rest(model)
+    return records
+
+
+def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
+    """Replace the chosen nodes, all or none of them."""
+    session = Session(model, options, Facts(model, outline))
+    taken = [value for new in session.replacements for node in new.gone for value in node.inputs if value is not None]
+    for new in session.replacements:
+        convenience.replace_nodes_and_values(
+            new.place.scope.graph, new.place.node.node, new.gone, new.nodes, new.old_values, new.new_values
+        )
+    groups = [new for new in session.replacements if new.group is not None]
+    for root in {new.place.scope.root for new in groups}:
+        root.sort()  # what reads the first nodes of a group may stand before the last, where all are now
+    remove_unused(taken)
+    _warn_of_others(model)
+    records = {}
+    for new in session.replacements:
+        node = new.place.node
+        for other in () if new.group is None else new.group.nodes[:-1]:
+            records[other.node] = Record(other, new.form, 0, f"in the loop of '{node.name}'")
+        warning = session.warnings.get(node.node, "")
+        records[node.node] = Record(node, new.form, new.count, new.why, warning, tuple(new.emitted))
+    return [records[place.node.node] for place in session.places]
+
+
+def _warn_of_others(model: ir.Model) -> None:
+    """Say which recurrent operators stay that are not ONNX's own."""
+    found = collections.Counter(node.op_type for node, _ in nodes(model) if node.domain == "com.microsoft")
+    for op_type in OTHERS:
+        if found[op_type]:
+            logger.warning(
+                "%d %s (com.microsoft) remain: only ONNX's own RNN, GRU and LSTM are lowered; lower the model before"
+                " it is quantized", found[op_type], op_type,
+            )  # fmt: skip

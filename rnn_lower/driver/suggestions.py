@@ -1,0 +1,233 @@
+"""What would mend a refusal. It is found by trying, so nothing is advised that does not work."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from rnn_lower.driver.session import read_nodes
+from rnn_lower.errors import ConversionError, Lack, RnnLowerError, UnmetError, UnsupportedError
+from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.lowering.node import axes_of
+from rnn_lower.options import Options
+from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims, one_by_one, place
+from rnn_lower.shapes.shape_info import plain_dim
+from rnn_lower.targets import find_target
+
+SIZES: Mapping[str, tuple[int, ...]] = {
+    "batch_size": (1,),
+    "seq_length": (16, 100),
+    "other": (512, 1536, 4000, 16000, 100, 16),
+}
+"""Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many.
+
+The first are small, since a straight line of them is made to see whether it can be: a refusal must not take long."""
+
+COMMON_OPSET = 17
+SECONDS = 2.0
+"""Of processor time, after which no more is tried: conversion of a large model takes a while, each time. Most of it
+passes in a child, so that twice as many on the clock are the end, too."""
+
+ATTEMPTS = 60
+MOST_NODES = 500_000
+
+Attempt = Callable[[Options], object]
+"""Lowers a fresh copy of the model, for nothing but its errors."""
+
+Change = tuple[dict[str, Any], str]
+"""Other options, and how they are written on the command line."""
+
+T = TypeVar("T")
+
+
+def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Model], attempt: Attempt) -> T:
+    """Do it; a refusal that other options would mend ends with them, one that none would says so.
+
+    fresh: gives a copy of the model as it was.
+    """
+    try:
+        return work()
+    except UnmetError as error:
+        told, lacks = str(error), error.lacks
+    except ConversionError as error:
+        first, last = find_target(options.target).opsets
+        told, lacks = str(error), (Lack("", opsets=(first, min(last, newest_opset()))),)
+    raise UnsupportedError(f"{told}; {_advice(lacks, options, fresh(), attempt)}")
+
+
+def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt) -> str:
+    ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
+    told = [f"use {' or '.join(ways)}"] if ways else []
+    found, error = _first_that_works(lacks, options, model, attempt, _is_late())
+    if found is not None and found not in ways:
+        told.append(f"add {found}")
+    if told:
+        return ", or ".join(told)
+    opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
+    again = ""
+    if isinstance(error, ConversionError) and opsets and options.opset is None:
+        last = min(opsets[1], newest_opset())
+        again = f"; export the model again at an opset from {opsets[0]} to {last}"
+    if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetError)):
+        return "no option mends this: it stays unknown whatever the sizes of the inputs"
+    return f"no option mends this: {error or 'nothing else serves'}{again}"
+
+
+def _other_forms(lacks: Sequence[Lack]) -> list[Change]:
+    """Forms that lack nothing of all this."""
+    common = set.intersection(*(set(lack.forms) for lack in lacks))
+    return [({"form": form}, f"--form {form}") for form in lacks[0].forms if form in common]
+
+
+def _first_that_works(
+    lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt, late: Callable[[], bool]
+) -> tuple[str | None, Exception | None]:
+    """The shortest change of options that serves, or the last error."""
+    last: Exception | None = None
+    hopeless: set[int] = set()
+    opsets, sizes = _opsets(lacks, options, model), _sizes(lacks, options, model)
+    kinds = [opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
+    if not any(text for changes in kinds for _, text in changes):
+        return None, None
+    for changes in itertools.islice(itertools.product(*kinds), ATTEMPTS):
+        merged = {key: value for change, _ in changes for key, value in change.items()}
+        if merged.get("opset") in hopeless:
+            continue
+        if last is not None and late():
+            break
+        error = _error(attempt, options, merged)
+        if error is None:
+            return " ".join(text for _, text in changes if text), None
+        if isinstance(error, ConversionError):
+            hopeless.add(merged.get("opset", 0))
+        elif isinstance(error, UnmetError) and not _kinds(error.lacks) <= _kinds(lacks):
+            # What was missing is there now, and something else is missing that nobody had come to before.
+            return _first_that_works([*lacks, *error.lacks], options, model, attempt, late)
+        last = error
+    return None, last
+
+
+def _is_late() -> Callable[[], bool]:
+    computed, clock = time.process_time() + SECONDS, time.monotonic() + 2 * SECONDS
+    return lambda: time.process_time() > computed or time.monotonic() > clock
+
+
+def _kinds(lacks: Sequence[Lack]) -> set[str]:
+    """What is missing, by what would mend it."""
+    sizes = {size for lack in lacks for size in lack.sizes}
+    return sizes | {"nodes" for lack in lacks if lack.nodes} | {"opset" for lack in lacks if lack.opsets}
+
+
+def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Exception | None:
+    logger = logging.getLogger("rnn_lower")
+    silent, logger.disabled = logger.disabled, True  # what a trial has to say is nobody's business
+    try:
+        attempt(dataclasses.replace(options, **change))
+    except RnnLowerError as error:
+        return error
+    finally:
+        logger.disabled = silent
+    return None
+
+
+# -- what could be changed --------------------------------------------------------------------------------------------
+
+NOTHING: list[Change] = [({}, "")]
+
+
+def _opsets(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Change]:
+    """Opsets within all limits: one that nearly everything takes, then those near what was asked for.
+
+    That of the model is one of them, to which functions that import another can be converted.
+    """
+    limits = [lack.opsets for lack in lacks if lack.opsets]
+    if not limits:
+        return NOTHING
+    first, last = max(low for low, _ in limits), min(high for _, high in limits)
+    current = model.opset_imports.get("", 1)
+    found = range(first, min(last, newest_opset()) + 1)
+    wanted = current if options.opset is None else options.opset
+    near = sorted(set(found) - {options.opset}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))
+    return [({"opset": opset}, f"--opset {opset}") for opset in near] or NOTHING
+
+
+def _needed_forms(lacks: Sequence[Lack]) -> list[Change]:
+    """Another form, where nothing else mends one of the lacks."""
+    bound = [set(lack.forms) for lack in lacks if lack.forms and not (lack.sizes or lack.opsets or lack.nodes)]
+    if not bound:
+        return NOTHING
+    forms = [form for form in ("scan", "loop", "unroll") if all(form in some for some in bound)]
+    return [({"form": form}, f"--form {form}") for form in forms] or NOTHING
+
+
+def _limits(lacks: Sequence[Lack], options: Options) -> list[Change]:
+    if not any(lack.nodes for lack in lacks):
+        return NOTHING
+    limits = itertools.takewhile(lambda n: n <= MOST_NODES, (options.max_nodes * 10**k or 10**k for k in range(1, 9)))
+    return [({"max_nodes": limit}, f"--max-nodes {limit}") for limit in limits] or NOTHING
+
+
+def _sizes(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Change]:
+    """Sizes for the axes of the inputs: those that the nodes lack, then all that are free."""
+    needed = {size for lack in lacks for size in lack.sizes}
+    if not needed:
+        return NOTHING
+    given = dict(one_by_one(declared_shapes(model), options.dims or {}))
+    free = {way: role for way, role in _free(model).items() if way not in given}
+    few = {way: role for way, role in free.items() if role in needed or role not in SIZES}
+    choices = [chosen for chosen in (few, free) if chosen]
+    return [_change(given, chosen, turn) for chosen in choices for turn in range(_turns(chosen))] or NOTHING
+
+
+def _turns(chosen: Mapping[str, str]) -> int:
+    return max(len(SIZES.get(role, ())) for role in chosen.values())
+
+
+def _change(given: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> Change:
+    lists = {way: SIZES.get(role) or (int(role),) for way, role in chosen.items()}
+    sizes = {way: known[min(turn, len(known) - 1)] for way, known in lists.items()}
+    return {"dims": {**given, **sizes}}, " ".join(shlex.join(["--dim", f"{way}={size}"]) for way, size in sizes.items())
+
+
+def _free(model: ir.Model) -> dict[str, str]:
+    """How each free axis of the inputs is called, and what it is to the recurrent nodes.
+
+    Each gets that name in the model, so that inference says where it comes to.
+    """
+    ways: dict[str, str] = {}
+    given = set(model.graph.inputs)
+    nodes = [(node, name, value) for node in read_nodes(model) for name, value in node.inputs.items()]
+    direct = [
+        (node, value, axes_of(name, node.operator.gates, node.num_directions, node.layout))
+        for node, name, value in nodes
+        if value in given
+    ]
+    for node, value, axes in direct:
+        if value.shape is None:  # the operator tells its rank, and some sizes
+            sizes = [(factor, getattr(node, size)) for factor, size in axes]
+            known = [factor * size if isinstance(size, int) else None for factor, size in sizes]
+            value.shape = ir.Shape(known)
+            ways.update({place(str(value.name), k): str(n) for k, n in enumerate(known) if n is not None})
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for name, axis, way in free_dims(declared_shapes(model)):
+        ways.setdefault(way, "batch_size" if axis == 0 or "batch" in way.lower() else "other")
+        dims = list(inputs[name].shape or ())
+        inputs[name].shape = ir.Shape([*dims[:axis], way, *dims[axis + 1 :]])
+    for node in read_nodes(model):
+        for size in ("batch_size", "seq_length"):
+            ways.update({way: size for way in ways if way == getattr(node, size)})
+    for node, value, axes in direct:
+        for dim, (factor, size) in zip(map(plain_dim, value.shape or ()), axes, strict=False):
+            known = getattr(node, size)
+            if dim in ways and isinstance(known, int):
+                ways[str(dim)] = str(factor * known)
+            elif dim in ways and size in SIZES:
+                ways[str(dim)] = size
+    return ways

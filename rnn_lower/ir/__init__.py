@@ -1,0 +1,1 @@
+"""Facts about graphs and operators that every package reads: walking, schemas, statistics."""

@@ -1,0 +1,47 @@
+"""How large a model is: nodes by operator, and bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+
+from rnn_lower.modelio import external_data
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """operators: nodes by operator, those in bodies and functions included.  size: bytes, external data included."""
+
+    operators: Mapping[str, int]
+    size: int
+
+    @property
+    def nodes(self) -> int:
+        return sum(self.operators.values())
+
+    @property
+    def shown_size(self) -> str:
+        """For people."""
+        units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+        found = (f"{self.size / factor:.3g} {unit}" for unit, factor in units if self.size >= factor)
+        return next(found, f"{self.size} bytes")
+
+
+def count(model: onnx.ModelProto) -> Count:
+    found = Counter(node.op_type for holder in external_data.holders(model) for node in holder.node)
+    outside = (
+        external_data.size_of(tensor) or 0
+        for tensor in external_data.tensors(model)
+        if external_data.is_external(tensor)
+    )
+    return Count(dict(found.most_common()), model.ByteSize() + sum(outside))
+
+
+def count_file(path: str | os.PathLike[str]) -> Count:
+    """Of a file, whose data stays where it is."""
+    return count(onnx.load(Path(path), load_external_data=False))

@@ -1,0 +1,178 @@
+"""One way to walk a model: main graph, functions and the bodies in them, each with the opset that holds there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.options import OP_TYPES
+
+_HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """A graph, or a function, and what holds for the nodes in it.
+
+    root: the main graph or the function that it lies in.  opset: of the default domain.
+    path: for people, e.g. "main graph/then_branch of If 'x'".  outer: the scope of the node whose body it is.
+    holder: that node's operator.
+    """
+
+    graph: ir.Graph | ir.Function
+    root: ir.Graph | ir.Function
+    opset: int
+    path: str
+    outer: Scope | None = dataclasses.field(default=None, repr=False, compare=False)
+    holder: str = dataclasses.field(default="", repr=False, compare=False)
+
+    @property
+    def in_function(self) -> bool:
+        return isinstance(self.root, ir.Function)
+
+    def up_to(self, graph: ir.Graph | ir.Function | None) -> Iterator[ir.Graph | ir.Function]:
+        """This graph and those around it, the last of them the given one."""
+        yield self.graph
+        if self.outer is not None and self.graph is not graph:
+            yield from self.outer.up_to(graph)
+
+    def lies_in(self, op_type: str) -> bool:
+        """Whether it is in a body of such a node."""
+        return self.holder == op_type or (self.outer is not None and self.outer.lies_in(op_type))
+
+    def bodies(self) -> Iterator[Scope]:
+        """The scopes directly below this one."""
+        for node in self.graph:
+            yield from self._bodies_of(node)
+
+    def _bodies_of(self, node: ir.Node) -> Iterator[Scope]:
+        for attribute, body in subgraphs(node):
+            told = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
+            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{told}", outer=self, holder=node.op_type)
+
+    def walk(self) -> Iterator[tuple[ir.Node, Scope]]:
+        """Every node in and below this scope, before what lies in its bodies."""
+        for node in self.graph:
+            yield node, self
+            for body in self._bodies_of(node):
+                yield from body.walk()
+
+
+def roots(model: ir.Model) -> list[Scope]:
+    """The main graph and the functions."""
+    opset = default_opset(model.opset_imports) or 0
+    functions = model.functions.values()
+    return [
+        Scope(model.graph, model.graph, opset, "main graph"),
+        *(Scope(f, f, default_opset(f.opset_imports) or opset, f"function {f.domain}.{f.name}") for f in functions),
+    ]
+
+
+def scopes(model: ir.Model) -> Iterator[Scope]:
+    """Main graph, functions, and every body in them."""
+    waiting = roots(model)
+    while waiting:
+        scope = waiting.pop()
+        yield scope
+        waiting += scope.bodies()
+
+
+def nodes(model: ir.Model) -> Iterator[tuple[ir.Node, Scope]]:
+    """Every node of a model with the scope that it is in."""
+    for root in roots(model):
+        yield from root.walk()
+
+
+def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iterator[tuple[ir.Node, Scope]]:
+    """The RNN, GRU and LSTM nodes of ONNX; a function of such a name is none of them."""
+    for node, scope in nodes(model):
+        if node.op_type in op_types and node.domain == "" and node.op_identifier() not in model.functions:
+            yield node, scope
+
+
+def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
+    """The graph or function that has a value as input or initializer, or the node that gives it."""
+    producer = value.producer()
+    return value.graph if producer is None else producer.graph
+
+
+def said(node: ir.Node, name: str, kind: ir.AttributeType, default: Any) -> Any:
+    """What an attribute says. None where only a caller of the function tells, or it is of another type than its own."""
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return default
+    return attribute.value if attribute.type == kind and not attribute.is_ref() else None
+
+
+def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The bodies of a node with the names of their attributes."""
+    for attribute in node.attributes.data.values():  # the plain dict: every node of a model comes by here many times
+        if attribute.type not in _HOLD_GRAPHS or attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.name, attribute.as_graph()
+        else:
+            for index, graph in enumerate(attribute.as_graphs()):
+                yield f"{attribute.name}[{index}]", graph
+
+
+def default_opset(imports: Mapping[str, int]) -> int | None:
+    """The opset of the default domain, which has two names."""
+    return imports.get("", imports.get("ai.onnx"))
+
+
+def opset_of(model: onnx.ModelProto) -> int | None:
+    """The opset of the default domain that a model imports."""
+    return default_opset({entry.domain: entry.version for entry in model.opset_import})
+
+
+def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
+    """The same with one name for the default domain, whose other name does not count beside that."""
+    names = sorted(imports, reverse=True)  # the empty one is the last, and stays
+    return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
+
+
+def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Nodes, and those of their bodies."""
+    for node in nodes:
+        yield node
+        for _, body in subgraphs(node):
+            yield from with_bodies(body)
+
+
+def taken_by(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node takes, and its bodies from around them or of their own."""
+    for one in with_bodies([node]):
+        yield from (value for value in one.inputs if value is not None)
+        for _, body in subgraphs(one):
+            yield from body.outputs
+
+
+def count_nodes(nodes: Iterable[ir.Node]) -> int:
+    """Nodes, those of bodies included."""
+    return sum(1 for _ in with_bodies(nodes))
+
+
+def values(model: ir.Model) -> Iterator[ir.Value]:
+    """Inputs and initializers of graphs and outputs of nodes, wherever they are."""
+    for scope in scopes(model):
+        yield from scope.graph.inputs
+        if isinstance(scope.graph, ir.Graph):
+            yield from scope.graph.initializers.values()
+        for node in scope.graph:
+            yield from node.outputs
+
+
+def taken_names(model: ir.Model) -> Iterator[str]:
+    """The names of all values and nodes."""
+    for value in values(model):
+        if value.name:
+            yield value.name
+    for node, _ in nodes(model):
+        if node.name:
+            yield node.name

@@ -1,0 +1,232 @@
+"""Other ways to say operators that only move elements; all are exact. Called by `alternatives`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import Constant, constant
+from rnn_lower.legalize.call import Call, Results, result_sizes, sizes_of
+
+if TYPE_CHECKING:
+    from rnn_lower.builder.masks import Emitter
+    from rnn_lower.builder.writer import Operand
+
+MOST_PARTS = 64
+"""Up to so many parts a Transpose is put together of."""
+
+
+def by_reshape(e: Emitter, call: Call) -> Results:
+    """Squeeze, Unsqueeze, Identity, and Transpose where only axes of size 1 move."""
+    sizes, outline = result_sizes(e, call), e.outline(call.x)
+    if sizes is None or outline is None or outline.shape is None:
+        return None
+    if call.op_type == "Transpose":
+        moved = [axis for axis in call.parameters["perm"] if outline.shape[axis] != 1]
+        if moved != sorted(moved):
+            return None
+    return [e.op("Reshape", call.x, name=call.name, shape=sizes)]
+
+
+def reshape_by_ones(e: Emitter, call: Call) -> Results:
+    """Reshape that adds axes of size 1, or takes such away."""
+    before, after = sizes_of(e, call.x), result_sizes(e, call)
+    if before is None or after is None or -1 in after:
+        return None
+    if len(after) > len(before):
+        added = _added_ones(before, after)
+        return None if added is None else [e.op("Unsqueeze", call.x, name=call.name, axes=added)]
+    removed = _added_ones(tuple(after), list(before))
+    return None if not removed else [e.op("Squeeze", call.x, name=call.name, axes=removed)]
+
+
+def _added_ones(few: Sequence[int], many: Sequence[int]) -> list[int] | None:
+    """The places of the ones that make `many` out of `few`."""
+    for places in itertools.combinations([k for k, size in enumerate(many) if size == 1], len(many) - len(few)):
+        if [size for k, size in enumerate(many) if k not in places] == list(few):
+            return list(places)
+    return None
+
+
+def reshape_by_parts(e: Emitter, call: Call) -> Results:
+    """Reshape [T, N, C] to [T * N, C], and back to it or [T, 1, N, C], by one Slice for each of T and a Concat."""
+    before, after = sizes_of(e, call.x), result_sizes(e, call)
+    if before is None or after is None or 0 in (*before, *after):
+        return None
+    joins = len(before) == 3 and len(after) == 2 and before[2] == after[1]
+    parts = len(after) in (3, 4) and len(before) == 2 and before[1] == after[-1] and after[1:-2] in ([], [1])
+    if not joins and not parts:
+        return None
+    T, N, added = after[0], after[-2], list(range(len(after) - 2))
+    if joins:
+        T, N, _ = before
+    size = 1 if joins else N
+    slabs = [e.slice(call.x, 0, t * size, (t + 1) * size, "slab") for t in range(T)]
+    rows = [e.squeeze(slab, [0], "row") if joins else e.unsqueeze(slab, added, "row") for slab in slabs]
+    return [e.concat(rows, 0, call.name)]
+
+
+def squeeze_by_gather(e: Emitter, call: Call) -> Results:
+    """The one place of an axis of size 1."""
+    axes = call.parameters["axes"]
+    if len(axes) != 1:
+        return None
+    return [e.op("Gather", call.x, constant(0, ir.DataType.INT64, "first"), name=call.name, axis=axes[0])]
+
+
+def transpose_by_parts(e: Emitter, call: Call) -> Results:
+    """One axis to the front, the others in their order: a Slice for each place on it, and a Concat."""
+    sizes, (axis, *rest) = sizes_of(e, call.x), call.parameters["perm"]
+    if sizes is None or rest != sorted(rest) or not 0 < sizes[axis] <= MOST_PARTS:
+        return None
+    shape = [1, *(sizes[k] for k in rest)]
+    parts = [e.reshape(e.slice(call.x, axis, k, k + 1, "part"), shape, "moved") for k in range(sizes[axis])]
+    return [e.concat(parts, 0, call.name)]
+
+
+def split_by_slices(e: Emitter, call: Call) -> Results:
+    ends = np.cumsum(call.parameters["split"]).tolist()
+    starts, axis = [0, *ends[:-1]], call.parameters["axis"]
+    return [e.slice(call.x, axis, *part) for part in zip(starts, ends, call.names, strict=True)]
+
+
+def one_slice(e: Emitter, call: Call) -> tuple[int, int, int, int] | None:
+    """(axis, start, end, size) of a Slice of one axis of known size."""
+    outline, given = e.outline(call.x), call.parameters
+    if outline is None or outline.shape is None or len(given.get("axes") or ()) != 1 or "steps" in given:
+        return None
+    axis, size = given["axes"][0], outline.shape[given["axes"][0]]
+    return None if size is None else (axis, given["starts"][0], min(given["ends"][0], size), size)
+
+
+def slice_by_split(e: Emitter, call: Call) -> Results:
+    found = one_slice(e, call)
+    if found is None or not 0 <= found[1] < found[2]:
+        return None
+    axis, start, end, size = found
+    parts = [("before", start), (call.name, end - start), ("after", size - end)]
+    names = [name for name, length in parts if length]
+    if len(names) == 1:
+        return [call.x]
+    lengths = [length for _, length in parts if length]
+    return [e.op_multi("Split", [call.x], names, axis=axis, split=lengths)[names.index(call.name)]]
+
+
+def slice_by_gather(e: Emitter, call: Call) -> Results:
+    found = one_slice(e, call)
+    if found is None:
+        return None
+    axis, start, end, _ = found
+    positions = constant(list(range(start, end)), ir.DataType.INT64, "positions")
+    return [e.op("Gather", call.x, positions, name=call.name, axis=axis)]
+
+
+def gather_by_slices(e: Emitter, call: Call) -> Results:
+    """Gather at known places: a Slice for each run of neighbours."""
+    x, index = call.inputs
+    axis = call.parameters["axis"]
+    outline = e.outline(x)
+    if not isinstance(index, Constant) or len(index.shape) > 1 or outline is None or outline.shape is None:
+        return None
+    size = outline.shape[axis]
+    if size is None or index.size == 0:
+        return None
+    places = [int(place) % size for place in index.load().ravel()]
+    if not index.shape:
+        return [e.squeeze(e.slice(x, axis, places[0], places[0] + 1, "place"), [axis], call.name)]
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and runs[-1][1] == place:
+            runs[-1][1] = place + 1
+        else:
+            runs.append([place, place + 1])
+    return [e.concat([e.slice(x, axis, start, end, "run") for start, end in runs], axis, call.name)]
+
+
+def concat_of_concats(most: int, e: Emitter, call: Call) -> Results:
+    """Where a runtime takes few inputs: groups of at most so many, so that the graph is as deep as the logarithm."""
+    if len(call.inputs) <= most:
+        return None
+    joined, axis = list(call.inputs), call.parameters["axis"]
+    while len(joined) > most:
+        groups = [joined[k : k + most] for k in range(0, len(joined), most)]
+        joined = [e.op("Concat", *group, name="group", axis=axis) if len(group) > 1 else group[0] for group in groups]
+    return [e.op("Concat", *joined, name=call.name, axis=axis)]
+
+
+def _block(sizes: Sequence[int], axis: int) -> list[int]:
+    """[1, what lies before the axis, the axis, what lies behind it]"""
+    return [1, math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
+
+
+def _in_block(e: Emitter, call: Call, channels: bool) -> Results:
+    """Slice, Split and Concat of rank 4: [1, before, axis, behind], or as channels, [1, axis, before, behind]."""
+    shapes, results = [sizes_of(e, x) for x in call.inputs], [one.sizes for one in e.use(call).outputs]
+    given = dict(call.parameters)
+    axis, before = given.get("axis", (given.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
+    after = [shape for shape in results if shape is not None]
+    if len(before) < len(shapes) or len(after) < len(results) or len(given.get("axes") or [0]) != 1 or "steps" in given:
+        return None
+    if all(_block(shape, axis) == list(shape) and not channels for shape in before):
+        return None  # it is one
+    place = 1 if channels else 2
+    given.update({"axis": place} if "axis" in given else {"axes": [place]})
+    inputs = [e.reshape(x, _block(sizes, axis), "block") for x, sizes in zip(call.inputs, before, strict=True)]
+    if channels:
+        inputs = [_swapped(e, x, _block(sizes, axis)) for x, sizes in zip(inputs, before, strict=True)]
+    parts: list[Operand] = list(e.op_multi(call.op_type, inputs, [f"{name}_block" for name in call.names], **given))
+    if channels:
+        blocks = [_block(sizes, axis) for sizes in after]
+        parts = [_swapped(e, x, [b[0], b[2], b[1], b[3]]) for x, b in zip(parts, blocks, strict=True)]
+    return [e.reshape(x, list(sizes), name) for x, sizes, name in zip(parts, after, call.names, strict=True)]
+
+
+def _swapped(e: Emitter, x: Operand, sizes: Sequence[int]) -> Operand:
+    """With its second and third axis exchanged."""
+    if 1 in sizes[1:3]:
+        return e.reshape(x, [sizes[0], sizes[2], sizes[1], sizes[3]], "swapped")
+    return e.transpose(x, [0, 2, 1, 3], "swapped")
+
+
+def in_block(e: Emitter, call: Call) -> Results:
+    """Slice, Split and Concat, of any axis, as such of the third of four; the first one, of size 1, is left alone."""
+    return _in_block(e, call, False)
+
+
+def as_channels(e: Emitter, call: Call) -> Results:
+    """Concat as one of channels, the second of four axes."""
+    return _in_block(e, call, True)
+
+
+def slice_of_all_axes(e: Emitter, call: Call) -> Results:
+    """A Slice that says where it begins and ends on every axis."""
+    sizes, found = sizes_of(e, call.x), one_slice(e, call)
+    if sizes is None or found is None or len(sizes) < 2:
+        return None
+    axis, start, end, _ = found
+    starts = [start if k == axis else 0 for k in range(len(sizes))]
+    ends = [end if k == axis else size for k, size in enumerate(sizes)]
+    return [e.op("Slice", call.x, name=call.name, starts=starts, ends=ends, axes=list(range(len(sizes))))]
+
+
+def in_rank_four(e: Emitter, call: Call) -> Results:
+    """What works element by element, and Transpose, behind axes of size 1."""
+    shapes, result = [sizes_of(e, x) for x in call.inputs], result_sizes(e, call)
+    if result is None or -1 in result or len(result) > 3:
+        return None
+    given = dict(call.parameters)
+    if "perm" in given:
+        more = 4 - len(result)
+        given["perm"] = [*range(more), *(axis + more for axis in given["perm"])]
+    inputs = []
+    for x, sizes in zip(call.inputs, shapes, strict=True):
+        if sizes is None:
+            return None
+        inputs.append(e.reshape(x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4"))
+    same = e.op_direct(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **given)
+    return [e.reshape(same, result, call.name)]

@@ -1,0 +1,179 @@
+"""A recurrent operator as a function: its lowering with everything that a node is given, weights included, as inputs.
+
+The same body serves a call in a model (`model/calls.py`) and the operator itself, as the ONNX standard could ship it:
+what attributes say is in it, what sizes are not known it finds out when it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir import convenience
+
+from rnn_lower.asked import check_numbers, check_texts
+from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.names import Names
+from rnn_lower.builder.writer import Habits
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnmetError, UnsupportedError
+from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.lowering.lowering import lower_node
+from rnn_lower.lowering.node import (
+    FLOATS,
+    INPUTS,
+    OPERATORS,
+    OUTPUTS,
+    Dim,
+    Operator,
+    RecurrentNode,
+    axes_of,
+    read_node,
+    version_at,
+)
+
+FIRST_OPSET = 9
+"""From which on there are Scan and Loop as a body needs them."""
+
+
+def function_of(
+    node: RecurrentNode, form: str, opset: int, domain: str, name: str, habits: Habits = Habits(),
+    max_nodes: int | None = None, formal: Sequence[str] | None = None,
+) -> ir.Function:  # fmt: skip
+    """The function that computes what a node does.
+
+    Its inputs and outputs have the names of the ONNX text and are those that the node has, or `formal` inputs, of which
+    those that the node lacks are not read. Sizes of the node that are symbols are not known in the function.
+    Raises UnsupportedError as `lower_node`.
+    """
+    inputs = {key: ir.Value(name=key, type=value.type, shape=_plain(value.shape)) for key, value in node.inputs.items()}
+    outputs = {key: ir.Value(name=key) for key in node.outputs}
+    sizes = ("seq_length", "batch_size", "input_size")
+    known: dict[str, Any] = {size: dim if isinstance(dim := getattr(node, size), int) else None for size in sizes}
+    bare = dataclasses.replace(
+        node, name=node.op_type.lower(), path="function", inputs=inputs, outputs=outputs, **known
+    )
+    names = Names([*INPUTS, *OUTPUTS])
+    # It runs many times, with many sizes; and onnx's inliner loses a body's output that is its input as it came.
+    habits = dataclasses.replace(habits, name_batch=False, pass_condition=False)
+    lowered = lower_node(bare, form, opset, names, ConstantPool(names, as_nodes=True), habits, max_nodes)
+    for key, value in lowered.outputs.items():
+        value.name = key
+    given = [inputs.get(key) or ir.Value(name=key) for key in (formal or inputs)]
+    graph = ir.Graph(given, list(lowered.outputs.values()), nodes=lowered.nodes, opset_imports={"": opset}, name=name)
+    return ir.Function(domain, name, graph=graph, attributes=[])
+
+
+def _plain(shape: ir.Shape | None) -> ir.Shape | None:
+    """Without symbols, which mean nothing in a function."""
+    return None if shape is None else ir.Shape([dim if isinstance(dim, int) else None for dim in shape])
+
+
+class _Declared:
+    """What the values of a node that stands by itself declare."""
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        return None if value.shape is None else tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        return value.dtype
+
+    def is_given(self, value: ir.Value) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What is said of an operator whose body is asked for; see `rnn_lower.function_body`."""
+
+    op_type: str
+    version: int
+    opset: int | None
+    attributes: Mapping[str, Any]
+    inputs: Sequence[str]
+    outputs: Sequence[str] | None
+    dtype: str
+    seq_length: int | None
+
+    def __post_init__(self) -> None:
+        check_texts(op_type=self.op_type, dtype=self.dtype)
+        check_numbers(version=self.version)
+        for name in ("opset", "seq_length"):
+            if getattr(self, name) is not None:
+                check_numbers(**{name: getattr(self, name)})
+        for name in ("inputs", "outputs"):
+            if not isinstance(getattr(self, name), (list, tuple, NoneType)):
+                raise RnnLowerError(f"{name} is {getattr(self, name)!r}; it must list names")
+
+    @property
+    def operator(self) -> Operator:
+        return OPERATORS[self.op_type]
+
+    @property
+    def opset_of_body(self) -> int:
+        """As asked for, or the first with that version. Raises UnsupportedError where there is none."""
+        opset = max(self.version, FIRST_OPSET) if self.opset is None else self.opset
+        if self.version not in self.operator.versions:
+            known = ", ".join(map(str, self.operator.versions))
+            raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known are {known}")
+        if opset < FIRST_OPSET:
+            raise UnsupportedError(
+                f"a body needs opset {FIRST_OPSET} or newer, not {opset}: Scan and Loop as they are now"
+            )
+        if opset > newest_opset():
+            raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows up to {newest_opset()}")
+        there = version_at(self.op_type, opset)
+        if there != self.version:
+            raise UnsupportedError(f"{self.op_type} is of version {there} at opset {opset}, not {self.version}")
+        return opset
+
+
+def body(said: Said, form: str, domain: str, habits: Habits, max_nodes: int) -> ir.Function:
+    """The operator as a function. Raises as `rnn_lower.function_body`."""
+    check_texts(domain=domain)
+    opset, node = said.opset_of_body, _node(said)
+    if form == "unroll" and node.static_length is None:
+        raise UnsupportedError("form unroll needs a known sequence length; give seq_length, or take scan or loop")
+    chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
+    try:
+        return function_of(node, chosen, opset, domain, said.op_type, habits, max_nodes, said.operator.inputs)
+    except UnmetError as error:
+        raise UnsupportedError(f"{error}; take scan or loop") from None
+
+
+def _node(said: Said) -> RecurrentNode:
+    """A node of no model, with sizes that nobody knows but hidden_size, which is an attribute, and seq_length."""
+    wanted = said.operator.outputs if said.outputs is None else said.outputs
+    if not wanted:
+        raise RnnLowerError(f"outputs lists none; {said.op_type} has {', '.join(said.operator.outputs)}")
+    told = (("input", said.inputs, said.operator.inputs), ("output", wanted, said.operator.outputs))
+    for what, names, known in told:
+        for name in names:
+            if name not in known:
+                raise RnnLowerError(f"{said.op_type} has no {what} '{name}'; it has {', '.join(known)}")
+    if said.dtype.upper() not in {dtype.name for dtype in FLOATS}:
+        raise RnnLowerError(f"unknown dtype '{said.dtype}'; known are {', '.join(d.name.lower() for d in FLOATS)}")
+    directions = 2 if said.attributes.get("direction") == "bidirectional" else 1
+    sizes = {"hidden_size": said.attributes["hidden_size"], "num_directions": directions, "seq_length": said.seq_length}
+    values: list[ir.Value | None] = []
+    for name in said.operator.inputs:
+        axes = axes_of(name, said.operator.gates, directions, said.attributes.get("layout", 0))
+        shape = [None if (size := sizes.get(axis)) is None else factor * size for factor, axis in axes]
+        dtype = ir.DataType.INT32 if name == "sequence_lens" else ir.DataType[said.dtype.upper()]
+        given = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        values.append(given if name in said.inputs else None)
+    last = max((said.operator.outputs.index(name) for name in wanted), default=-1)
+    attributes = [_attribute(name, value) for name, value in said.attributes.items()]
+    results = [ir.Value(name=name) for name in said.operator.outputs[: last + 1]]
+    node = ir.Node("", said.op_type, values, attributes, outputs=results, name=said.op_type.lower())
+    ir.Graph([], results, nodes=[node])  # what a graph gives counts as used
+    return read_node(node, said.opset_of_body, "function", _Declared())
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    try:
+        return convenience.convert_attribute(name, value)
+    except (TypeError, ValueError):
+        raise InvalidNodeError(f"attribute '{name}' is {value!r}, which no attribute can hold") from None

@@ -1,0 +1,399 @@
+"""What a recurrent node means: any operator version in, one validated, version-free `RecurrentNode` out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import onnx_ir as ir
+
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+from rnn_lower.ir.schemas import version_of
+from rnn_lower.lowering.activations import Activation, assign
+from rnn_lower.options import OP_TYPES
+
+INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+OUTPUTS = ("Y", "Y_h", "Y_c")
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """What differs between the three operators before any equation.
+
+    gates: number of gates in W and R.  states: names of the carried states; each is an output Y_... and an input.
+    activations: the functions f, g, h when the node names none.  versions: those that this room has read.
+    """
+
+    gates: int
+    states: tuple[str, ...]
+    activations: tuple[str, ...]
+    versions: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return INPUTS if "c" in self.states else INPUTS[:6]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return OUTPUTS[: 1 + len(self.states)]
+
+
+OPERATORS: dict[str, Operator] = {
+    "RNN": Operator(1, ("h",), ("Tanh",), (1, 7, 14, 22)),
+    "GRU": Operator(3, ("h",), ("Sigmoid", "Tanh"), (1, 3, 7, 14, 22)),
+    "LSTM": Operator(4, ("h", "c"), ("Sigmoid", "Tanh", "Tanh"), (1, 7, 14, 22)),
+}
+DIRECTIONS: dict[str, tuple[bool, ...]] = {
+    "forward": (False,),
+    "foward": (False,),  # spelled so in the schema of GRU-1
+    "reverse": (True,),
+    "bidirectional": (False, True),
+}
+
+_A = ir.AttributeType
+ATTRIBUTES: dict[str, tuple[_A, tuple[str, ...], int, int]] = {
+    # name: type, operators, first version, last version
+    "activation_alpha": (_A.FLOATS, OP_TYPES, 1, 99),
+    "activation_beta": (_A.FLOATS, OP_TYPES, 1, 99),
+    "activations": (_A.STRINGS, OP_TYPES, 1, 99),
+    "clip": (_A.FLOAT, OP_TYPES, 1, 99),
+    "direction": (_A.STRING, OP_TYPES, 1, 99),
+    "hidden_size": (_A.INT, OP_TYPES, 1, 99),
+    "input_forget": (_A.INT, ("LSTM",), 1, 99),
+    "layout": (_A.INT, OP_TYPES, 14, 99),
+    "linear_before_reset": (_A.INT, ("GRU",), 3, 99),
+    "output_sequence": (_A.INT, OP_TYPES, 1, 6),
+}
+
+Dim = int | str | None
+"""A size: known, symbolic, or unknown."""
+
+LARGEST_SIZE = 2**31 - 1
+
+
+class Facts(Protocol):
+    """What is known of values."""
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...] | None: ...
+    def dtype(self, value: ir.Value) -> ir.DataType | None: ...
+    def is_given(self, value: ir.Value) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentNode:
+    """One RNN, GRU or LSTM node, whatever its version.
+
+    inputs, outputs: by the names of the ONNX text; only what is present (outputs: and used) is listed.
+    Shapes (layout 0): X [seq_length, batch_size, input_size], W [num_directions, gates * hidden_size, input_size],
+    R [num_directions, gates * hidden_size, hidden_size], B [num_directions, 2 * gates * hidden_size],
+    P [num_directions, 3 * hidden_size], sequence_lens [batch_size], initial states and final states
+    [num_directions, batch_size, hidden_size], Y [seq_length, num_directions, batch_size, hidden_size].
+    seq_length, batch_size, input_size: an int when static, the name of a symbolic size, None when nothing is known.
+    activations: one tuple (f, g, h) per direction.  clip: None when off.  dtype: element type of X.
+    path: where the node is, e.g. "main graph/then_branch of If 'x'".  notes: what a user should know.
+    """
+
+    op_type: str
+    version: int
+    name: str
+    path: str
+    inputs: Mapping[str, ir.Value]
+    outputs: Mapping[str, ir.Value]
+    direction: str
+    hidden_size: int
+    input_size: Dim
+    seq_length: Dim
+    batch_size: Dim
+    dtype: ir.DataType
+    activations: tuple[tuple[Activation, ...], ...]
+    clip: float | None
+    linear_before_reset: bool
+    input_forget: bool
+    layout: int
+    notes: tuple[str, ...]
+    node: ir.Node = dataclasses.field(repr=False)
+
+    @property
+    def operator(self) -> Operator:
+        return OPERATORS[self.op_type]
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """One entry per direction, True where it runs backwards in time."""
+        return DIRECTIONS[self.direction]
+
+    @property
+    def num_directions(self) -> int:
+        return len(self.directions)
+
+    @property
+    def static_length(self) -> int | None:
+        return self.seq_length if isinstance(self.seq_length, int) else None
+
+    @property
+    def static_batch(self) -> int | None:
+        return self.batch_size if isinstance(self.batch_size, int) else None
+
+    def told(self, size: str) -> str:
+        """A size for people: "seq_length" or "batch_size", in quotes when it is a symbol."""
+        dim = getattr(self, size)
+        return "unknown" if dim is None else repr(dim)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What emitted nodes remember of this one in their metadata."""
+        return {"rnn_lower.op": self.op_type, "rnn_lower.version": str(self.version), "rnn_lower.node": self.name}
+
+    def describe(self) -> str:
+        return f"{self.op_type} '{self.name}' in {self.path}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled is the node alone, with bare inputs and outputs, and not the model around it."""
+        values: dict[str, dict[str, ir.Value]] = {}
+        for what, named in (("inputs", self.inputs), ("outputs", self.outputs)):
+            values[what] = {k: ir.Value(name=v.name, type=v.type, shape=v.shape) for k, v in named.items()}
+        inputs = [values["inputs"].get(name) for name in self.operator.inputs]
+        outputs = [values["outputs"].get(name) or ir.Value(name="") for name in self.operator.outputs]
+        node = ir.Node("", self.op_type, inputs, self.node.attributes.values(), outputs=outputs, name=self.node.name)
+        return {**self.__dict__, **values, "node": node}
+
+
+def display_name(node: ir.Node) -> str:
+    """The node's name, else that of its first output: what messages and new names use."""
+    return node.name or next((out.name for out in node.outputs if out.name), "") or node.op_type.lower()
+
+
+def read_node(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
+    """Read and check one node.
+
+    opset: of the default domain where the node lives.
+    Raises InvalidNodeError when the node contradicts the ONNX text of its version, UnsupportedError when it is of a
+    version, or says something, that this program does not know.
+    """
+    try:
+        return _read(node, opset, path, facts)
+    except RnnLowerError as error:
+        raise type(error)(f"{node.op_type} '{display_name(node)}' in {path}: {error}") from None
+
+
+def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
+    op = node.op_type
+    version = version_at(op, node.version or opset)  # what onnx_ir calls a node's version is an opset too
+    attributes = _attributes(node, version)
+    inputs = _named(node.inputs, OPERATORS[op].inputs, "inputs")
+    inputs = {name: value for name, value in inputs.items() if facts.is_given(value)}
+    outputs = _named(node.outputs, OPERATORS[op].outputs, "outputs")
+    for required in ("X", "W", "R"):
+        if required not in inputs:
+            raise InvalidNodeError(f"input {required} is missing; X, W and R are required")
+
+    direction = attributes.get("direction", "forward")
+    if direction not in DIRECTIONS:
+        raise InvalidNodeError(f"unknown direction '{direction}'; known are forward, reverse, bidirectional")
+    layout = attributes.get("layout", 0)
+    if layout not in (0, 1):
+        raise InvalidNodeError(f"layout is {layout}; it must be 0 or 1")
+    notes: list[str] = []
+    activations = _activations(op, len(DIRECTIONS[direction]), attributes, notes)
+    sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, facts)
+    _check_outputs(outputs, {**sizes, "num_directions": len(DIRECTIONS[direction])}, layout)
+    if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
+        notes.append("output_sequence is 0 but Y is used; Y is computed")
+    return RecurrentNode(
+        op_type=op,
+        version=version,
+        name=display_name(node),
+        path=path,
+        inputs=inputs,
+        outputs={name: value for name, value in outputs.items() if value.uses() or value.is_graph_output()},
+        direction="forward" if direction == "foward" else direction,
+        dtype=_dtype(inputs, outputs, facts, notes),
+        activations=activations,
+        clip=_clip(op, attributes.get("clip"), notes),
+        linear_before_reset=bool(attributes.get("linear_before_reset", 0)),
+        input_forget=bool(attributes.get("input_forget", 0)),
+        layout=layout,
+        node=node,
+        notes=tuple(notes),
+        hidden_size=cast(int, sizes["hidden_size"]),
+        input_size=sizes["input_size"],
+        seq_length=sizes["seq_length"],
+        batch_size=sizes["batch_size"],
+    )
+
+
+def version_at(op_type: str, opset: int) -> int:
+    """The operator's version in an opset. Raises UnsupportedError for a version that is not known here."""
+    if opset < 1:
+        raise UnsupportedError(f"the model imports opset {opset} of the default domain; opsets start at 1")
+    version = version_of(op_type, opset)
+    if version not in OPERATORS[op_type].versions:
+        known = ", ".join(map(str, OPERATORS[op_type].versions))
+        raise UnsupportedError(f"version {version} of {op_type} is unknown; known are {known}: convert to opset 22")
+    return version
+
+
+def _attributes(node: ir.Node, version: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, attribute in node.attributes.items():
+        row = ATTRIBUTES.get(name)
+        if row is None or node.op_type not in row[1] or not row[2] <= version <= row[3]:
+            raise InvalidNodeError(f"{node.op_type} version {version} has no attribute '{name}'")
+        if attribute.is_ref():
+            raise UnsupportedError(
+                f"attribute '{name}' refers to attribute '{attribute.ref_attr_name}' of the function;"
+                " lower with --fold, which inlines the function"
+            )
+        if attribute.type != row[0]:
+            raise InvalidNodeError(f"attribute '{name}' is of type {attribute.type.name}, it must be {row[0].name}")
+        values[name] = attribute.value
+    return values
+
+
+def _named(values: Any, names: tuple[str, ...], what: str) -> dict[str, ir.Value]:
+    if len(values) > len(names):
+        raise InvalidNodeError(f"{len(values)} {what}, the operator has {len(names)}")
+    return {name: value for name, value in zip(names, values, strict=False) if value is not None and value.name}
+
+
+def _activations(
+    op: str, num_directions: int, attributes: Mapping[str, Any], notes: list[str]
+) -> tuple[tuple[Activation, ...], ...]:
+    defaults = OPERATORS[op].activations
+    per_direction = len(defaults)
+    names = list(attributes.get("activations", ()))
+    if not names:
+        names = list(defaults) * num_directions
+    elif op == "RNN" and num_directions == 1 and len(names) == 2:
+        names = names[:1]  # some exporters always list two; onnxruntime uses the first
+    if len(names) != per_direction * num_directions:
+        raise InvalidNodeError(
+            f"{len(names)} activations; {op} takes {per_direction} per direction, here {per_direction * num_directions}"
+        )
+    flat, surprises = assign(names, attributes.get("activation_alpha", ()), attributes.get("activation_beta", ()))
+    notes.extend(surprises)
+    return tuple(flat[start : start + per_direction] for start in range(0, len(flat), per_direction))
+
+
+def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
+    """RNN: a negative value is off. GRU, LSTM: 0 is what exporters write for off; a negative value makes no sense."""
+    if clip is None or clip == float("inf") or (op == "RNN" and clip < 0):
+        return None
+    if clip != clip:
+        raise InvalidNodeError("clip is NaN; it must be a number")
+    if op != "RNN" and clip < 0:
+        raise InvalidNodeError(f"clip is {clip:g}; it must be positive")
+    if op != "RNN" and clip == 0:
+        notes.append("clip is 0, taken as off; onnxruntime refuses it")
+        return None
+    return float(clip)
+
+
+def _sizes(
+    op: str,
+    inputs: Mapping[str, ir.Value],
+    hidden_size: int | None,
+    num_directions: int,
+    layout: int,
+    facts: Facts,
+) -> dict[str, Dim]:
+    """hidden_size, input_size, seq_length, batch_size from all inputs; a contradiction is an error."""
+    if hidden_size is not None and hidden_size < 1:
+        raise InvalidNodeError(f"hidden_size is {hidden_size}; it must be positive")
+    sizes: dict[str, Dim] = {"hidden_size": hidden_size, "input_size": None, "seq_length": None, "batch_size": None}
+    source = {} if hidden_size is None else {"hidden_size": "the attribute"}
+    # R first: a missing hidden_size comes from there, and a contradiction is best told against it.
+    for name in ("R", *(name for name in INPUTS if name != "R")):
+        shape = facts.shape(inputs[name]) if name in inputs else None
+        if shape is None:
+            continue
+        axes = axes_of(name, OPERATORS[op].gates, num_directions, layout)
+        if len(shape) != len(axes):
+            raise InvalidNodeError(
+                f"{name} has shape {_shown(shape)} of rank {len(shape)}; it must be of rank {len(axes)}"
+            )
+        if any(isinstance(dim, int) and dim > LARGEST_SIZE for dim in shape):
+            raise InvalidNodeError(f"{name} has shape {_shown(shape)}; no axis is longer than {LARGEST_SIZE}")
+        for dim, (factor, size) in zip(shape, axes, strict=True):
+            known = num_directions if size == "num_directions" else sizes[size]
+            if not isinstance(dim, int):
+                if known is None and factor == 1:
+                    sizes[size] = dim
+            elif isinstance(known, int) and dim != factor * known:
+                times = "" if factor == 1 else f"{factor} * "
+                by = f" by {source[size]}" if size in source else ""
+                raise InvalidNodeError(
+                    f"{name} has shape {_shown(shape)}; {dim} should be {times}{size}, which is {known}{by}"
+                )
+            elif dim % factor:
+                raise InvalidNodeError(f"{name} has shape {_shown(shape)}; {dim} is no multiple of {factor} (gates)")
+            elif size != "num_directions":
+                sizes[size] = dim // factor
+                source.setdefault(size, name)
+    if not isinstance(sizes["hidden_size"], int):
+        raise InvalidNodeError("hidden_size is not given and the shape of R is unknown; add the attribute hidden_size")
+    if sizes["hidden_size"] > LARGEST_SIZE:
+        raise InvalidNodeError(f"hidden_size is {hidden_size}; no axis is longer than {LARGEST_SIZE}")
+    return sizes
+
+
+def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], layout: int) -> None:
+    """What a graph declares for its outputs cannot be taken back, and runtimes reshape results to it."""
+    for name, value in outputs.items():
+        if value.shape is None or not value.is_graph_output():
+            continue
+        declared = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+        real = tuple(sizes[size] for _, size in axes_of(name, 0, 0, layout))
+        pairs = [(a, b) for a, b in zip(declared, real, strict=False) if isinstance(a, int) and isinstance(b, int)]
+        if len(declared) != len(real) or any(a >= 0 and a != b for a, b in pairs):
+            raise InvalidNodeError(
+                f"{name} is declared as {_shown(declared)} among the graph's outputs; it comes out as {_shown(real)}"
+            )
+
+
+def axes_of(name: str, gates: int, num_directions: int, layout: int) -> list[tuple[int, str]]:
+    """Each axis of an input or output as (factor, the size it is that many times)."""
+    directions, batch, time = (1, "num_directions"), (1, "batch_size"), (1, "seq_length")
+    hidden, features = (1, "hidden_size"), (1, "input_size")
+    axes = {
+        "X": [batch, time, features] if layout else [time, batch, features],
+        "W": [directions, (gates, "hidden_size"), features],
+        "R": [directions, (gates, "hidden_size"), hidden],
+        "B": [directions, (2 * gates, "hidden_size")],
+        "P": [directions, (3, "hidden_size")],
+        "sequence_lens": [batch],
+        "Y": [batch, time, directions, hidden] if layout else [time, directions, batch, hidden],
+    }
+    return axes.get(name, [batch, directions, hidden] if layout else [directions, batch, hidden])
+
+
+def _shown(shape: tuple[Dim, ...]) -> str:
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _dtype(
+    inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], facts: Facts, notes: list[str]
+) -> ir.DataType:
+    found: dict[ir.DataType, str] = {}
+    for name, value in (*inputs.items(), *outputs.items()):
+        dtype = facts.dtype(value)
+        if dtype is None:
+            continue
+        if name == "sequence_lens":
+            if dtype != ir.DataType.INT32:
+                raise InvalidNodeError(f"sequence_lens is of type {dtype.name}; it must be INT32")
+        elif dtype not in FLOATS:
+            known = ", ".join(known.name for known in FLOATS)
+            raise InvalidNodeError(f"{name} is of type {dtype.name}; it must be one of {known}")
+        else:
+            found.setdefault(dtype, name)
+    if len(found) > 1:
+        told = ", ".join(f"{name} is {dtype.name}" for dtype, name in found.items())
+        raise InvalidNodeError(f"element types differ: {told}")
+    if not found:
+        notes.append("the element type of its inputs is unknown; FLOAT is assumed")
+    return next(iter(found), ir.DataType.FLOAT)

@@ -1,0 +1,326 @@
+"""A model as protobuf, and the onnx_ir view of it that is lowered.
+
+onnx_ir does not carry everything that a protobuf model can hold, and need not: the view holds what lowering looks at,
+and `write_back` brings the changes into the protobuf. What lowering does not touch stays the message that it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import google.protobuf.message
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, values
+from rnn_lower.modelio import external_data, validate
+from rnn_lower.modelio.strip_weights import outline, outline_of
+from rnn_lower.options import Dims
+from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
+from rnn_lower.shapes.shape_info import UNSAID, Facts
+from rnn_lower.shapes.stale_shapes import of_fixed_sizes
+
+MAX_NESTING = 29
+"""Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
+
+DEEP = MAX_NESTING - 5
+"""From here on what lies in the innermost graph decides whether the model can be read: a shape takes five levels."""
+
+_A = onnx.AttributeProto
+
+
+class Document:
+    """A protobuf model with its view.
+
+    proto: changed only by `write_back`, and owned.  model: the view, to be lowered, made when it is first asked for.
+    outline: the protobuf without weights that the view was made of.
+    folder: where external data is read from; None for a model that came without one.
+    Raises RnnLowerError for a model that is not valid.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, folder: Path | None = None) -> None:
+        self.proto, self.folder = proto, folder
+        self._origin: dict[ir.Node, onnx.NodeProto] = {}
+        self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []
+        with _as_no_model():
+            self._in_order = validate.check(proto, folder)
+
+    def again(self) -> Document:
+        """Another view of the same model, as long as nothing has been written back."""
+        return Document(self.proto, self.folder)
+
+    def copied(self, change: Callable[[onnx.ModelProto], None] = lambda _: None) -> Document:
+        """The same model with a protobuf of its own, after a change to that."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        change(proto)
+        return Document(proto, self.folder)
+
+    def changed(self, change: Callable[[ir.Model], None]) -> Document:
+        """The model as a function leaves it that may change anything; what is no part of what runs may be lost.
+
+        Raises UnsupportedError for a model with something that runs and that onnx_ir does not carry.
+        """
+        if any(
+            isinstance(holder, onnx.GraphProto) and holder.sparse_initializer
+            for holder in external_data.holders(self.proto)
+        ):
+            raise _not_carried("a sparse initializer")
+        try:
+            model = _read(self.proto)
+        except MemoryError:
+            raise
+        except Exception as error:  # onnx_ir raises whatever it trips over, and says why last
+            why: BaseException = error
+            while why.__cause__ is not None:
+                why = why.__cause__
+            raise _not_carried(f"all of it: {one_line(why)}") from None
+        if self.folder is not None:
+            for value in values(model):
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    value.const_value.base_dir = self.folder
+        change(model)
+        proto: onnx.ModelProto = ir.serde.serialize_model(model)
+        inputs, said = {value.name for value in proto.graph.input}, {one.name: one for one in self.proto.graph.output}
+        for output in proto.graph.output:
+            if output.name in inputs & said.keys():  # which says nothing of the input
+                output.CopyFrom(said[output.name])
+        return Document(proto, self.folder)
+
+    def fixed(self, sizes: Dims) -> Document:
+        """The same with sizes of the inputs fixed, which takes its protobuf; what nothing confirms then is not said."""
+        fix_dims(self.model, sizes)
+        fix_proto_dims(self.outline, sizes)
+        for value, shape in of_fixed_sizes(self.model, self.facts).items():
+            owner = owner_of(value)
+            if isinstance(owner, ir.Graph):
+                owner.meta.setdefault(UNSAID, {})[value.name] = shape
+        return Document(self.write_back(sizes), self.folder)
+
+    @functools.cached_property
+    def outline(self) -> onnx.ModelProto:
+        return outline(self.proto, self.folder)
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """About the view as it is; who changes it must not ask for them."""
+        return Facts(self.model, self.outline)
+
+    @functools.cached_property
+    def model(self) -> ir.Model:
+        with _as_no_model():
+            model = _read(self.outline)
+        self._pair(model.graph, self.proto.graph)
+        for ours, function in zip(model.functions.values(), self.proto.functions, strict=True):
+            self._pair(ours, function)
+        self._nesting_before = max(_nesting(scope.graph) for scope in roots(model))
+        if not self._in_order:
+            _sort(model)
+            self.outline = outline_of(model)  # in the same order
+        return model
+
+    def _pair(self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto) -> None:
+        """Remember which message each graph and node of the view came from, and attach the weights."""
+        for node, message in zip(graph, proto.node, strict=True):
+            self._origin[node] = message
+            for attribute in message.attribute:
+                if attribute.ref_attr_name:
+                    continue
+                if attribute.type == _A.GRAPH:
+                    self._pair(node.attributes[attribute.name].as_graph(), attribute.g)
+                elif attribute.type == _A.GRAPHS:
+                    for inner, body in zip(node.attributes[attribute.name].as_graphs(), attribute.graphs, strict=True):
+                        self._pair(inner, body)
+                elif attribute.type == _A.TENSOR and external_data.is_external(attribute.t) and self.folder is not None:
+                    held = external_data.as_ir(attribute.t, self.folder)
+                    node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
+        if isinstance(graph, ir.Graph):
+            for tensor in proto.initializer:
+                if not external_data.is_external(tensor) or self.folder is not None:
+                    graph.initializers[tensor.name].const_value = external_data.as_ir(tensor, self.folder)
+                else:  # nobody knows where its data is; it is carried along, as known at run time only
+                    graph.initializers[tensor.name].const_value = None
+            for sparse in proto.sparse_initializer:
+                graph.initializers[sparse.values.name].const_value = None
+        self._pairs.append((graph, proto))  # bodies before the graphs that they lie in
+
+    def message(self, node: ir.Node) -> onnx.NodeProto:
+        """The protobuf message that a node of the view was read from."""
+        return self._origin[node]
+
+    # -- back into the protobuf ----------------------------------------------------------------------------------------
+
+    def write_back(
+        self, dims: Dims | None = None, keep: Callable[[ir.Value], ir.TensorProtocol] | None = None
+    ) -> onnx.ModelProto:
+        """Bring the changes of the view into the protobuf, which is answered.
+
+        dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
+        Raises UnsupportedError when the result would be too deep for protobuf to read.
+        """
+        nesting = self.check_nesting()
+        self.__dict__.pop("outline", None)  # of what the protobuf was, and large
+        if dims:  # first, so that sizes of values that nothing confirms are taken back as well
+            fix_proto_dims(self.proto, dims)
+        try:
+            for graph, proto in self._pairs:
+                self._write_graph(graph, proto, keep)
+        except ir.serde.SerdeError as error:
+            raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
+        self._write_imports()
+        if nesting > DEEP and not _is_readable(self.proto):
+            raise _too_deep("no form nests less than unroll does")
+        return self.proto
+
+    def check_nesting(self) -> int:
+        """How many graphs lie in each other. Raises UnsupportedError when they are too many to be read."""
+        nesting = max(_nesting(scope.graph) for scope in roots(self.model))
+        if nesting > max(MAX_NESTING, self._nesting_before):
+            raise _too_deep("use --form unroll")
+        return nesting
+
+    def _write_graph(
+        self, graph: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto,
+        keep: Callable[[ir.Value], ir.TensorProtocol] | None,
+    ) -> None:  # fmt: skip
+        new = [node for node in graph if node not in self._origin]
+        if keep is not None:
+            for value in _weights_of(new):
+                value.const_value = keep(value)
+        nodes = [self._origin[node] if node in self._origin else ir.serde.serialize_node(node) for node in graph]
+        if len(nodes) != len(proto.node) or any(a is not b for a, b in zip(nodes, proto.node, strict=True)):
+            del proto.node[:]
+            proto.node.extend(nodes)
+        if isinstance(graph, ir.Graph):
+            self._write_values(graph, proto, new, keep)
+
+    def _write_values(
+        self, graph: ir.Graph, proto: onnx.GraphProto, new: list[ir.Node],
+        keep: Callable[[ir.Value], ir.TensorProtocol] | None,
+    ) -> None:  # fmt: skip
+        inputs = {value.name for value in graph.inputs}
+        kept = {*graph.initializers, *_named_elsewhere(self.proto)}
+        external_data.remove_if(proto.initializer, lambda tensor: tensor.name not in kept)
+        external_data.remove_if(proto.input, lambda value: value.name not in inputs)
+        there = {tensor.name for tensor in proto.initializer}
+        for name, value in graph.initializers.items():
+            if name not in there and value.const_value is not None:
+                tensor = value.const_value if keep is None else keep(value)
+                proto.initializer.append(ir.serde.serialize_tensor(tensor))
+        unsaid = graph.meta.get(UNSAID, {})
+        for info in (*proto.value_info, *proto.output, *(() if graph is self.model.graph else proto.input)):
+            if info.name in unsaid:
+                _unsay(info, unsaid[info.name])
+        described = {info.name for info in (*proto.value_info, *proto.output)}
+        for node in new:
+            for value in node.outputs:
+                if value.name not in described and value.type is not None:
+                    proto.value_info.append(ir.serde.serialize_value(value))
+
+    def _write_imports(self) -> None:
+        self.proto.ir_version = self.model.ir_version
+        holders = [(self.model.opset_imports, self.proto)]
+        holders += [
+            (ours.opset_imports, function)
+            for ours, function in zip(self.model.functions.values(), self.proto.functions, strict=False)
+        ]
+        for imports, proto in holders:
+            for entry in proto.opset_import:
+                if entry.domain in DEFAULT_DOMAINS:
+                    entry.version = default_opset(imports)
+            there = {entry.domain for entry in proto.opset_import}
+            for domain in imports.keys() - there - set(DEFAULT_DOMAINS):  # of functions that lowering has added
+                proto.opset_import.add(domain=domain, version=imports[domain])
+        for function in list(self.model.functions.values())[len(self.proto.functions) :]:
+            self.proto.functions.append(ir.serde.serialize_function(function))
+
+
+def _read(proto: onnx.ModelProto) -> ir.Model:
+    """As onnx_ir, which believes of an input that is an output too what the output declares."""
+    model: ir.Model = ir.serde.deserialize_model(proto)
+    for value, declared in zip(model.graph.inputs, proto.graph.input, strict=True):
+        if value.is_graph_output():
+            alone = ir.serde.deserialize_value_info_proto(declared, None)
+            value.type, value.shape = alone.type, alone.shape
+    return model
+
+
+def _too_deep(advice: str) -> UnsupportedError:
+    told = f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read"
+    return UnsupportedError(f"{told}; {advice}")
+
+
+def _is_readable(proto: onnx.ModelProto) -> bool:
+    try:
+        onnx.ModelProto.FromString(proto.SerializeToString())
+    except google.protobuf.message.DecodeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _as_no_model() -> Iterator[None]:
+    """What readers stumble over is no model."""
+    try:
+        yield
+    except (RnnLowerError, MemoryError):
+        raise
+    except UnicodeDecodeError:
+        raise RnnLowerError("not an ONNX model: it has a name that is no UTF-8 text") from None
+    except Exception as error:  # onnx_ir raises whatever it trips over
+        raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
+
+
+def _not_carried(what: str) -> UnsupportedError:
+    return UnsupportedError(f"folding goes through onnx_ir, which does not carry {what}; leave --fold or --set out")
+
+
+def _sort(model: ir.Model) -> None:
+    """onnxruntime takes nodes in any order; what walks a model does not."""
+    try:
+        for scope in roots(model):
+            scope.graph.sort()
+    except ValueError:
+        raise InvalidNodeError("the nodes need each other's results in a circle") from None
+
+
+def _unsay(info: onnx.ValueInfoProto, shape: ir.Shape) -> None:
+    """Take back sizes that the view has taken back."""
+    tensor = info.type.tensor_type
+    if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
+        return
+    if len(tensor.shape.dim) != len(shape):
+        tensor.ClearField("shape")
+        return
+    for dim, known in zip(tensor.shape.dim, shape, strict=True):
+        if dim.HasField("dim_value") and known != dim.dim_value:
+            dim.ClearField("dim_value")
+
+
+def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:
+    """Initializers of the bodies of new nodes."""
+    for node in nodes:
+        for _, body in subgraphs(node):
+            yield from body.initializers.values()
+            yield from _weights_of(list(body))
+
+
+def _nesting(graph: ir.Graph | ir.Function) -> int:
+    return 1 + max((_nesting(body) for node in graph for _, body in subgraphs(node)), default=0)
+
+
+def _named_elsewhere(model: onnx.ModelProto) -> set[str]:
+    """What training speaks of beside the graph: weights that it changes stay, whoever else needs them."""
+    found = set()
+    for info in model.training_info:
+        found |= {
+            end for entry in (*info.initialization_binding, *info.update_binding) for end in (entry.key, entry.value)
+        }
+        for graph in (info.initialization, info.algorithm):
+            found |= {name for holder in external_data.graphs_in(graph) for node in holder.node for name in node.input}
+    return found

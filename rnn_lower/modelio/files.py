@@ -1,0 +1,347 @@
+"""Files: a model appears by one rename, and its weights before it under a name that nothing else has."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import onnx
+import onnx.serialization
+import onnx_ir as ir
+
+from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
+from rnn_lower.modelio import external_data, stale_files
+from rnn_lower.modelio.document import Document
+from rnn_lower.modelio.output_path import Inode, checked_destination, inode_of, name_of, to_stdout
+from rnn_lower.options import Dims
+
+EMBEDDED_UP_TO = 1_500_000_000
+"""Bytes of weights up to which they stay in the .onnx file if they were there; protobuf ends at 2 GB."""
+
+SMALL = 1024
+"""Weights below this size stay in the .onnx file in any case."""
+
+ALIGNMENT = 4096
+"""Where weights begin in a data file, so that they can be mapped."""
+
+_ODD = re.compile(r"[\\:]")
+
+Progress = Callable[[str, int, int], None]
+"""Called while weights are written: name, index, total."""
+
+
+def load(path: str | os.PathLike[str]) -> Document:
+    """Read a model; external data stays where it is. Raises RnnLowerError when there is no valid model."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise RnnLowerError(f"a file must be given by its path, not {type(path).__name__}")
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise RnnLowerError(f"{path}: no such file" if not path.exists() else f"{path}: not a file")
+        proto = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (RnnLowerError, MemoryError):
+        raise
+    except Exception as error:  # whatever the parsers of the formats raise
+        raise RnnLowerError(f"{path}: not an ONNX model: {one_line(error)}") from None
+    try:
+        return Document(proto, path.parent.absolute())
+    except RnnLowerError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def open_model(model: Any) -> tuple[Document, str | None]:
+    """The model behind a path, an onnx.ModelProto, an onnx_ir.Model or a document; the path where there is one.
+
+    Raises RnnLowerError for anything else, and as `load`.
+    """
+    if isinstance(model, Document):
+        return model, None
+    if isinstance(model, (str, os.PathLike)):
+        return load(model), os.fspath(model)
+    if isinstance(model, ir.Model):
+        model = _serialized(model)
+    if isinstance(model, onnx.ModelProto):
+        return Document(model), None
+    raise RnnLowerError(f"a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
+
+
+def _serialized(model: ir.Model) -> onnx.ModelProto:
+    try:
+        return ir.serde.serialize_model(model)
+    except Exception as error:
+        raise RnnLowerError(f"the model cannot be serialized: {one_line(error)}") from None
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+class Staged:
+    """A model that is written but not yet in place.
+
+    kept: files that stay, whoever no longer needs them.
+    path: a complete model file that loads as it stands.  commit: put it in place by one rename; until then, and after
+    an error, whatever was at the destination is whole and as it was.
+    """
+
+    def __init__(self, destination: Path, folder: Path, token: str, kept: Collection[Inode] = ()) -> None:
+        self._destination, self.folder, self._kept = destination, folder, kept
+        # The name of the data is written in the model, as text, where what Windows takes for a path would be refused.
+        name = f"{_ODD.sub('_', destination.name.encode('utf-8', 'replace').decode())}.{token}"
+        self.path = folder / f".{name}{stale_files.TMP}"
+        self.data = folder / f"{name}.data"
+        self._journal = folder / f".{name}{stale_files.OLD}"
+        self._held: list[BinaryIO] = []
+        self._begun = False
+
+    def open(self, path: Path) -> BinaryIO:
+        """A new file, locked while this run lives, so that no other takes it for left behind."""
+        file = stale_files.create(path)
+        self._held.append(file)
+        self._begun |= path == self.path  # the model comes first, so that data without one is nobody's leftover
+        return file
+
+    def commit(self) -> None:
+        """Raises RnnLowerError when the destination cannot be replaced."""
+        try:
+            self._commit()
+        except OSError as error:
+            raise _unwritable(os.fspath(self._destination), error) from None
+
+    def _commit(self) -> None:
+        with stale_files.alone(self.folder):
+            self._replace()
+
+    def _replace(self) -> None:
+        exists = self._destination.exists()
+        old = stale_files.referred(self._destination) if exists else set()
+        old = {name for name in old if inode_of(self.folder / name) not in self._kept}
+        for path in (self.path, self.data):
+            if exists and path.exists():
+                os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
+        if old:  # should this run be killed after the rename, the next one finishes the job
+            journal = self.open(self._journal)
+            marks = {name: stale_files.mark_of(self.folder / name) for name in sorted(old)}
+            journal.write(json.dumps(marks).encode())
+            sync(journal)
+        with stale_files.undisturbed():
+            os.replace(self.path, self._destination)
+            _sync_folder(self.folder)
+            for name in old:
+                stale_files.remove_unreferred(self.folder / name)
+            self._journal.unlink(missing_ok=True)
+
+    @property
+    def committed(self) -> bool:
+        """The rename itself tells, so that no interruption can come between it and a note of it."""
+        return self._begun and not self.path.exists()
+
+    def close(self) -> None:
+        """Remove what was not committed."""
+        if not self.committed:
+            self._begun = False
+            for path in (self._journal, self.path, self.data):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        for file in self._held:
+            file.close()
+
+
+@contextlib.contextmanager
+def staged(
+    document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
+    dims: Dims | None = None, force: bool = False, kept: Collection[Inode] = (),
+) -> Iterator[Staged]:  # fmt: skip
+    """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there.
+
+    kept: the data files of another model that this one was made of, which are neither replaced nor removed.
+    """
+    told, made = name_of(destination), None
+    try:
+        with contextlib.ExitStack() as stack:
+            try:
+                path = checked_destination(destination, force, kept)
+                streamed = str(path) == "-" or (path.exists() and not path.is_file())
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
+                if not streamed:
+                    stale_files.remove_left_behind(folder)
+                made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), kept)
+                stack.callback(made.close)
+                _write(document, made, progress, dims)
+            except OSError as error:
+                raise _unwritable(told, error) from None
+            linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
+            if made.data.exists() and (streamed or linked):
+                way_out = (
+                    f"a link cannot carry along; write to {path}" if linked else "a stream cannot carry; name a file"
+                )
+                raise UnsupportedError(f"{told}: the model has weights in a file beside it, which {way_out}")
+            yield made
+    except KeyboardInterrupt:
+        state = f"{told} was written" if made is not None and made.committed else "nothing written"
+        raise KeyboardInterrupt(state) from None
+
+
+def _unwritable(path: str, error: OSError) -> RnnLowerError:
+    return RnnLowerError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+class _Stream(Staged):
+    """A destination that is no file (-, a device, a FIFO): it is written to, never replaced."""
+
+    def _commit(self) -> None:
+        content = self.path.read_bytes()
+        if str(self._destination) == "-":
+            if not to_stdout(content):
+                raise RnnLowerError("-: stdout takes no bytes; name a file")
+            return
+        with open(self._destination, "wb") as stream:
+            stream.write(content)
+
+
+def data_of(document: Document) -> frozenset[Inode]:
+    """The files in which a document has weights."""
+    external = filter(external_data.is_external, external_data.tensors(document.proto))
+    places = (external_data.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
+    return frozenset(inode for inode in map(inode_of, set(places)) if inode is not None)
+
+
+def write_text(text: str, destination: str | os.PathLike[str], force: bool = False) -> None:
+    """A text becomes a file by one rename; "-" is the standard output, a device or FIFO is written to, a link followed.
+
+    Raises RnnLowerError when it cannot be written there.
+    """
+    told = name_of(destination)
+    if told == "-":
+        if not to_stdout(text.encode("utf-8")):
+            sys.stdout.write(text)
+        return
+    try:
+        path = checked_destination(destination, force, text=True)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        made = Staged(path, path.parent, secrets.token_hex(8))
+        try:
+            file = made.open(made.path)
+            file.write(text.encode("utf-8"))
+            sync(file)
+            made.commit()
+        finally:
+            made.close()
+    except OSError as error:
+        raise _unwritable(told, error) from None
+
+
+def _write(document: Document, made: Staged, progress: Progress | None, dims: Dims | None) -> None:
+    """The data file, if there is need for one, then the model that refers to it."""
+    model = made.open(made.path)
+    large = sum(len(tensor.raw_data) for tensor in external_data.tensors(document.proto)) > EMBEDDED_UP_TO
+    outside = large or any(map(external_data.is_external, external_data.tensors(document.proto)))
+    data = _DataFile(made, progress) if outside else None
+    proto = document.write_back(dims, None if data is None else data.keep)
+    if data is not None and document.folder is not None:
+        data.move(proto, document.folder, large)
+    content = proto.SerializeToString()
+    if data is not None and data.file is not None:
+        sync(data.file)
+    model.write(content)
+    sync(model)
+
+
+class _DataFile:
+    """Weights go here one by one, copied in pieces or computed one at a time."""
+
+    def __init__(self, made: Staged, progress: Progress | None) -> None:
+        self._made, self._progress, self._done = made, progress, 0
+        self.file: BinaryIO | None = None
+
+    def _begin(self, name: str, total: int = 0) -> int:
+        if self.file is None:
+            self.file = self._made.open(self._made.data)
+        self.file.seek(-(-self.file.tell() // ALIGNMENT) * ALIGNMENT)
+        self._done += 1
+        if self._progress is not None:
+            self._progress(name, self._done, total)
+        return self.file.tell()
+
+    def keep(self, value: ir.Value) -> ir.TensorProtocol:
+        """A weight that lowering has made, as it is to be written in the model."""
+        tensor = value.const_value
+        assert tensor is not None
+        if tensor.nbytes < SMALL:
+            return tensor
+        offset = self._begin(value.name or "")
+        assert self.file is not None
+        self.file.write(tensor.tobytes())
+        return ir.ExternalTensor(
+            self._made.data.name,
+            offset,
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=value.name or "",
+        )
+
+    def move(self, model: onnx.ModelProto, folder: Path, inline_too: bool) -> None:
+        """Take along what lies in the files of the source."""
+        todo = [
+            t
+            for t in external_data.tensors(model)
+            if external_data.is_external(t) or (inline_too and len(t.raw_data) >= SMALL)
+        ]
+        for tensor in todo:
+            entries = {entry.key: entry for entry in tensor.external_data}
+            if "location" in entries and entries["location"].value == self._made.data.name:
+                continue
+            offset = self._begin(tensor.name, len(todo))
+            length = self._copy(tensor, folder)
+            for key, text in (("location", self._made.data.name), ("offset", str(offset)), ("length", str(length))):
+                if key in entries:
+                    entries[key].value = text
+                else:
+                    tensor.external_data.add(key=key, value=text)
+
+    def _copy(self, tensor: onnx.TensorProto, folder: Path) -> int:
+        assert self.file is not None
+        if not external_data.is_external(tensor):
+            length = self.file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = external_data.EXTERNAL
+            return length
+        place = external_data.locate(tensor, folder)
+        with open(place.path, "rb") as source:
+            source.seek(place.offset)
+            left = place.length
+            while left:
+                piece = source.read(min(left, 1 << 22))
+                if not piece:
+                    raise RnnLowerError(f"{place.path} ended while it was read")
+                left -= self.file.write(piece)
+        return place.length
+
+
+def sync(file: BinaryIO) -> None:
+    """So that what was written is there before what refers to it."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that the rename outlives a crash of the machine; not every system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

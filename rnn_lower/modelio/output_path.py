@@ -1,0 +1,89 @@
+"""Where a file may be written, and what is never written over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import onnx.serialization
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.modelio import stale_files
+
+Inode = tuple[int, int]
+"""A file, whatever its names: device and number."""
+
+
+def checked_destination(
+    destination: str | os.PathLike[str], force: bool, kept: Collection[Inode] = (), text: bool = False
+) -> Path:
+    """Where the file really goes, links followed. Raises RnnLowerError when it cannot go there.
+
+    kept: files that are not replaced.  text: it is no model, so that any ending will do.
+    """
+    path = Path(name_of(destination))
+    if os.path.basename(destination) in ("", ".", ".."):  # a name that ends with a slash, too
+        raise RnnLowerError(f"{os.fspath(destination) or path}: cannot be written: it is a folder")
+    if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        return path
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise RnnLowerError(f"{path}: cannot be written: it is a link that leads to itself")
+    if not text and not is_binary(real):
+        raise RnnLowerError(f"{path}: cannot be written: its ending is that of a text format; name it .onnx")
+    if real.is_dir():
+        raise RnnLowerError(f"{path}: cannot be written: it is a folder")
+    if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR and not force:
+        raise RnnLowerError(f"{path}: cannot be written: it is read-only; --force replaces it all the same")
+    owner = _owner(real, kept) if real.is_file() else None
+    if owner is not None:
+        raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
+    return real
+
+
+def name_of(destination: str | os.PathLike[str]) -> str:
+    """The path as a text. Raises RnnLowerError for what is none."""
+    name = os.fspath(destination) if isinstance(destination, (str, os.PathLike)) else None
+    if not isinstance(name, str) or "\0" in name:
+        raise RnnLowerError(f"{destination!r} is no path of a file to write")
+    return name
+
+
+def is_binary(path: Path) -> bool:
+    """Whether a model of this name is protobuf's bytes, not one of the texts that `onnx` writes too."""
+    return onnx.serialization.registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
+
+
+def _owner(path: Path, kept: Collection[Inode]) -> str | None:
+    """The model that has weights in a file: the one that is read, or a neighbour."""
+    if inode_of(path) in kept:
+        return "the model that is read"
+    with contextlib.suppress(OSError):
+        for other in sorted(path.parent.glob("*.onnx")):
+            if other != path and stale_files.speaks_of(other, os.fsencode(path.name)):
+                places = (path.parent / name for name in stale_files.spans(other))
+                if any(os.path.realpath(place) == os.fspath(path) for place in places):
+                    return str(other)
+    return None
+
+
+def inode_of(path: Path) -> Inode | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def to_stdout(content: bytes) -> bool:
+    """Write bytes there, whatever its encoding; answers whether it takes any."""
+    stream = getattr(sys.stdout, "buffer", None)
+    if stream is not None:
+        sys.stdout.flush()
+        stream.write(content)
+        stream.flush()
+    return stream is not None

@@ -1,0 +1,179 @@
+"""A protobuf model without its weights and without what onnx_ir cannot read: what lowering looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import onnx.shape_inference
+import onnx_ir as ir
+
+from rnn_lower.modelio import external_data
+from rnn_lower.sandbox.limited import limited
+
+SHOWN = 4096
+"""Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
+
+UNSEEN = "rnn_lower.unseen"
+"""Marks the nodes of an outline that lack an attribute; nobody but their own message can stand for them."""
+
+FOLLOWING = {"seconds": 5, "size": 1 << 29}
+"""Limits of following the numbers of shapes, worth no more: onnx 1.23 counts sizes one by one, however large."""
+
+_A = onnx.AttributeProto
+_UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
+"""Attributes that lowering does not look at and onnx_ir does not read in every case."""
+
+
+def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelProto:
+    """The outline of a model, with nodes, bodies and initializers in the same order. folder: of external data."""
+    view = onnx.ModelProto(ir_version=proto.ir_version)
+    view.opset_import.extend(proto.opset_import)
+    graph = view.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node)
+    for field in ("input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(proto.graph, field))
+    _add_initializers(graph, proto.graph, folder)
+    _strip(graph, folder)
+    view.functions.extend(proto.functions)
+    for function in view.functions:
+        external_data.remove_if(
+            function.attribute_proto, lambda one: _is_unseen(one) or one.type in (_A.GRAPH, _A.GRAPHS)
+        )
+        _strip(function, folder)
+    return view
+
+
+def outline_of(model: ir.Model) -> onnx.ModelProto:
+    """The outline of an onnx_ir model, of which it is a copy."""
+    copy = model.clone()
+    for graph in copy.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None and value.const_value.nbytes > SHOWN:
+                shape, dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
+                value.const_value = ir.ExternalTensor("weights", 0, 0, dtype, shape=shape, name=value.name or "")
+    proto = ir.serde.serialize_model(copy)
+    _strip(proto.graph, None)
+    return proto
+
+
+def without_annotations(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which, but for functions, only inputs and initializers of the main graph say their shape.
+
+    What an initializer holds is no fact either where the caller may give something else for it.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    inputs = {value.name for value in copy.graph.input} if copy.ir_version >= 4 else set()
+    external_data.remove_if(copy.graph.initializer, lambda tensor: tensor.name in inputs)
+    for function in copy.functions:
+        function.ClearField("value_info")
+    _clear_shapes(copy.graph, [*copy.graph.output])
+    return copy
+
+
+def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
+    """What shape inference finds out about a model when it is given no annotation to lean on.
+
+    Of nodes only those that have bodies are there, in their order. follow: follow the numbers of shapes through the
+    graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
+    """
+    limits = FOLLOWING if follow else {}
+    return onnx.ModelProto.FromString(limited(_infer, proto, follow, **limits))
+
+
+def _infer(proto: onnx.ModelProto, follow: bool) -> onnx.ModelProto:
+    content = without_annotations(proto).SerializeToString()  # so that the copy is gone when the next ones are made
+    found: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
+    del content
+    del found.functions[:]
+    _drop_plain_nodes(found.graph)
+    return found
+
+
+def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
+    """The sizes of a value as far as they are numbers; None where not even the rank is told."""
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    dims = info.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
+
+
+def _drop_plain_nodes(graph: onnx.GraphProto) -> None:
+    graph.ClearField("initializer")
+    kept = onnx.GraphProto(node=[node for node in graph.node if next(external_data.graphs_of(node), None) is not None])
+    del graph.node[:]
+    graph.node.extend(kept.node)
+    for node in graph.node:
+        for body in external_data.graphs_of(node):
+            _drop_plain_nodes(body)
+
+
+def _clear_shapes(graph: onnx.GraphProto, declared: Sequence[onnx.ValueInfoProto]) -> None:
+    graph.ClearField("value_info")
+    for value in declared:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for node in graph.node:
+        for body in external_data.graphs_of(node):
+            _clear_shapes(body, [*body.input, *body.output])
+
+
+def _add_initializers(view: onnx.GraphProto, proto: onnx.GraphProto, folder: Path | None) -> None:
+    for tensor in proto.initializer:
+        view.initializer.append(_outlined(tensor, folder))
+    for sparse in proto.sparse_initializer:
+        view.initializer.append(_told(sparse.values.name, sparse.values.data_type, sparse.dims))
+
+
+def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
+    if not external_data.is_external(tensor):
+        return tensor if tensor.ByteSize() <= SHOWN else _told(tensor.name, tensor.data_type, tensor.dims)
+    told = _told(tensor.name, tensor.data_type, tensor.dims)
+    if folder is not None and (external_data.size_of(tensor) or 0) <= SHOWN:
+        told.ClearField("data_location")
+        told.ClearField("external_data")
+        told.raw_data = external_data.read(tensor, folder)
+    return told
+
+
+def _told(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
+    """A tensor of which nothing but shape and type is known."""
+    told = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=external_data.EXTERNAL)
+    told.external_data.add(key="location", value="weights")
+    return told
+
+
+def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> None:
+    """Take out of a copy what is not looked at; `Document.write_back` never looks at what is missing here."""
+    values = [*view.value_info, *([] if isinstance(view, onnx.FunctionProto) else [*view.input, *view.output])]
+    for value in values:
+        if value.type.WhichOneof("value") in ("map_type", "opaque_type", "sparse_tensor_type"):
+            value.ClearField("type")
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                dim.ClearField("dim_value")  # a way of saying that the size is unknown
+    for node in view.node:
+        node.ClearField("device_configurations")
+        if external_data.remove_if(node.attribute, _is_unseen):
+            node.metadata_props.add(key=UNSEEN, value="yes")
+        for body in external_data.graphs_of(node):
+            copy = onnx.GraphProto()
+            _add_initializers(copy, body, folder)
+            body.ClearField("initializer")
+            body.ClearField("sparse_initializer")
+            body.ClearField("quantization_annotation")
+            body.initializer.extend(copy.initializer)
+            _strip(body, folder)
+
+
+def _is_unseen(attribute: onnx.AttributeProto) -> bool:
+    """Whether onnx_ir does not read it in every case: of some types, or of text that is none."""
+    try:
+        for text in (attribute.s, *attribute.strings):
+            text.decode()
+    except UnicodeDecodeError:
+        return True
+    return attribute.type in _UNSEEN

@@ -1,0 +1,213 @@
+"""What every model must hold before it is worth reading: data for its tensors, a definition for every name."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, schema_of
+from rnn_lower.modelio import external_data
+
+_A = onnx.AttributeProto
+_FIELDS = {
+    _A.FLOAT: "f", _A.INT: "i", _A.STRING: "s", _A.TENSOR: "t", _A.GRAPH: "g", _A.SPARSE_TENSOR: "sparse_tensor",
+    _A.TYPE_PROTO: "tp", _A.FLOATS: "floats", _A.INTS: "ints", _A.STRINGS: "strings", _A.TENSORS: "tensors",
+    _A.GRAPHS: "graphs", _A.SPARSE_TENSORS: "sparse_tensors", _A.TYPE_PROTOS: "type_protos",
+}  # fmt: skip
+"""The field that holds the value of an attribute of each type."""
+_MESSAGES = ("t", "g", "sparse_tensor", "tp")
+_ELEMENT_TYPES = set(onnx.TensorProto.DataType.values())
+
+
+Around = collections.ChainMap[str, onnx.TensorProto | None]
+"""Values that the bodies of a graph can see, with what initializers hold, or LATER."""
+LATER = onnx.TensorProto()
+"""Stands for what a node gives that has not been looked at yet."""
+
+
+def check(model: onnx.ModelProto, folder: Path | None) -> bool:
+    """Whether the nodes of a model stand in an order in which they can run; another order is no fault.
+
+    Raises RnnLowerError for tensors without their data, InvalidNodeError for nodes that make no sense as a graph.
+    """
+    if not model.HasField("graph") or not model.opset_import:
+        raise RnnLowerError(
+            "not an ONNX model: it " + ("imports no opset" if model.HasField("graph") else "has no graph")
+        )
+    for entry in (*model.opset_import, *(entry for function in model.functions for entry in function.opset_import)):
+        if entry.domain in DEFAULT_DOMAINS and not 1 <= entry.version < 1 << 31:
+            raise UnsupportedError(f"the model imports opset {entry.version} of the default domain; opsets start at 1")
+    for tensor in external_data.tensors(model):
+        external_data.check_data(tensor, folder)
+    _check_functions(model)
+    _check_imports("main graph", model.graph.node, model.opset_import)
+    free, in_order = _graph(model.graph, "main graph", Around(), folder)
+    if free:
+        raise InvalidNodeError(f"main graph: nothing computes '{min(free)}'")
+    for function in model.functions:
+        path = f"function {function.domain}.{function.name}"
+        _check_imports(path, function.node, function.opset_import)
+        around = Around(dict.fromkeys(_made_by(function.node), LATER) | dict.fromkeys(function.input))
+        free, its_order = _nodes(function.node, set(function.input), path, around, folder)
+        free |= set(function.output) - set(function.input) - _made_by(function.node)
+        if free:
+            raise InvalidNodeError(f"{path}: nothing computes '{min(free)}'")
+        in_order &= its_order
+    return in_order
+
+
+def _check_functions(model: onnx.ModelProto) -> None:
+    keys = [(f.domain, f.name, f.overload) for f in model.functions]
+    for (domain, name, _), count in collections.Counter(keys).items():
+        if count > 1:
+            raise RnnLowerError(f"function {domain}.{name} is defined {count} times")
+    calls = {key: _called(function.node) & set(keys) for key, function in zip(keys, model.functions, strict=True)}
+    while calls:  # take away, again and again, what calls nothing that is left
+        ends = [key for key, called in calls.items() if not called & calls.keys()]
+        if not ends:
+            domain, name, _ = min(calls)
+            raise RnnLowerError(f"function {domain}.{name} calls itself, directly or by way of others")
+        for key in ends:
+            del calls[key]
+
+
+def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
+    found = {(node.domain, node.op_type, node.overload) for node in nodes}
+    for node in nodes:
+        for body in external_data.graphs_of(node):
+            found |= _called(body.node)
+    return found
+
+
+def _check_imports(path: str, nodes: Iterable[onnx.NodeProto], imports: Iterable[onnx.OperatorSetIdProto]) -> None:
+    missing = all(entry.domain not in DEFAULT_DOMAINS for entry in imports)
+    if missing and any(domain in DEFAULT_DOMAINS for domain, *_ in _called(nodes)):
+        raise RnnLowerError(f"{path} imports no opset of the default domain, but has nodes of it")
+
+
+def _check_values(graph: onnx.GraphProto, path: str) -> None:
+    for kind, values in (("input", graph.input), ("output", graph.output), ("value", graph.value_info)):
+        for value in values:
+            dtype = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
+            if dtype not in _ELEMENT_TYPES:
+                raise RnnLowerError(f"{path}: {kind} '{value.name}' is of the unknown element type {dtype}")
+    weights = [*(tensor.name for tensor in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]
+    for names in ([value.name for value in graph.input], weights):
+        if "" in names:
+            raise InvalidNodeError(f"{path}: an input or initializer has no name")
+        if any(isinstance(name, bytes) for name in names):
+            raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
+        twice = [name for name, count in collections.Counter(names).items() if count > 1]
+        if twice:
+            raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
+
+
+def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | None) -> tuple[set[str], bool]:
+    """Names that a graph takes from outside, and whether its nodes stand in order."""
+    _check_values(graph, path)
+    for tensor in graph.initializer:  # of two that differ onnxruntime takes now the one and now the other
+        if tensor.name in around and not _is_same(tensor, around[tensor.name], folder):
+            raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and around it")
+    given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    seen = around.new_child(dict.fromkeys(_made_by(graph.node), LATER) | {name: held.get(name) for name in given})
+    free, in_order = _nodes(graph.node, given, path, seen, folder)
+    outside = {value.name for value in graph.output} - given - _made_by(graph.node)
+    if outside and path != "main graph":
+        raise InvalidNodeError(f"{path}: nothing in it computes its output '{min(outside)}'")
+    return free | outside, in_order
+
+
+def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None, folder: Path | None) -> bool:
+    """Whether two initializers hold the same, in whatever field, and wherever in a file."""
+    if other is None or (folder is None and (external_data.is_external(tensor) or external_data.is_external(other))):
+        return bool(tensor == other)
+    one, two = external_data.as_ir(tensor, folder), external_data.as_ir(other, folder)
+    if one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    if one.dtype == ir.DataType.STRING:
+        return bool(one.numpy().tolist() == two.numpy().tolist())
+    return one.tobytes() == two.tobytes()
+
+
+def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:
+    """onnxruntime 1.31 leaves a result undefined when a branch or a Scan gives one value in two places."""
+    names = [value.name for value in body.output]
+    if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
+        twice = max(names, key=names.count)
+        told = f"a body gives '{twice}' twice, of which onnxruntime makes undefined numbers; put an Identity before one"
+        raise InvalidNodeError(f"{_described(node, path)}: {told}")
+
+
+def _described(node: onnx.NodeProto, path: str) -> str:
+    return f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
+
+
+def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    return {name for node in nodes for name in node.output if name}
+
+
+def _nodes(
+    nodes: Iterable[onnx.NodeProto], given: set[str], path: str, around: Around, folder: Path | None
+) -> tuple[set[str], bool]:
+    needs: set[str] = set()
+    late: set[str] = set()
+    made: set[str] = set()
+    in_order = True
+    for node in nodes:
+        _check_node(node, path)
+        used = {name for name in node.input if name}
+        for body in external_data.graphs_of(node):
+            _check_results(node, body, path)
+            free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
+            used |= free
+            in_order &= its_order
+        missing = used - given - made
+        late |= missing
+        needs |= missing
+        for name in node.output:
+            if name and (name in made or name in given):
+                raise InvalidNodeError(f"{node.op_type} '{node.name}' in {path}: '{name}' is defined twice")
+            if name and around.parents.get(name, LATER) is not LATER:
+                raise InvalidNodeError(f"{_described(node, path)}: '{name}' is defined twice, here and around it")
+            if name:
+                made.add(name)
+                around[name] = None
+    return needs - made, in_order and not late & made
+
+
+def _check_node(node: onnx.NodeProto, path: str) -> None:
+    if bytes in map(type, (node.op_type, node.name, *node.input, *node.output)):
+        raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
+    told = _described(node, path)
+    names = [attribute.name for attribute in node.attribute]
+    if len(set(names)) < len(names):
+        raise InvalidNodeError(f"{told}: attribute '{max(names, key=names.count)}' is given twice")
+    if not node.output and node.domain in DEFAULT_DOMAINS and _gives(node.op_type):
+        raise InvalidNodeError(f"{told}: it has no outputs")
+    for attribute in node.attribute:
+        own = _FIELDS.get(attribute.type)
+        held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
+        if attribute.ref_attr_name and held:
+            found = f"refers to '{attribute.ref_attr_name}' and holds {', '.join(held)}"
+            raise InvalidNodeError(f"{told}: attribute '{attribute.name}' {found}")
+        if attribute.ref_attr_name:
+            continue
+        if own is None or any(name != own for name in held) or (own in _MESSAGES and not held):
+            kind = _A.AttributeType.Name(attribute.type)
+            found = ", ".join(held) or "nothing"
+            raise InvalidNodeError(f"{told}: attribute '{attribute.name}' is of type {kind} and holds {found}")
+    if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS and len(node.attribute) != 1:
+        raise InvalidNodeError(f"{told}: {len(node.attribute)} attributes; a Constant has exactly one")
+
+
+def _gives(op_type: str) -> bool:
+    """Whether an operator always gives something."""
+    schema = schema_of(op_type, newest_opset())
+    return schema is not None and schema.min_output > 0

@@ -1,0 +1,1 @@
+"""Bring a model to another opset: conversion, and the semantic changes that converters miss."""

@@ -1,0 +1,318 @@
+"""Bring a model to another opset.
+
+Conversion goes node by node: what an operator's version changes is asked of onnx's converter, or onnxscript's, with a
+model of that one node. So nothing but the converted nodes changes, wherever they are, and weights never pass through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir import convenience
+
+from rnn_lower.builder.constants import known_tensor
+from rnn_lower.builder.names import Names
+from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of
+from rnn_lower.ir.walk import (
+    Scope,
+    default_opset,
+    nodes,
+    recurrent_nodes,
+    roots,
+    subgraphs,
+    taken_names,
+)
+from rnn_lower.lowering.node import display_name, version_at
+from rnn_lower.modelio import external_data
+from rnn_lower.modelio.strip_weights import SHOWN, UNSEEN
+from rnn_lower.opset.semantic_changes import meant, unknown_value
+from rnn_lower.sandbox.limited import limited
+from rnn_lower.shapes.shape_info import Facts
+
+SCRIPT_CONVERTER = range(18, 26)
+"""Opsets between which onnxscript's converter works."""
+
+
+def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None = None) -> None:
+    """Convert a model, its bodies and functions to an opset, in place; recurrent nodes keep their version.
+
+    They are lowered afterwards at the new opset, or restamped by `restamp_rest`. outline: as in `Facts`.
+    Raises UnsupportedError, naming the node, when an operator cannot be converted.
+    """
+    newest = newest_opset()
+    if not 1 <= opset <= newest:
+        raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows 1 to {newest}")
+    if all(root.opset == opset for root in roots(model)):
+        return
+    _raise_ir_version(model, opset)
+    recurrent = dict(recurrent_nodes(model))
+    facts, names = Facts(model, outline), Names(taken_names(model))
+    changes = []
+    for node, scope in nodes(model):
+        if (
+            node not in recurrent
+            and node.op_identifier() not in model.functions
+            and _differs(node, scope, opset, facts)
+        ):
+            changes.append((node, scope, _converted(node, scope.opset, opset, facts)))
+    for node, scope in recurrent.items():
+        node.version = version_at(node.op_type, node.version or scope.opset)
+    for node, scope, new in changes:
+        _put_in_place(node, scope, new, names)
+    for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        for domain in DEFAULT_DOMAINS:
+            if domain in imports:
+                imports[domain] = opset
+
+
+def restamp_rest(model: ir.Model) -> None:
+    """Recurrent nodes that were not lowered are of the model's opset from now on. Raises when they cannot be."""
+    for node, scope in recurrent_nodes(model):
+        if version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
+            raise UnsupportedError(
+                f"{node.op_type} '{display_name(node)}' in {scope.path} has a layout, which opset {scope.opset} cannot"
+                " say; lower it too, or convert to opset 14 or newer"
+            )
+        node.version = None
+        if scope.opset >= 7:
+            node.attributes.pop("output_sequence", None)
+        direction = node.attributes.get("direction")
+        if direction is not None and direction.value == "foward":  # spelled so in the schema of GRU-1
+            node.attributes["direction"] = ir.AttrString("direction", "forward")
+
+
+def take_over(model: ir.Model, other: ir.Model) -> None:
+    """Make a model what its changed copy is."""
+    model.graph, model.ir_version = other.graph, other.ir_version
+    model.functions.clear()
+    model.functions.update(other.functions)
+
+
+# -- one node ---------------------------------------------------------------------------------------------------------
+
+
+def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
+    """Whether the node must be written otherwise at the new opset."""
+    old, new = (schema_of(node.op_type, version) for version in (scope.opset, opset))
+    if node.domain != "" or old is None:
+        return False
+    if new is None:
+        raise _refusal(node, scope.opset, opset, "the operator does not exist there")
+    if old.since_version == new.since_version:
+        return False
+    if why := _misread(node, old):
+        raise _refusal(node, scope.opset, opset, why)
+    if meant(node, scope.opset, opset, facts):  # it is converted with care, or refused
+        return True
+    if node.op_type == "Constant":  # its versions differ in what they may hold
+        held = set(node.attributes) or {"sparse_value"}
+        if not held <= set(new.attributes):
+            raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown there")
+        return False
+    if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
+        if opset < scope.opset and (why := _wrong(node, new, facts.kind)):
+            raise _refusal(node, scope.opset, opset, why)
+        if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
+            raise _refusal(node, scope.opset, opset, "Scan of opset 8 has a batch axis of its own")
+        if node.op_type == "Loop" and new.since_version < 11 and len(node.inputs) < 3:
+            raise _refusal(node, scope.opset, opset, "before opset 11 a Loop must carry a value")
+        return False
+    if _signature(old) != _signature(new) or scope.opset < 7 or new.deprecated:
+        return True
+    # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11),
+    # values of attributes. The texts of OneHot and ConvTranspose (11) say otherwise of odd cases; runtimes do not.
+    return opset < scope.opset and not (opset >= 8 and _takes(new, node, facts))
+
+
+def _takes(schema: onnx.defs.OpSchema, node: ir.Node, facts: Facts) -> bool:
+    """Whether an older version of the node's operator says the same, as far as types are known."""
+    if _wrong(node, schema, facts.kind):
+        return False
+    numbers = [number for a in node.attributes.values() for number in np.ravel(a.value if _is_int(a) else 0)]
+    return schema.since_version >= 11 or min(numbers, default=0) >= 0
+
+
+def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value], str | None]) -> str:
+    """What a node says that a version of its operator does not take, or nothing. kind: as in `Facts`."""
+    if why := _misread(node, schema):
+        return why
+    if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
+        return "it has more inputs or outputs than there are"
+    if told := unknown_value(node, schema.since_version):
+        return told
+    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for place, value in enumerate(values):
+            found = None if value is None else kind(value)
+            formal = formals[min(place, len(formals) - 1)]  # the last one may stand for many
+            if found is not None and found not in formal.types:
+                return f"{formal.name} is {found}, which it does not take there"
+    return ""
+
+
+def _misread(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
+    """What is wrong with the names and types of a node's attributes for a version of its operator, or nothing."""
+    unknown = set(node.attributes) - set(schema.attributes)
+    if unknown:
+        return f"its attribute '{min(unknown)}' is unknown there"
+    return of_another_type(node, schema)
+
+
+def _is_int(attribute: ir.Attr) -> bool:
+    return attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS) and not attribute.is_ref()
+
+
+def _signature(schema: onnx.defs.OpSchema) -> object:
+    attributes = {
+        name: (a.type, a.required, a.default_value.SerializeToString()) for name, a in schema.attributes.items()
+    }
+    return attributes, *([(value.name, value.option) for value in side] for side in (schema.inputs, schema.outputs))
+
+
+def _refusal(node: ir.Node, current: int, opset: int, why: object) -> ConversionError:
+    return ConversionError(f"opset {current} -> {opset}: {node.op_type} '{display_name(node)}': {_reason(why)}")
+
+
+def _reason(why: object) -> str:
+    """What a converter says, without where in its sources it says so."""
+    told = " ".join(str(why).split())
+    if "No Adapter" in told:
+        return "onnx has no converter for it between these opsets"
+    return re.sub(r"^.*?Assertion `.*?` failed: ", "", told)[:300]
+
+
+def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Graph:
+    """The node at the new opset: a graph with inputs, outputs and constants under the names that the node uses."""
+    if UNSEEN in node.metadata_props:
+        raise _refusal(node, current, opset, "it has an attribute that the converters cannot be shown")
+    if any(attribute.is_ref() for attribute in node.attributes.values()):
+        told = "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)"
+        raise _refusal(node, current, opset, told)
+    said = meant(node, current, opset, facts)
+    if isinstance(said, str):
+        raise _refusal(node, current, opset, said)
+    alone = _alone(node, current, opset, facts)
+    kinds = {value.name: facts.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
+    first_error: Exception | str | None = None
+    for convert in (_with_onnx, _with_onnxscript):
+        try:
+            found = convert(alone, current, opset)
+        except Exception as error:  # converters raise whatever their adapters raise
+            first_error = first_error or error
+            continue
+        if found is None or default_opset(found.opset_imports) != opset:
+            continue
+        wrong = [_wrong_at(one, opset, kinds) for one in found.graph]
+        if not any(wrong):
+            for one in found.graph:
+                one.attributes.update(said if one.op_type in (node.op_type, "Resize") else {})
+            return found.graph
+        first_error = first_error or next(filter(None, wrong))
+    raise _refusal(node, current, opset, first_error or "no converter serves")
+
+
+def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None]) -> str:
+    schema = schema_of(node.op_type, opset)
+    return f"{node.op_type} is unknown there" if schema is None else _wrong(node, schema, lambda v: kinds.get(v.name))
+
+
+def _with_onnx(model: onnx.ModelProto, _: int, opset: int) -> ir.Model:
+    try:
+        content = limited(onnx.version_converter.convert_version, model, opset)  # which dies of some nodes
+    except RnnLowerError as error:
+        raise ConversionError(str(error).removeprefix("convert_version failed: ")) from None
+    return ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
+
+
+def _with_onnxscript(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | None:
+    if current not in SCRIPT_CONVERTER or opset not in SCRIPT_CONVERTER:
+        return None
+    from onnxscript import version_converter
+
+    converted = ir.serde.deserialize_model(model)
+    version_converter.convert_version(converted, target_version=opset)
+    return converted
+
+
+def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> onnx.ModelProto:
+    """A model of one node at its current opset, with what is known of its inputs and outputs."""
+    inputs, initializers = {}, {}
+    for value in node.inputs:
+        tensor = known_tensor(value)
+        if tensor is not None and value is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes <= SHOWN:
+            initializers[value.name] = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), name=value.name))
+        elif value is not None:
+            inputs[value.name] = _value_info(value, facts)
+    outputs = [_value_info(value, facts) for value in node.outputs if value.name]
+    proto = _without_idle(ir.serde.serialize_node(node), current, opset)
+    graph = onnx.helper.make_graph([proto], "one", list(inputs.values()), outputs, list(initializers.values()))
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", current)], ir_version=10)
+
+
+def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeProto:
+    """The node without attributes that are unknown at the new opset and say what goes without saying."""
+    old, new = (schema_of(proto.op_type, version) for version in (current, opset))
+    if old is not None and new is not None:
+        said = onnx.helper.get_attribute_value
+        gone = {name: a.default_value for name, a in old.attributes.items() if name not in new.attributes}
+        idle = {name: said(default) for name, default in gone.items() if default.name}
+        external_data.remove_if(proto.attribute, lambda a: a.name in idle and said(a) == idle[a.name])
+    return proto
+
+
+def _value_info(value: ir.Value, facts: Facts) -> onnx.ValueInfoProto:
+    dtype, shape = facts.dtype(value), facts.shape(value)
+    return onnx.helper.make_tensor_value_info(value.name, dtype or ir.DataType.UNDEFINED, shape)
+
+
+def _put_in_place(node: ir.Node, scope: Scope, converted: ir.Graph, names: Names) -> None:
+    """Replace a node by its converted form; constants that an adapter has added become Constant nodes before it."""
+    ours = {value.name: value for value in (*node.inputs, *node.outputs) if value is not None and value.name}
+    new = [*_constants(converted, ours), *converted]
+    converted.outputs.clear()
+    converted.remove(list(converted))
+    for made in new:
+        for place, value in enumerate(made.inputs):
+            if value is not None and value.producer() is None:
+                made.replace_input_with(place, ours[value.name])
+        made.name = node.name if made.op_type == node.op_type else names.unique(f"{display_name(node)}/{made.op_type}")
+        made.doc_string = made.doc_string or node.doc_string
+        made.metadata_props.update(node.metadata_props)
+    made_values = {value.name: value for made in new for value in made.outputs}
+    for name, value in made_values.items():
+        if name not in ours:
+            value.name = names.unique(f"{display_name(node)}/{name}")
+    old_values = [value for value in node.outputs if value.name]
+    new_values = [made_values[value.name] for value in old_values]
+    convenience.replace_nodes_and_values(scope.graph, node, [node], new, old_values, new_values)
+
+
+def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir.Node]:
+    for name, value in list(converted.initializers.items()):
+        if name not in ours and value.const_value is not None:
+            made = ir.Node("", "Constant", (), (ir.AttrTensor("value", value.const_value),))
+            convenience.replace_all_uses_with(value, made.outputs[0])
+            made.outputs[0].name = name
+            yield made
+
+
+def _raise_ir_version(model: ir.Model, opset: int) -> None:
+    """Raise the IR version to what the opset asks for.
+
+    Before IR version 4 every initializer had to be listed as an input too, which made it no less a constant; later
+    that means that the caller may override it. So the listing ends here.
+    """
+    if model.ir_version < 4:
+        inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+        model.graph.inputs[:] = inputs
+    model.ir_version = max(model.ir_version, ir_version_of(opset))
+
+
+def ir_version_of(opset: int) -> int:
+    """The IR version that a model is raised to at an opset, at least 4."""
+    # onnx's table has no row for opsets 2 to 4, which came with IR version 3.
+    return 4 if opset < 7 else max(4, onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)]))

@@ -1,0 +1,140 @@
+"""Operators whose meaning changed with a version while what they say may stay as it is: converters let them pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import known_tensor
+from rnn_lower.ir.walk import subgraphs
+from rnn_lower.lowering.node import Dim
+from rnn_lower.shapes.shape_info import Facts
+
+Attributes = dict[str, ir.Attr]
+
+Rule = Callable[[ir.Node, int, Facts], "Attributes | str"]
+"""For a node and the opset wanted: what the converted node has to say for it to mean the same, or why it cannot."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """since: the opset from which on the operators mean something else.  up, down: how to cross it; None: as it is."""
+
+    op_types: tuple[str, ...]
+    since: int
+    up: Rule | None = None
+    down: Rule | None = None
+
+
+def meant(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes | str:
+    """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
+    found: Attributes = {}
+    if any(attribute.is_ref() for attribute in node.attributes.values()):
+        return found  # which nobody can convert
+    for change in CHANGES:
+        if node.op_type not in change.op_types or (current < change.since) == (opset < change.since):
+            continue
+        rule = change.up if current < opset else change.down
+        said = {} if rule is None else rule(node, opset, facts)
+        if isinstance(said, str):
+            return said
+        found |= said
+    return found
+
+
+VALUES = {
+    ("Resize", "coordinate_transformation_mode", "half_pixel_symmetric"): 19,
+    ("Pad", "mode", "wrap"): 19,
+    ("ScatterElements", "reduction", "max"): 18, ("ScatterElements", "reduction", "min"): 18,
+    ("ScatterND", "reduction", "max"): 18, ("ScatterND", "reduction", "min"): 18,
+}  # fmt: skip
+"""Values that an attribute has not always had -> the version of the operator that came with them."""
+
+
+def unknown_value(node: ir.Node, version: int) -> str:
+    """A value of an attribute that a version of the node's operator does not know, or nothing."""
+    for (op_type, name, value), since in VALUES.items():
+        said = node.attributes.get(name) if node.op_type == op_type and version < since else None
+        if said is not None and not said.is_ref() and said.value == value:
+            return f"its attribute '{name}' says {value}, which is unknown there"
+    return ""
+
+
+def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    """Softmax-12 takes all axes from `axis` on as one, Softmax-13 takes that axis alone: the last one is both."""
+    shape = facts.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    given = node.attributes.get("axis")
+    axis = given.as_int() if given is not None else 1 if opset >= 13 else -1
+    last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
+    if not last:
+        return (
+            "at opset 13 its `axis` changed from where the flattened part begins to the one axis; only the last is both"
+        )
+    if shape is None and opset < 11:
+        return f"opset {opset} has no negative `axis`, and the rank of its input is not known"
+    return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}
+
+
+def _asymmetric(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    """Before opset 11 a place was divided by the scale, and rounded down; half pixels are the default since then."""
+    found = {"coordinate_transformation_mode": ir.AttrString("coordinate_transformation_mode", "asymmetric")}
+    mode = node.attributes.get("mode")
+    if mode is not None and mode.as_string() != "nearest":
+        return found
+    scales = _scales(node)
+    if scales is None or np.min(scales, initial=1) < 1:
+        return "before opset 11 nothing says which of two neighbours is nearest where it makes smaller, or may do so"
+    return found | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
+
+
+def _scales(node: ir.Node) -> np.ndarray | None:
+    """Those of Upsample or Resize, as far as they are known."""
+    if "scales" in node.attributes:
+        return np.asarray(node.attributes["scales"].as_floats())
+    tensor = known_tensor(node.inputs[1]) if len(node.inputs) > 1 else None
+    return tensor.numpy() if tensor is not None and tensor.dtype.is_floating_point() else None
+
+
+def _by_channel(node: ir.Node, opset: int, facts: Facts) -> str:
+    return "at opset 21 its scale and bias changed from one for each group to one for each channel"
+
+
+def _whole_numbers(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    fmod = node.attributes.get("fmod")
+    dtype = facts.dtype(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if dtype is not None and dtype.is_floating_point() and (fmod is None or not fmod.as_int()):
+        return "before opset 28 it takes floating-point numbers with fmod = 1 only"
+    return {}
+
+
+def _mask(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        return "only from opset 12 on the text says what its mask is where nothing is dropped"
+    return {}
+
+
+def _one_shape(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+    branches = [branch.outputs for _, branch in subgraphs(node)]
+    for pair in zip(*branches, strict=False):
+        shapes = [shape for value in pair if (shape := facts.shape(value)) is not None]
+        if len({len(shape) for shape in shapes}) > 1 or any(map(_differ, zip(*shapes, strict=False))):
+            return "before opset 11 what its branches give has one shape, and here there are two"
+    return {}
+
+
+def _differ(sizes: Iterable[Dim]) -> bool:
+    return len({size for size in sizes if isinstance(size, int)}) > 1
+
+
+CHANGES = (
+    Change(("If",), 11, down=_one_shape),
+    Change(("Dropout",), 12, up=_mask, down=_mask),
+    Change(("Softmax", "LogSoftmax"), 13, down=_last_axis),  # onnx's converter flattens on the way up
+    Change(("Hardmax",), 13, up=_last_axis),  # onnx has no converter for the way down
+    Change(("Upsample", "Resize"), 11, up=_asymmetric),
+    Change(("GroupNormalization",), 21, up=_by_channel, down=_by_channel),
+    Change(("Mod",), 28, down=_whole_numbers),
+)

@@ -1,1 +1,0 @@
-"""Showing that a lowered model computes the same. Nothing here reads how a node is lowered."""

@@ -1,0 +1,204 @@
+"""Groups of nodes that are one function of one number, though no law of a field says so.
+
+    min(max(x, low), high)                              Clip, where a runtime lacks it
+    high - max(0, high - low - max(0, x - low))         Clip, where a runtime has neither Min nor Max
+    below(x, high) - below(-x, -low)                    Clip of doubles before opset 8, with
+    below(x, l) = 1 / (max(0, 1 / max(0, x) - 1 / l) + 1 / l)
+    1 / (e^-x + 1)                                      sigmoid, where a runtime has neither it nor tanh
+    tanh(clip(x, -l, l)) with l >= 20                   tanh, for which 1 is the nearest float or double from there on
+
+They are found by their structure, with bounds taken as the numbers they are. Where a runtime takes some of the
+operators in one rank only, nodes that change nothing but the rank lie between; these are passed over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import literal_of
+
+TANH_IS_ONE = 20.0
+"""1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on tanh is rounded to 1."""
+
+
+SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
+"""Operators that leave the elements and their order alone."""
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether an initializer or a Constant node holds a value, and no caller may give another."""
+    if value is None or value.is_graph_input():
+        return False
+    return value.const_value is not None or _literal(value) is not None
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """What a constant holds, read from where it lies; None for what is computed or given."""
+    if value is None or not is_constant(value):
+        return None
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    attribute = _literal(value)
+    assert attribute is not None
+    if attribute.type == ir.AttributeType.TENSOR:
+        return np.asarray(attribute.as_tensor().numpy())
+    return literal_of(attribute)
+
+
+def _literal(value: ir.Value) -> ir.Attr | None:
+    """The attribute of the Constant node behind a value."""
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
+        return None
+    (attribute,) = node.attributes.values()
+    is_tensor = attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref()
+    return attribute if is_tensor or literal_of(attribute) is not None else None
+
+
+def clip_of(value: ir.Value | None, own: float | None = None) -> tuple[ir.Value, float, float] | None:
+    """(x, low, high) where a value is x between two constants, low <= high.
+
+    own: the node's own limit, which is meant where only its rounded inverse is held.
+    """
+    node = _made_by(value, "Clip", "Min", "Sub", "Add")
+    if node is None:
+        return None
+    plain = {"Clip": _clip, "Min": _min_of_max}.get(node.op_type)
+    found = _sum(node, own) if plain is None else plain(node)
+    return found if found is not None and found[1] <= found[2] else None
+
+
+def sigmoid_of(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is 1 / (e^-x + 1)."""
+    grown, one = _plus(_inverted(value))
+    return _minus(_operand(_made_by(grown, "Exp"))) if one == 1.0 else None
+
+
+def unlimited(value: ir.Value | None, own: float | None) -> ir.Value | None:
+    """x where a value is clip(x, -l, l), beyond which tanh is 1. own: the node's own limit, which counts once."""
+    found = clip_of(value, own)
+    if found is None or not -found[1] == found[2] >= TANH_IS_ONE:
+        return None
+    inner = clip_of(found[0], own)
+    return found[0] if found[2] != own or (inner is not None and inner[1:] == found[1:]) else None
+
+
+def _made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    value = _bare(value)
+    node = None if value is None else value.producer()
+    return node if node is not None and node.domain == "" and node.op_type in op_types else None
+
+
+def _bare(value: ir.Value | None) -> ir.Value | None:
+    """The value of which this one is the elements in another shape."""
+    node = None if value is None else value.producer()
+    while node is not None and node.domain == "" and node.op_type in SHAPING:
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    return value
+
+
+def _number(value: ir.Value | None) -> float | None:
+    array = constant(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype.kind in "fV" else None
+
+
+def _operand(node: ir.Node | None, place: int = 0) -> ir.Value | None:
+    return node.inputs[place] if node is not None and place < len(node.inputs) else None
+
+
+def _clip(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+    bounds = []
+    for place, name in enumerate(("min", "max"), 1):
+        attribute = node.attributes.get(name)
+        bounds.append(_number(_operand(node, place)) if attribute is None else float(attribute.value))
+    return _found(_operand(node), *bounds)
+
+
+def _min_of_max(node: ir.Node) -> tuple[ir.Value, float, float] | None:
+    inner = _made_by(_operand(node), "Max")
+    if inner is None or len(node.inputs) != 2 or len(inner.inputs) != 2:
+        return None
+    return _found(_operand(inner), _number(inner.inputs[1]), _number(node.inputs[1]))
+
+
+def _two_sides(
+    positive: ir.Value | None, negative: ir.Value | None, own: float | None
+) -> tuple[ir.Value, float, float] | None:
+    """min(x, high) for what is above zero, less the same of -x"""
+    (above, high), (below, low) = _at_most(positive, own), _at_most(negative, own)
+    x, mirrored = _above_zero(above), _minus(_above_zero(below))
+    return _found(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
+
+
+def _sum(node: ir.Node, own: float | None) -> tuple[ir.Value, float, float] | None:
+    """high - max(0, width - max(0, x - low)), or the difference of both sides of zero; each as a sum too."""
+    rest, high = _plus(node.outputs[0])
+    if high is None:
+        one, other = node.inputs[0], _operand(node, 1)
+        if node.op_type == "Sub":
+            return _two_sides(one, other, own)
+        return _two_sides(other, _minus(one), own) or _two_sides(one, _minus(other), own)
+    minus, width = _plus(_above_zero(_minus(rest)))
+    x = _above_zero(_minus(minus))
+    if width is None or x is None:
+        return None
+    inner, negative = _plus(x)
+    if negative is not None and width in (high + negative, float(np.float32(high + negative))):
+        return _found(inner, -negative, high)
+    return _found(x, 0.0, high) if width == high else None
+
+
+def _above_zero(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is max(0, x)"""
+    node = _made_by(value, "Relu", "Max", "Clip")
+    if node is None or node.op_type == "Relu":
+        return _operand(node)
+    if node.op_type == "Clip" and "min" in node.attributes:
+        only = node.attributes.keys() == {"min"} and float(node.attributes["min"].value) == 0.0
+        return _operand(node) if only else None
+    return _operand(node) if len(node.inputs) == 2 and _number(node.inputs[1]) == 0.0 else None
+
+
+def _at_most(value: ir.Value | None, own: float | None) -> tuple[ir.Value | None, float | None]:
+    """(x, l) where a value is min(x, l), for x >= 0"""
+    nothing = _minus(_above_zero(value))
+    if _above_zero(nothing) is not None:
+        return nothing, 0.0
+    outer, inverse = _plus(_inverted(value))
+    inner, negative = _plus(_above_zero(outer))
+    if inverse is None or negative != -inverse or inverse == 0:
+        return None, None
+    limits = [limit for limit in (own, float(np.float32(1.0 / inverse))) if limit]
+    meant = (limit for limit in limits if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))
+    return _inverted(inner), next(meant, None)
+
+
+def _inverted(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is 1 / x"""
+    node = _made_by(value, "Reciprocal", "Div")
+    if node is None or node.op_type == "Reciprocal":
+        return _operand(node)
+    return _operand(node, 1) if _number(_operand(node)) == 1.0 else None
+
+
+def _plus(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
+    """(x, c) where a value is x + c"""
+    node = _made_by(value, "Add", "Sub")
+    number = _number(_operand(node, 1))
+    return _operand(node), -number if number is not None and node is not None and node.op_type == "Sub" else number
+
+
+def _minus(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is -x"""
+    node = _made_by(value, "Mul", "Neg", "Sub")
+    if node is None or node.op_type == "Neg":
+        return _operand(node)
+    if node.op_type == "Sub":
+        return _operand(node, 1) if _number(_operand(node)) == 0.0 else None
+    return _operand(node) if _number(_operand(node, 1)) == -1.0 else None
+
+
+def _found(x: ir.Value | None, low: float | None, high: float | None) -> tuple[ir.Value, float, float] | None:
+    return None if x is None or low is None or high is None else (x, low, high)

@@ -1,0 +1,52 @@
+"""What a recurrent node is given that is known now: constants, and what the model's own nodes make of them by moving.
+
+These nodes are run by onnx's evaluator; how lowering folds them is not looked at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.proving import algebraic_patterns
+from rnn_lower.proving.model_diff import MOVES
+from rnn_lower.proving.operators import OutOfScopeError
+from rnn_lower.transforms.evaluate import evaluate
+
+MOST_NODES = 64
+
+
+def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
+    """What a value holds; None when that is known at run time only. Raises OutOfScopeError when nobody can tell."""
+    found = algebraic_patterns.constant(value)
+    chain = [] if value is None or found is not None else _chain(value)
+    if value is None or not chain:
+        return found
+    outside = {name.name: name for node in chain for name in node.inputs if name is not None and name.name}
+    made = {out.name for node in chain for out in node.outputs}
+    feeds = {str(name): algebraic_patterns.constant(one) for name, one in outside.items() if name not in made}
+    known = {name: array for name, array in feeds.items() if array is not None}
+    try:
+        nodes = [ir.to_proto(node) for node in chain]
+        return evaluate(nodes, known, [str(value.name)], [onnx.helper.make_opsetid("", opset)])[0]
+    except Exception as error:
+        raise OutOfScopeError(f"what {chain[-1].op_type} makes of constants: {type(error).__name__}") from None
+
+
+def _chain(value: ir.Value) -> list[ir.Node]:
+    """The nodes that move constants to a value, first things first; none if anything else is among them."""
+    found: dict[ir.Node, None] = {}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if algebraic_patterns.is_constant(one):
+            continue
+        node = None if one.is_graph_input() else one.producer()
+        if node is None or node.op_type not in MOVES or node.domain not in DEFAULT_DOMAINS or len(found) == MOST_NODES:
+            return []
+        found.pop(node, None)  # what is needed later stands before all that needs it
+        found[node] = None
+        waiting += [needed for needed in node.inputs if needed is not None and needed.name]
+    return list(reversed(found))

@@ -1,0 +1,48 @@
+"""A lowered model whose nodes are calls of functions, with the bodies of these in their place."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.inliner
+
+from rnn_lower.ir.walk import opset_of
+from rnn_lower.modelio import external_data
+from rnn_lower.opset.convert import ir_version_of
+from rnn_lower.proving.evaluator import MARK
+
+
+def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
+    """The lowered model without calls that lowering has made, and without what they needed: domain and IR version.
+
+    before: the original. A model without such calls is answered as it is.
+    """
+    there = {(function.domain, function.name) for function in before.functions}
+    called = {(node.domain, node.op_type) for node in _marked(after) if node.domain}
+    ours = [f for f in after.functions if (f.domain, f.name) in called - there]
+    if not ours:
+        return after
+    names = [(function.domain, function.name) for function in ours]
+    result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
+    for function in [f for f in result.functions if (f.domain, f.name) in names]:
+        result.functions.remove(function)
+    told = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}
+    for function in result.functions:  # into which the inliner writes what it knows of values that it has moved
+        known = told[function.domain, function.name]
+        kept = [info for info in function.value_info if info.name in known]
+        del function.value_info[:]
+        function.value_info.extend(kept)
+    domains = {domain for domain, _ in names}
+    for holder in (result, *result.functions):
+        external_data.remove_if(holder.opset_import, lambda entry: entry.domain in domains)
+    least, opset = before.ir_version, opset_of(after)
+    if opset is not None and opset != opset_of(before):  # to which conversion has raised it
+        least = max(least, ir_version_of(opset))
+    result.ir_version = min(after.ir_version, least)
+    return result
+
+
+def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Emitted nodes, wherever they are."""
+    holders = external_data.holders(model)
+    nodes = (node for holder in holders for node in holder.node)
+    return [node for node in nodes if any(entry.key == MARK for entry in node.metadata_props)]

@@ -1,0 +1,312 @@
+"""One recurrent node and the subgraph in its place: on which sizes, lengths and points they are compared, and how."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.proving import algebraic_patterns, equations
+from rnn_lower.proving.constant_inputs import content
+from rnn_lower.proving.evaluator import Interpreter, NoStepsError, Program
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.operators import OutOfScopeError, WrongError
+from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
+from rnn_lower.shapes.shape_info import Facts
+
+FAILURE = (32 * 33 / 2 * 64) / 2**30 + (4500 / 30) / 4.8e7
+"""The chance that one point does not tell two steps apart.
+
+A step of a unit consists of less than 32 functions of one number, each of a quotient of polynomials in what the ones
+before gave: two of them differ by one whose numerator is of a degree below 64. By the lemma of Schwartz and Zippel two
+different arguments meet at a random point with a chance of at most 64 / 2^30, for each pair of them. And a difference
+of constants, an integer of less than 4500 bits times a power of two, has less than 150 prime factors of 31 bits, among
+4.8 * 10^7 such primes.
+"""
+
+LENGTHS, MOST_LENGTHS, MOST_STEPS = 6, 70, 10_000
+LONGER = (9, 17, 40)
+"""Where the model leaves the length open all below the first are compared, and more up to the second where the graph
+compares something with a constant: it may behave otherwise from there on. The last is for lengths that are known."""
+
+ALL_VECTORS, LARGE, SHORT, MOST_VECTORS = 36, 300_000, 12, 64
+"""Up to so many vectors of sequence_lens are all compared. Of more, or where there are so many weights, such that each
+row has each length, or, for sequences that are not short, each length is in some row; and never more than the last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Does `replaced`, in a graph at an opset, compute the used outputs of `node`?
+
+    most_cases: how many sizes are compared; None for all that a proof needs.
+    """
+
+    node: ir.Node
+    name: str
+    path: str
+    facts: Facts
+    replaced: Sequence[ir.Value]
+    opset: int
+    most_cases: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Sizes and lengths to compare at; lengths: sequence_lens, None where the node has none."""
+
+    T: int
+    N: int
+    lengths: tuple[int, ...] | None
+    point: int
+
+    def __str__(self) -> str:
+        told = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
+        return f"with {self.T} steps of {self.N} rows{told}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """What both sides get: as `exact.evaluate` takes it, by name for the graph, and sequence_lens."""
+
+    text: Mapping[str, Any]
+    given: Mapping[str, Array]
+    lengths: Array | None
+
+
+def answer(question: Question, points: int, seed: int) -> NodeProof:
+    """The verdict about one node. Raises nothing for a lowered graph, whatever it does."""
+    found = _answer(question, points, seed, {})
+    if found.verdict == DIFFERENT:  # perhaps only at sizes that never come: folding may know more of them
+        layout = question.node.attributes.get("layout")
+        sizes = question.facts.folded_sizes(question.node, 0 if layout is None else int(layout.as_int()))
+        return _answer(question, points, seed, sizes) if sizes else found
+    return found
+
+
+def _answer(question: Question, points: int, seed: int, sizes: Mapping[str, int]) -> NodeProof:
+    node = question.node
+    found = NodeProof(question.name, node.op_type, question.path, OUT_OF_SCOPE)
+    try:
+        comparison = _Comparison(question, points, seed, sizes)
+        # A constant sum Wb + Rb is folded; where the graph adds at run time, it is exact.
+        for folded in comparison.folds:
+            reason = comparison.difference(folded)
+            if reason is None:
+                bound = FAILURE**comparison.points
+                left_out = "; ".join(sorted(comparison.left_out))
+                return dataclasses.replace(
+                    found, verdict=PROVED, bound=bound, evaluations=comparison.evaluations, reason=left_out
+                )
+            if found.verdict != DIFFERENT:
+                found = dataclasses.replace(found, verdict=DIFFERENT, reason=reason)
+    except OutOfScopeError as error:
+        return dataclasses.replace(found, reason=str(error))
+    except WrongError as error:
+        return dataclasses.replace(found, verdict=DIFFERENT, reason=str(error))
+    return found
+
+
+class _Comparison:
+    """sizes: seq_length and batch_size where shape inference does not tell them."""
+
+    def __init__(self, question: Question, points: int, seed: int, sizes: Mapping[str, int]) -> None:
+        facts, node = question.facts, question.node
+        self._seed, self.points, self._most_cases, self._folded = seed, points, question.most_cases, sizes
+        given = {
+            name: value
+            for name, value in zip(equations.INPUTS, node.inputs, strict=False)
+            if value is not None and value.name and facts.is_given(value)
+        }
+        dtypes = (facts.dtype(value) for name, value in given.items() if name != "sequence_lens")
+        dtype = next((dtype for dtype in dtypes if dtype is not None), ir.DataType.FLOAT)
+        self._node = equations.read(node, dtype)
+        self._inputs = given
+        self._shapes = {name: facts.shape(value) for name, value in given.items()}
+        elsewhere = {what: value for what, value in given.items() if not algebraic_patterns.is_constant(value)}
+        self._moved = {what: content(value, question.opset) for what, value in elsewhere.items()}
+        self._runtime = {str(value.name) for value in elsewhere.values()}
+        self._program = Program(question.replaced, self._runtime, question.opset)
+        names = {value.name: name for name, value in self._node.outputs.items()}
+        self._wanted = [(str(value.name), names[value.name]) for value in question.replaced]
+        self.folds = (True, False) if self._constant("B") is not None else (False,)
+        self.evaluations = 0
+        self.left_out: set[str] = set()
+
+    def _constant(self, what: str) -> Array | None:
+        """What an input holds when that is known now."""
+        return self._moved[what] if what in self._moved else algebraic_patterns.constant(self._inputs.get(what))
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------
+
+    def _size(self, *places: tuple[str, int]) -> int | None:
+        """The first of some axes of inputs whose size is known."""
+        for name, axis in places:
+            shape = self._shapes.get(name)
+            if shape is not None and isinstance(size := shape[axis], int):
+                return size
+        return None
+
+    def _cases(self) -> Iterator[Case]:
+        """What to compare, small sizes first, with each case once at some point and the last ones at every point."""
+        first, second = (1, 0) if self._node.layout else (0, 1)
+        states = ("initial_h", "initial_c")
+        N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
+        T = self._size(("X", first))
+        N, T = (self._folded.get(n) if size is None else size for n, size in (("batch_size", N), ("seq_length", T)))
+        lengths, constant = self._inputs.get("sequence_lens"), self._constant("sequence_lens")
+        found: list[tuple[int, int, tuple[int, ...] | None]] = []
+        large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
+        most = max(LENGTHS, self._program.largest_compared + 2)
+        if T is None and most > MOST_LENGTHS:
+            raise OutOfScopeError(f"lengths that are compared with {most - 2}")
+        if T is not None and T > MOST_STEPS:
+            raise OutOfScopeError(f"a sequence of {T} steps; up to {MOST_STEPS} are computed")
+        for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
+            if lengths is None:
+                rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
+                found += [(steps, count, None) for count in rows]
+            elif constant is not None:
+                if steps or constant.max(initial=0) <= 0:  # beyond an empty sequence is nowhere
+                    found.append((steps, constant.size, tuple(int(length) for length in constant)))
+            else:
+                vectors = _vectors(steps, N, 0 if large else ALL_VECTORS)
+                if T is None and steps in LONGER:
+                    vectors = vectors[:: -(-len(vectors) // 2)]
+                if len(vectors) > MOST_VECTORS:
+                    count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
+                    self.left_out.add(f"of {count} vectors of sequence_lens {len(vectors)} are compared")
+                found += [(steps, len(vector), vector) for vector in vectors]
+        if not found:
+            raise OutOfScopeError("sequence_lens beyond a sequence of no steps")
+        if self._most_cases is not None:  # the last ones tell most, and no steps at all what they do not
+            few = found[:: -max(1, len(found) // self._most_cases)][: self._most_cases]
+            found = [*(case for case in found[:1] if case not in few), *few]
+        for index, case in enumerate(found):
+            yield Case(*case, point=index % self.points)
+        others = (point for point in range(self.points) if point != (len(found) - 1) % self.points)
+        yield from (Case(*found[-1], point=point) for point in others)
+
+    def _inputs_at(self, field: Field, case: Case, folded: bool) -> _Inputs:
+        """The images of constants, and random elements for all that is known at run time only."""
+        H = self._node.hidden_size or self._size(("R", 2))
+        if H is None:
+            raise OutOfScopeError("hidden_size is unknown")
+        D, G, first = len(self._node.backwards), len(self._node.gates), self._node.layout
+        features = self._size(("W", 2), ("X", 2))
+        I = 3 if features is None else features  # noqa: E741
+        state = (case.N, D, H) if first else (D, case.N, H)
+        shapes = {
+            "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),
+            "B": (D, 2 * G * H), "P": (D, 3 * H), "initial_h": state, "initial_c": state,
+        }  # fmt: skip
+        lengths = None if case.lengths is None else np.array(case.lengths, np.int64)
+        text: dict[str, Any] = {}
+        given: dict[str, Array] = {}  # by name: one value may be two inputs
+        for what, value in self._inputs.items():
+            name, known = str(value.name), self._constant(what)
+            if what == "sequence_lens":
+                assert lengths is not None
+                given[name] = lengths
+            elif known is None:
+                given.setdefault(name, field.random(shapes[what]))
+                text[what] = equations.halves(field, given[name]) if what == "B" else given[name]
+            elif what == "B":
+                text[what] = equations.bias(field, known, self._node.arithmetic, folded)
+            else:
+                text[what] = self._image(field, what, known)
+            if known is not None and name in self._runtime and what != "sequence_lens":  # perhaps read as it is here
+                given.setdefault(name, self._image(field, what, known))
+        return _Inputs(text, {name: given[name] for name in self._runtime}, lengths)
+
+    def _image(self, field: Field, name: str, known: Array) -> Array:
+        """The image of a weight, made once for each field."""
+        if name not in self._images:
+            self._images[name] = field.embed(known)
+        return self._images[name]
+
+    # -- comparing -----------------------------------------------------------------------------------------------------
+
+    def difference(self, folded: bool) -> str | None:
+        """Where the two sides part, or None."""
+        cases: dict[int, list[Case]] = collections.defaultdict(list)
+        for case in self._cases():
+            cases[case.point].append(case)
+        for point in range(self.points):
+            self._images: dict[str, Array] = {}
+            field = Field(self._seed * 1000 + point)
+            interpreter = Interpreter(field, self._node.limit)
+            for case in cases[point]:
+                reason = self._compare(interpreter, case, folded)
+                if reason is not None:
+                    return reason
+        return None
+
+    def _compare(self, interpreter: Interpreter, case: Case, folded: bool) -> str | None:
+        inputs = self._inputs_at(interpreter.field, case, folded)
+        try:
+            right = interpreter.run(self._program, inputs.given)
+        except NoStepsError:
+            self.left_out.add("a Scan of no steps is left out, which no runtime has to take")
+            return None
+        except WrongError as error:
+            return f"{error}, {case}"
+        left = equations.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths)
+        self.evaluations += 1
+        for (name, what), found in zip(self._wanted, right, strict=True):
+            wanted = left[what]
+            if found.shape != wanted.shape and not _both_empty(wanted, found):
+                return f"'{name}' is of shape {list(found.shape)} instead of {list(wanted.shape)}, {case}"
+            if found.dtype != np.uint64:
+                return f"'{name}' is of type {found.dtype}, {case}"
+            if wanted.size and not np.array_equal(found, wanted):
+                return f"'{name}' {self._where(interpreter, inputs)}, {case}"
+        return None
+
+    def _where(self, interpreter: Interpreter, inputs: _Inputs) -> str:
+        """The first thing that the node computes and the graph does not: values are as good as names."""
+        seen: list[equations.Seen] = []
+        interpreter.recorded = []
+        interpreter.run(self._program, inputs.given)
+        equations.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths, seen)
+        there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
+        interpreter.recorded = None
+        for one in seen:
+            if not _all_in(one.values, there):
+                direction = "backward" if one.reverse else "forward"
+                return f"differs first at step {one.step} of the {direction} direction, {one.what}"
+        return "is put together otherwise, of the right steps"
+
+
+def _both_empty(expected: Array, actual: Array) -> bool:
+    """Whether both are, and sizes differ at most where one is 0: a Loop of no trips knows no sizes of its steps."""
+    sizes = zip(expected.shape, actual.shape, strict=False)
+    alike = expected.ndim == actual.ndim and all(a == b or 0 in (a, b) for a, b in sizes)
+    return alike and expected.size == actual.size == 0
+
+
+def _all_in(values: Array, ordered: Array) -> bool:
+    """Whether all values are among others, which are in order; np.isin would put those in order each time."""
+    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return bool(np.all(ordered[places] == values))
+
+
+def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
+    """Vectors of sequence_lens, lengths below 0 and above T among them."""
+    lengths = list(range(-1, T + 2 if T else 1))
+    rows = 2 if N is None else N
+    if len(lengths) ** rows <= all_up_to:
+        return list(itertools.product(lengths, repeat=rows))
+    if N is None:
+        return [tuple(lengths), tuple(lengths[::-1])]
+    alike = [(length,) * rows for length in lengths] if rows > 1 else []
+    apart = 1 if T <= SHORT else rows  # each row has each length, or each length is in some row
+    return alike + [
+        tuple(lengths[(start + 3 * row if apart == 1 else start + row) % len(lengths)] for row in range(rows))
+        for start in range(0, len(lengths), max(1, apart))
+    ]

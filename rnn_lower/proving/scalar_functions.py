@@ -1,0 +1,95 @@
+"""The functions of one number that recurrent operators apply, over a field, each by one defining equation.
+
+Both sides of a proof use these definitions: the node's activations, and the operators that a lowered graph has. What
+they are made of is the field's: polynomials, `relu`, and the random functions exp, log and sigmoid; tanh(x) is
+2 sigmoid(2 x) - 1. Whether the floats that operators compute are near the real functions is measured by
+tests/activations.py, over every float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rnn_lower.proving.field import Array, Field
+
+ONE = np.ones((), np.uint64)
+
+
+def absolute(field: Field, x: Array) -> Array:
+    return field.add(field.relu(x), field.relu(field.negative(x)))
+
+
+def maximum(field: Field, a: Array, b: Array) -> Array:
+    return field.add(b, field.relu(field.subtract(a, b)))
+
+
+def minimum(field: Field, a: Array, b: Array) -> Array:
+    return field.subtract(a, field.relu(field.subtract(a, b)))
+
+
+def clip(field: Field, x: Array, low: Array, high: Array) -> Array:
+    """For low <= high."""
+    above, below = field.relu(field.subtract(x, high)), field.relu(field.subtract(low, x))
+    return field.add(field.subtract(x, above), below)
+
+
+def tanh(field: Field, x: Array) -> Array:
+    s = field.function("sigmoid", field.add(x, x))
+    return field.subtract(field.add(s, s), ONE)
+
+
+def affine(field: Field, x: Array, alpha: Array, beta: Array) -> Array:
+    return field.add(field.multiply(alpha, x), beta)
+
+
+def _leaky_relu(field: Field, x: Array, alpha: Array, _: Array) -> Array:
+    return field.subtract(field.relu(x), field.multiply(alpha, field.relu(field.negative(x))))
+
+
+def _thresholded_relu(field: Field, x: Array, alpha: Array, _: Array) -> Array:
+    above = field.above_zero(field.subtract(x, alpha))
+    return field.multiply(x, above.astype(np.uint64))
+
+
+def _hard_sigmoid(field: Field, x: Array, alpha: Array, beta: Array) -> Array:
+    return clip(field, affine(field, x, alpha, beta), np.zeros((), np.uint64), ONE)
+
+
+def _elu(field: Field, x: Array, alpha: Array, _: Array) -> Array:
+    below = field.negative(field.relu(field.negative(x)))
+    low = field.subtract(field.function("exp", below), ONE)
+    return field.add(field.relu(x), field.multiply(alpha, low))
+
+
+def _softsign(field: Field, x: Array, *_: Array) -> Array:
+    return field.multiply(x, field.inverse(field.add(absolute(field, x), ONE)))
+
+
+def _softplus(field: Field, x: Array, *_: Array) -> Array:
+    small = field.function("exp", field.negative(absolute(field, x)))
+    return field.add(field.relu(x), field.function("log", field.add(small, ONE)))
+
+
+def _scaled_tanh(field: Field, x: Array, alpha: Array, beta: Array) -> Array:
+    return field.multiply(alpha, tanh(field, field.multiply(beta, x)))
+
+
+Scalar = Callable[[Field, Array, Array, Array], Array]
+"""(field, x, alpha, beta) -> f(x)"""
+
+SCALARS: dict[str, Scalar] = {
+    "relu": lambda field, x, alpha, beta: field.relu(x),
+    "tanh": lambda field, x, alpha, beta: tanh(field, x),
+    "sigmoid": lambda field, x, alpha, beta: field.function("sigmoid", x),
+    "affine": affine,
+    "leakyrelu": _leaky_relu,
+    "thresholdedrelu": _thresholded_relu,
+    "scaledtanh": _scaled_tanh,
+    "hardsigmoid": _hard_sigmoid,
+    "elu": _elu,
+    "softsign": _softsign,
+    "softplus": _softplus,
+}
+"""By name in lower case, as the operators compare them."""

@@ -1,0 +1,224 @@
+"""Do work on hostile input within limits in a child that may die of it: inference, folding, conversion.
+
+A child is a fork, so that it has loaded what its parent has. Since a fork takes longer than inference of most models,
+one child does all that a call of the library asks for, and ends with that call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.modelio.stale_files import undisturbed
+from rnn_lower.sandbox.isolated import forked
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # Windows, which has no fork either
+    fcntl = resource = None  # type: ignore[assignment]
+
+SECONDS, BYTES = 60, 4 << 30
+"""What a piece of work may compute, and take: some hostile input is never done, and ever larger."""
+
+LARGE = 1 << 16
+"""Bytes of work after which a child is not kept: a fork is little beside that, and what it holds of its parent much."""
+
+HEARD = ("SIGXCPU", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+"""What ends a child by its own doing; all else is for its parent to hear."""
+
+_LENGTH = struct.Struct("<Q")
+_DONE, _ERROR = b"+", b"-"
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
+
+
+def limited(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
+    """What `function(*arguments)` gives, serialized, computed in a child; where there is no fork, here.
+
+    function: one of a module, which the child finds by its name.  seconds: of processor time.  size: bytes of memory.
+    Raises RnnLowerError when the function raises, with what that says, or the child dies or comes to one of its limits.
+    """
+    answer = _asked(function, arguments, seconds, size) if hasattr(os, "fork") else _answer_of(function, arguments)
+    if answer.startswith(_ERROR):
+        raise RnnLowerError(answer.removeprefix(_ERROR).decode(errors="replace"))
+    return answer.removeprefix(_DONE)
+
+
+def _asked(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: int, size: int) -> bytes:
+    with one_child():
+        try:
+            work = pickle.dumps((function, arguments, seconds, size))
+            answer = _child().answer(work)
+        except BaseException as error:
+            close()  # what is asked next shall not get this answer
+            if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):  # which is the caller's
+                raise RnnLowerError(f"{function.__name__} failed") from None  # it died, or there are too many
+            raise
+        if len(work) > LARGE:
+            close()
+        return answer
+
+
+@contextlib.contextmanager
+def one_child() -> Iterator[None]:
+    """All limited work of this thread is done by one child, which ends with the outermost of these."""
+    _HERE.depth += 1
+    try:
+        yield
+    finally:
+        _HERE.depth -= 1
+        if not _HERE.depth:
+            close()
+
+
+def close() -> None:
+    """End the child of this thread, if there is one."""
+    with undisturbed(signal.valid_signals()):
+        child, _HERE.child = _HERE.child, None
+        if child is not None:
+            child.end()
+
+
+class _Here(threading.local):
+    """Of each thread, and each process: a fork is not the parent of its parent's child."""
+
+    def __init__(self) -> None:
+        self.child: _Child | None = None
+        self.depth = 0
+
+    def disown(self) -> None:
+        if self.child is not None:
+            self.child.line.close()
+            self.child = None
+
+
+class _Child:
+    """A process that does one piece of work after the other."""
+
+    def __init__(self) -> None:
+        self.line, theirs = _line()
+        try:
+            with theirs:
+                self._process = forked(lambda: _serve(theirs))
+        except BaseException:
+            self.line.close()
+            raise
+
+    def answer(self, work: bytes) -> bytes:
+        """Raises EOFError where it dies of the work."""
+        try:
+            _send(self.line, work)
+            return _received(self.line)
+        except ConnectionError:
+            raise EOFError from None
+
+    def end(self) -> None:
+        """At once: there is nothing that it could leave half done."""
+        self.line.close()
+        with contextlib.suppress(ChildProcessError):  # whoever ignores SIGCHLD, or has waited for all, has none
+            if not os.waitpid(self._process, os.WNOHANG)[0]:
+                os.kill(self._process, signal.SIGKILL)
+                os.waitpid(self._process, 0)
+
+
+_HERE = _Here()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_HERE.disown)
+
+
+def _child() -> _Child:
+    with undisturbed(signal.valid_signals()):  # or an interruption would lose it
+        child = _HERE.child = _HERE.child or _Child()
+    return child
+
+
+def _serve(line: socket.socket) -> None:
+    """All that a child does."""
+    _let_go(line.fileno())
+    while True:  # until the parent closes its end
+        function, arguments, seconds, size = pickle.loads(_received(line))
+        _limit(seconds, size)
+        _send(line, _answer_of(function, arguments))
+
+
+def _answer_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    try:
+        result = function(*arguments)
+        return _DONE + (result if isinstance(result, bytes) else result.SerializeToString())
+    except MemoryError:  # no state to go on from
+        raise
+    except Exception as error:
+        return _ERROR + f"{function.__name__} failed: {error}".encode(errors="replace")
+
+
+def _let_go(line: int) -> None:
+    """Of what is the parent's: signals, and open files, for whose end others may wait."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {getattr(signal, name) for name in HEARD})
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(AttributeError, OSError):  # where it cannot, it ends when it has done its work
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    os.closerange(3, line)
+    os.closerange(line + 1, 1 << 20 if most == resource.RLIM_INFINITY else most)
+
+
+def _limit(seconds: int, size: int) -> None:
+    """Counted from now on."""
+    with contextlib.suppress(OSError, ValueError):  # not every system knows them
+        spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
+        _at_most(resource.RLIMIT_CPU, spent + seconds)
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _at_most(resource.RLIMIT_AS, taken + size)
+
+
+def _at_most(kind: int, wanted: int) -> None:
+    most = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+
+
+def _line() -> tuple[socket.socket, socket.socket]:
+    """Both ends of one, neither in the place of a stream that is closed: others print there."""
+    first, second = socket.socketpair()
+    with first, second:
+        return _moved(first), _moved(second)
+
+
+def _moved(end: socket.socket) -> socket.socket:
+    return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _send(line: socket.socket, content: bytes) -> None:
+    """Quietly: whoever has SIGPIPE end the process does not mean this line."""
+    waiting = memoryview(_LENGTH.pack(len(content)) + content)
+    while waiting:
+        waiting = waiting[line.send(waiting, getattr(socket, "MSG_NOSIGNAL", 0)) :]
+
+
+def _received(line: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
+    return _exactly(line, length)
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    found = bytearray()
+    while len(found) < count:
+        part = line.recv(min(count - len(found), 1 << 20))
+        if not part:
+            raise EOFError
+        found += part
+    return bytes(found)

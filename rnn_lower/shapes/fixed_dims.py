@@ -1,0 +1,188 @@
+"""Give the sizes of a model's inputs fixed values, in the onnx_ir form of a model and in the protobuf alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import values
+from rnn_lower.lowering.node import LARGEST_SIZE, Dim
+from rnn_lower.modelio.external_data import graphs_in
+from rnn_lower.options import Dims
+from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
+
+FIXED = "rnn_lower.fixed"
+"""Where a model keeps the values, no inputs, of which a size became a number, so that runtimes believe all of them."""
+
+Shapes = Mapping[str, Sequence[Dim] | None]
+"""What the inputs declare, by name; None where there is no shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+    """Sizes by symbol, which hold everywhere, and by input and axis, which hold there."""
+
+    symbols: dict[str, int]
+    places: dict[tuple[str, int], int]
+
+    def axes(self, owner: str) -> int:
+        """How many axes of an input are fixed by their place."""
+        return sum(1 for name, _ in self.places if name == owner)
+
+    def size(self, owner: str | None, axis: int, dim: Dim) -> Dim:
+        return self.places.get((owner or "", axis), self.symbols.get(dim, dim) if isinstance(dim, str) else dim)
+
+
+def declared_shapes(model: ir.Model) -> Shapes:
+    """Shapes of the inputs of a model."""
+    return {str(v.name): None if v.shape is None else list(map(plain_dim, v.shape)) for v in model.graph.inputs}
+
+
+def place(name: str, axis: int) -> str:
+    """How an axis of an input is called when it has no name of its own."""
+    return f"{name}[{axis}]"
+
+
+def free_dims(inputs: Shapes) -> Iterator[tuple[str, int, str]]:
+    """Each axis of the inputs without a known size, with its symbol, or INPUT[AXIS] where that tells more."""
+    for name, shape in inputs.items():
+        for axis, dim in enumerate(shape or ()):
+            if not isinstance(dim, int):
+                vague = dim is None or dim in NO_NAMES or list(shape or ()).count(dim) > 1
+                yield name, axis, place(name, axis) if vague else str(dim)
+
+
+def fix_dims(model: ir.Model, dims: Dims) -> None:
+    """Give sizes of the inputs fixed values, in place; a symbol gets its value everywhere in the model.
+
+    All axes of an input that declares no shape give it one. Raises RnnLowerError for what no graph input has.
+    """
+    fixed = _resolve(declared_shapes(model), dims)
+    inputs = set(model.graph.inputs)
+    for value in model.graph.inputs:
+        if value.shape is None and fixed.axes(str(value.name)):
+            value.shape = ir.Shape([None] * fixed.axes(str(value.name)))
+    for value in values(model):
+        if value.shape is not None:
+            owner = value.name if value in inputs else None
+            said = value.shape
+            value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(said)])
+            if owner is None and _numbers(value.shape) > _numbers(said):
+                model.meta.setdefault(FIXED, {})[value] = None
+
+
+def _numbers(shape: ir.Shape) -> int:
+    return sum(1 for dim in shape if isinstance(dim, int))
+
+
+def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
+    """The same in a protobuf model, for what its values declare."""
+    fixed = _resolve({value.name: _declared(value) for value in model.graph.input}, dims)
+    for value in model.graph.input:
+        if value.type.HasField("tensor_type") and not _is_shaped(value):
+            for _ in range(fixed.axes(value.name)):
+                value.type.tensor_type.shape.dim.add()
+    for graph in graphs_in(model.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            owner = value.name if graph is model.graph else None
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim if _is_shaped(value) else ()):
+                size = fixed.size(owner, axis, dim.dim_param or None)
+                if isinstance(size, int):
+                    dim.dim_value = size
+
+
+def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
+    """Make a fixed size of an input symbolic in a protobuf model; answers its symbol.
+
+    What was declared of other values with this size in mind is taken back, for inference to find it again.
+    """
+    graph = model.graph
+    taken = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
+    symbol = next(name for name in ("time", *(f"time_{k}" for k in range(len(taken) + 1))) if name not in taken)
+    given = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
+    size = given.dim_value
+    given.dim_param = symbol
+    for one in graphs_in(graph):
+        del one.value_info[:]
+        for value in one.output:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value == size:
+                    dim.Clear()
+    return symbol
+
+
+def _is_shaped(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"))
+
+
+def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
+    if not _is_shaped(value):
+        return None
+    dims = value.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in dims]
+
+
+def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
+    symbols = {dim for shape in inputs.values() for dim in shape or () if isinstance(dim, str)}
+    fixed = _Fixed({}, {})
+    for name, size in one_by_one(inputs, dims):
+        if size < 0:
+            raise RnnLowerError(f"size {size} of '{name}' must not be negative")
+        if size > LARGEST_SIZE:
+            raise RnnLowerError(f"size {size} of '{name}' is too large; no axis is longer than {LARGEST_SIZE}")
+        if name in symbols:
+            fixed.symbols[name] = size
+        else:
+            key, dim = _place(inputs, name, size)
+            if fixed.places.setdefault(key, size) != size:
+                raise RnnLowerError(f"'{name}' is given twice, as {fixed.places[key]} and as {size}")
+            if isinstance(dim, str) and dim not in NO_NAMES and list(inputs[key[0]] or ()).count(dim) == 1:
+                fixed.symbols.setdefault(dim, size)  # it tells what it stands for, so it is that size elsewhere too
+    for (owner, axis), size in fixed.places.items():
+        shape = inputs[owner]
+        symbol = None if shape is None else shape[axis]
+        if isinstance(symbol, str) and fixed.symbols.get(symbol, size) != size:
+            told = f"'{place(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
+            raise RnnLowerError(f"size {size} of {told}; give one size to both")
+    for owner, shape in inputs.items():
+        missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
+        if shape is None and missing:
+            told = f"input '{owner}' declares no shape; give the size of each of its axes"
+            raise RnnLowerError(f"{told}, here of {place(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)")
+    return fixed
+
+
+def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
+    """What is fixed, by symbol or as INPUT[AXIS]."""
+    for name, size in dims.items():
+        if isinstance(size, int):
+            yield name, size
+            continue
+        if name not in inputs:
+            raise RnnLowerError(f"there is no input '{name}'; there are {', '.join(inputs) or 'none'}")
+        shape, told = inputs[name], ",".join(map(str, size))
+        if shape is not None and len(shape) != len(size):
+            raise RnnLowerError(f"input '{name}' has {len(shape)} axes; {name}:{told} gives {len(size)}")
+        yield from ((place(name, axis), each) for axis, each in enumerate(size))
+
+
+def _place(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], Dim]:
+    """The input and axis that INPUT[AXIS] names, and the size that it declares."""
+    match = re.fullmatch(r"(.+)\[(\d{1,9})\]", name, re.DOTALL)
+    if match is None or match[1] not in inputs:
+        known = ", ".join(dict.fromkeys(way for *_, way in free_dims(inputs))) or "none"
+        raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
+    owner, axis = match[1], int(match[2])
+    shape = inputs[owner]
+    if shape is None:
+        return (owner, axis), None
+    if axis >= len(shape):
+        raise RnnLowerError(f"input '{owner}' has {len(shape)} axes; '{name}' is none of them")
+    if isinstance(shape[axis], int) and shape[axis] != size:
+        raise RnnLowerError(f"size {size} of '{name}' contradicts the model, where it is {shape[axis]}")
+    return (owner, axis), shape[axis]

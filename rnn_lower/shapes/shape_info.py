@@ -1,0 +1,249 @@
+"""What is known of a value: what the model's inputs and initializers declare, and what follows from them.
+
+An annotation of any other value may be out of date, and nothing would tell. So it counts only where shape inference,
+which is given no annotation, comes to the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.builder.moved import known
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.walk import nodes, owner_of, recurrent_nodes, subgraphs, values
+from rnn_lower.lowering.node import Dim
+from rnn_lower.modelio.external_data import graphs_of
+from rnn_lower.modelio.strip_weights import inferred, outline_of, sizes_of
+
+_Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
+
+UNSAID = "rnn_lower.unsaid"
+"""Where a graph of the view keeps shapes that were taken back, by the names of the values."""
+
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+"""Operators that change the shape of a value alone."""
+
+NO_NAMES = ("?", "None", "none", "unknown", "-1")
+"""What exporters write for every size that they do not know, so that it names none."""
+
+
+class Facts:
+    """Shapes and element types of the values of a model, which is left as it is.
+
+    outline: the model as protobuf without its weights, where there is one already; conversion to another opset may
+    have come after it, which changes no shape.
+    """
+
+    def __init__(self, model: ir.Model, outline: onnx.ModelProto | None = None) -> None:
+        self._model, self._given = model, outline
+        self._inputs = set(model.graph.inputs)
+
+    @functools.cached_property
+    def _outline(self) -> onnx.ModelProto:
+        return outline_of(self._model) if self._given is None else self._given
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
+        found = self._shape(value)
+        return None if found is None else tuple(None if dim in NO_NAMES else dim for dim in found)
+
+    def _shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
+        constant = known(value)
+        if constant is not None:  # before what is told of it, which may be something else
+            return constant.shape
+        if value in self._inputs or (declared is not None and value.is_initializer()):
+            return declared
+        found = self._inferred_type(value)
+        names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
+        if found is None or not found.HasField("shape"):
+            return names
+        sizes = tuple(map(self._told, found.shape.dim))
+        if names is None or len(names) != len(sizes):
+            return sizes
+        return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
+
+    def confirmed(self, value: ir.Value) -> tuple[Dim, ...]:
+        """What a value declares, without the numbers that inference does not come to, shapes followed or not."""
+        declared = tuple(map(plain_dim, value.shape or ()))
+        left = {axis for axis, dim in enumerate(declared) if isinstance(dim, int)}
+        for sizes_by in (self.shape, self._followed_sizes):  # the second takes its time
+            found = sizes_by(value) if left else None
+            if found is not None and len(found) == len(declared):
+                left -= {axis for axis in left if found[axis] == declared[axis]}
+        return tuple(None if axis in left else dim for axis, dim in enumerate(declared))
+
+    def _followed_sizes(self, value: ir.Value) -> Sequence[Dim] | None:
+        info = self._followed.get(owner_of(value), {}).get(value.name)
+        return None if info is None else sizes_of(info)
+
+    def contradicted(self) -> Iterator[ir.Value]:
+        """Values of which the model declares a size or a rank that cannot be."""
+        for graph, proto in _same_graphs(self._model.graph, self._outline.graph):
+            found = self._inferred.get(graph, {})
+            open_ = [info for info in proto.value_info if info != found.get(info.name)]
+            verdicts = {info.name: _verdict(info, found.get(info.name)) for info in open_}
+            if None in verdicts.values():  # following the numbers of shapes through the graph tells more
+                found = self._followed.get(graph, {})
+                verdicts |= {info.name: _verdict(info, found.get(info.name)) for info in open_}
+            wrong = {name for name, verdict in verdicts.items() if verdict is False}
+            yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
+
+    def _told(self, dim: onnx.TensorShapeProto.Dimension) -> Dim:
+        """A size, but for the names that inference makes up for what it cannot tell."""
+        if dim.HasField("dim_value"):
+            return int(dim.dim_value) if dim.dim_value >= 0 else None
+        return str(dim.dim_param) if dim.dim_param in self.symbols else None
+
+    @functools.cached_property
+    def symbols(self) -> set[str]:
+        """The names of symbolic sizes, wherever the model says one."""
+        dims = (plain_dim(dim) for value in values(self._model) for dim in value.shape or ())
+        return {dim for dim in dims if isinstance(dim, str)}
+
+    def folded_sizes(self, node: ir.Node, layout: int) -> dict[str, int]:
+        """seq_length and batch_size of a recurrent node as far as folding constants tells them; it takes its time."""
+        shape = self._folded.get(node)
+        if shape is None:
+            return {}
+        time, batch = (shape[1], shape[0]) if layout else shape[:2]
+        found = {"seq_length": time, "batch_size": batch}
+        return {name: size for name, size in found.items() if size is not None}
+
+    @functools.cached_property
+    def _folded(self) -> dict[ir.Node, tuple[int | None, ...] | None]:
+        from rnn_lower.transforms.fold import folded_shapes  # imports onnxscript's optimizer
+
+        found = folded_shapes(self._outline)
+        ours = [node for node, _ in recurrent_nodes(self._model)]
+        return dict(zip(ours, found, strict=True)) if len(ours) == len(found) else {}
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Element type, or None when unknown."""
+        constant = known(value)
+        if constant is not None or value.dtype is not None:
+            return value.dtype if constant is None else constant.dtype
+        if value.const_value is not None:
+            return value.const_value.dtype
+        if value in self._arguments:
+            return self._argument_dtype(value)
+        found = self._inferred_type(value)
+        return ir.DataType(found.elem_type) if found is not None and found.elem_type else None
+
+    def kind(self, value: ir.Value) -> str | None:
+        """The type as schemas write it, say tensor(float) or seq(tensor(int64)); None when unknown."""
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            return _kind_of(ir.serde.serialize_type(value.type))
+        dtype = self.dtype(value)
+        if dtype is not None:
+            return _kind_of(onnx.helper.make_tensor_type_proto(dtype.value, None))
+        info = self._inferred_info(value)
+        return None if info is None else _kind_of(info.type)
+
+    def is_given(self, value: ir.Value) -> bool:
+        """Whether the callers of a function pass a parameter at all; what is no parameter is there."""
+        if value not in self._arguments:
+            return True
+        passed = {argument is not None and self.is_given(argument) for argument in self._arguments[value]}
+        if len(passed) > 1:
+            raise UnsupportedError(
+                f"a function is called with '{value.name}' and without it, and one body cannot serve both;"
+                " lower with --fold, which inlines the function"
+            )
+        return passed != {False}
+
+    def _argument_dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Functions declare no types: they have those of what is passed, which must be the same at every call."""
+        found = {self.dtype(argument) for argument in self._arguments[value] if argument is not None} - {None}
+        if len(found) > 1:
+            names = " and ".join(sorted(dtype.name for dtype in found if dtype is not None))
+            raise UnsupportedError(
+                f"a function is called with '{value.name}' of type {names}, and one body cannot serve both;"
+                " lower with --fold, which inlines the function"
+            )
+        return next(iter(found), None)
+
+    @functools.cached_property
+    def _arguments(self) -> dict[ir.Value, list[ir.Value | None]]:
+        """Parameters of functions -> what each call passes, None where it passes nothing."""
+        found: dict[ir.Value, list[ir.Value | None]] = {}
+        for node, _ in nodes(self._model):
+            function = self._model.functions.get(node.op_identifier())
+            for place, parameter in enumerate(function.inputs if function else ()):
+                argument = node.inputs[place] if place < len(node.inputs) else None
+                found.setdefault(parameter, []).append(argument)
+        return found
+
+    def _inferred_type(self, value: ir.Value) -> onnx.TypeProto.Tensor | None:
+        info = self._inferred_info(value)
+        return info.type.tensor_type if info is not None and info.type.HasField("tensor_type") else None
+
+    def _inferred_info(self, value: ir.Value) -> onnx.ValueInfoProto | None:
+        return self._inferred.get(owner_of(value), {}).get(value.name)
+
+    @functools.cached_property
+    def _inferred(self) -> _Inferred:
+        """By graph and name: what shape inference finds out with no annotation to lean on."""
+        return self._infer(follow=False)
+
+    @functools.cached_property
+    def _followed(self) -> _Inferred:
+        """The same with the numbers of shapes followed, which is no fact: too much has been wrong with it."""
+        return self._infer(follow=True)
+
+    def _infer(self, follow: bool) -> _Inferred:
+        try:
+            found = inferred(self._outline, follow)
+        except Exception:  # whatever inference, or the outline for it, stumbles over, what it could tell is unknown
+            return {}
+        pairs = _same_graphs(self._model.graph, found.graph)
+        return {
+            graph: {info.name: info for info in (*proto.value_info, *proto.input, *proto.output)}
+            for graph, proto in pairs
+        }
+
+
+def _kind_of(proto: onnx.TypeProto) -> str | None:
+    held = proto.WhichOneof("value")
+    if held == "tensor_type":
+        found = proto.tensor_type.elem_type
+        return f"tensor({ir.DataType(found).name.lower()})" if found else None
+    if held not in ("sequence_type", "optional_type"):
+        return None
+    inner = _kind_of(getattr(proto, held).elem_type)
+    return inner and f"{'seq' if held == 'sequence_type' else 'optional'}({inner})"
+
+
+def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:
+    """Both forms of a graph and of every body in it: nodes with bodies stand in the same order in both."""
+    yield graph, proto
+    ours = [body for node in graph for _, body in subgraphs(node)]
+    theirs = [body for node in proto.node for body in graphs_of(node)]
+    if len(ours) == len(theirs):
+        for one, other in zip(ours, theirs, strict=True):
+            yield from _same_graphs(one, other)
+
+
+def _verdict(declared: onnx.ValueInfoProto, found: onnx.ValueInfoProto | None) -> bool | None:
+    """Whether the sizes that are declared are those that were found; None where one of them was not."""
+    said, known = sizes_of(declared), None if found is None else sizes_of(found)
+    if said is None or not any(size is not None for size in said):
+        return True
+    if known is None:
+        return None
+    pairs = list(zip(said, known, strict=False))
+    if len(said) != len(known) or any(a != b for a, b in pairs if a is not None and b is not None):
+        return False
+    return None if any(b is None for a, b in pairs if a is not None) else True
+
+
+def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
+    """An int, the name of a symbolic size, or None. A negative size is a way of saying that it is unknown."""
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    return dim.value

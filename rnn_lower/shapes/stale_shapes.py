@@ -1,0 +1,76 @@
+"""Values of which a model may claim sizes that are not so, and whose claims runtimes would believe of emitted ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from rnn_lower.ir.walk import Scope, owner_of, subgraphs, taken_by
+from rnn_lower.shapes.fixed_dims import FIXED
+from rnn_lower.shapes.shape_info import RESHAPES, Facts
+
+logger = logging.getLogger("rnn_lower")
+
+
+def doubtful(taken: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
+    """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
+    waiting, seen = list(taken), dict[ir.Value, None]()
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen[value] = None
+        producer, shape = value.producer(), facts.shape(value)
+        if producer is None:
+            continue
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            waiting += taken_by(producer)
+    return seen
+
+
+def of_fixed_sizes(model: ir.Model, facts: Facts) -> dict[ir.Value, ir.Shape]:
+    """Values of which `dims` has made a size a number, so that runtimes would believe all: what is certain of them."""
+    return {value: ir.Shape(facts.confirmed(value)) for value in model.meta.get(FIXED, ())}
+
+
+def warn_of_output(value: ir.Value, said: ir.Shape, shape: ir.Shape) -> None:
+    """Say that sizes of an output were taken back, if they were."""
+    pairs = zip(said, shape, strict=False)
+    if len(said) != len(shape) or any(isinstance(one, int) and one != other for one, other in pairs):
+        told = "output '%s' declares %s, of which runtimes would believe what nothing confirms; it says %s now"
+        logger.warning(told, value.name, said, shape)
+
+
+def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph | ir.Function | None]:
+    """Where sizes of a value may be declared: its own graph, and those of the scopes that take it from around them."""
+    owner, users = owner_of(value), {user.graph for user, _ in value.uses()}
+    yield owner
+    for scope in scopes if users - {owner} else ():
+        around = list(scope.up_to(owner))
+        yield from around if users & set(around) else ()
+
+
+def reshaped(given: Iterable[ir.Value]) -> Iterator[ir.Value]:
+    """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
+    waiting = list(given)
+    while waiting:
+        for user, place in waiting.pop().uses():
+            if user.op_type in RESHAPES and place == 0:
+                yield from user.outputs
+                waiting += user.outputs
+
+
+def claims_of_bodies(taken: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
+    """What the bodies of nodes on which values depend take and give: what is declared of it is believed of results."""
+    waiting, seen = list(taken), set()
+    while waiting:
+        producer = waiting.pop().producer()
+        if producer is None or producer in seen:
+            continue
+        seen.add(producer)
+        waiting += [value for value in producer.inputs if value is not None]
+        for _, body in subgraphs(producer):
+            yield from ((value, body) for value in (*body.inputs, *body.outputs))
+            waiting += list(body.outputs)

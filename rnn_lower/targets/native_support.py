@@ -1,0 +1,154 @@
+"""Whether a runtime runs a recurrent node right as it is, by what was measured feature by feature.
+
+The names are those of tests/runtimes/features.py, each a small model that has that one feature. A node of several
+features has to have each of them right, and the model that has many at once ("everything"), too. What was not measured,
+such as another element type or operator version, counts as not known, and not known is not right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import known_tensor
+
+if TYPE_CHECKING:
+    from rnn_lower.lowering.node import RecurrentNode
+
+RIGHT, WRONG, NOT_TAKEN, UNKNOWN = "right", "silently wrong", "not taken", "not measured"
+
+MEASURED_VERSION = 14
+ACTIVATIONS = {"LSTM": ("HardSigmoid", "Relu", "Softsign"), "GRU": ("HardSigmoid", "LeakyRelu")}
+"""Other than the defaults, those of the feature "activations"."""
+
+LATER = ("sequence only", "named activations")
+"""Features that some of the runtimes were measured without: where they are not right, nobody may know of them."""
+
+DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Of one operator: features that come out right, and those that are wrong with no error. Others are refused."""
+
+    right: frozenset[str]
+    wrong: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """kind: RIGHT, WRONG, NOT_TAKEN or UNKNOWN.  why: in words."""
+
+    kind: str
+    why: str
+
+
+def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, told: str) -> Verdict:
+    """Of a node as it is. table: by operator.  listed: whether the runtime's list names it.  told: the runtime."""
+    measured = table.get(node.op_type)
+    if measured is None:
+        if listed:
+            return Verdict(UNKNOWN, f"{told} lists {node.op_type}; which features are right nobody here has measured")
+        return Verdict(NOT_TAKEN, f"{told} has no {node.op_type}")
+    own = features(node)
+    needed = ["plain", *own, "saturated", *(["everything"] if len(own) > 1 else [])]
+    needed += ["Softplus saturated"] if "Softplus" in own else []
+    for feature in needed:
+        if feature in measured.wrong and feature != "everything":
+            return Verdict(WRONG, f"{node.op_type} {feature} is silently wrong on {told}")
+    unknown = _unmeasured(node)
+    if unknown is not None:
+        return Verdict(UNKNOWN, f"{unknown} was not measured on {told}")
+    refused = [feature for feature in needed if feature not in measured.right]
+    if refused and refused[0] in LATER:
+        return Verdict(UNKNOWN, f"{node.op_type} {refused[0]} was not measured right on {told}")
+    if refused == ["everything"]:
+        return Verdict(UNKNOWN, f"{node.op_type} with {' and '.join(own)} at once was not measured right on {told}")
+    if refused:
+        return Verdict(NOT_TAKEN, f"{told} refuses {node.op_type} {refused[0]}")
+    return Verdict(RIGHT, f"{', '.join(own) or 'plain'}: measured right on {told}")
+
+
+def features(node: RecurrentNode) -> list[str]:
+    """What a measured node has beyond the plain one."""
+    lengths = node.inputs.get("sequence_lens")
+    listed, names = _listed(node), _names(node)
+    named = "activations" in node.node.attributes and names == {DEFAULTS[node.op_type]}
+    has = {
+        "no bias": "B" not in node.inputs,
+        "initial states": any(name.startswith("initial") for name in node.inputs),
+        "reverse": node.direction == "reverse",
+        "bidirectional": node.direction == "bidirectional",
+        "sequence_lens": lengths is not None and known_tensor(lengths) is not None,
+        "sequence_lens input": lengths is not None and known_tensor(lengths) is None,
+        "clip": node.clip is not None,
+        "layout 1": node.layout == 1,
+        "last state only": "Y" not in listed,
+        "sequence only": listed == ["Y"],
+        "one step": node.seq_length == 1,
+        "peepholes": "P" in node.inputs,
+        "input_forget": node.input_forget,
+        "linear_before_reset": node.linear_before_reset,
+        "named activations": named,
+        "activations": node.op_type != "RNN" and names != {DEFAULTS[node.op_type]},
+    }
+    found = [name for name, present in has.items() if present]
+    return found + ([next(iter(names))[0]] if node.op_type == "RNN" and names != {DEFAULTS["RNN"]} else [])
+
+
+def _names(node: RecurrentNode) -> set[tuple[str, ...]]:
+    """The activations of each direction."""
+    return {tuple(one.name for one in functions) for functions in node.activations}
+
+
+def _listed(node: RecurrentNode) -> list[str]:
+    """The outputs that a node has, those that nobody reads among them."""
+    names = zip(node.operator.outputs, node.node.outputs, strict=False)
+    return [name for name, value in names if value.name]
+
+
+def _unmeasured(node: RecurrentNode) -> str | None:
+    """What keeps a node from being like any that was measured."""
+    if node.dtype != ir.DataType.FLOAT:
+        return f"element type {node.dtype.name}"
+    if node.version != MEASURED_VERSION:
+        return f"version {node.version} of {node.op_type}"
+    if node.static_length is None or node.static_batch is None:
+        return "an unknown size"
+    if 0 in (node.seq_length, node.batch_size, node.input_size):
+        return "an empty sequence, batch or input"
+    weights = [node.inputs[name] for name in ("W", "R", "B", "P") if name in node.inputs]
+    if any(known_tensor(weight) is None for weight in weights):
+        return "a weight that is computed"
+    if any(weight.producer() is not None for weight in weights):
+        return "a weight in a Constant node"
+    return _unmeasured_attributes(node)
+
+
+def _unmeasured_attributes(node: RecurrentNode) -> str | None:
+    """As above: runtimes differ in what they make of attributes that are left out, or say nothing."""
+    attributes, names = node.node.attributes, _names(node)
+    if "hidden_size" not in attributes:
+        return "a node without hidden_size"
+    if "clip" in attributes and node.clip is None:
+        return "clip 0"
+    if len({"initial_h", "initial_c"} & node.inputs.keys()) == 1 and node.op_type == "LSTM":
+        return "an LSTM with one of initial_h and initial_c"
+    if node.hidden_size == 1:
+        return "hidden_size 1"
+    if _listed(node) == ["Y_c"]:
+        return "Y_c as the only output"
+    measured = {DEFAULTS[node.op_type], ACTIVATIONS.get(node.op_type, DEFAULTS[node.op_type])}
+    if len(names) > 1 or (node.op_type != "RNN" and not names <= measured):
+        return "this choice of activations"
+    spelled = attributes["activations"].as_strings() if "activations" in attributes else ()
+    if not {name for functions in names for name in functions}.issuperset(spelled):
+        return "another spelling of activations"
+    told = {"activation_alpha", "activation_beta"} & attributes.keys()
+    takes = any(one.alpha is not None or one.beta is not None for functions in node.activations for one in functions)
+    if takes != bool(told):
+        return "the default of an activation's alpha or beta" if takes else "an alpha or beta that nothing takes"
+    return None

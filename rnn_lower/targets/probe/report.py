@@ -1,0 +1,154 @@
+"""What came out of a kit, feature by feature, and the target's file that follows from it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rnn_lower.options import OP_TYPES
+from rnn_lower.targets.files import read_keys
+from rnn_lower.targets.probe.manifest import FUSED, TARGET, KitCase, Manifest
+from rnn_lower.targets.probe.results import ERROR, RIGHT, WRONG, Outcome
+from rnn_lower.targets.probe.toml import to_toml
+
+REFUSED = "refused"
+"""What the target's rules keep from being lowered."""
+
+CARRIERS = ("Scan", "Loop")
+"""Operators that are forms: where they fail, it is the form that is not taken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KitReport:
+    """What a runtime made of a kit.
+
+    results: by feature, by form ("fused" and those of the target), the outcome and its detail; "refused" is a feature
+        that the target's rules keep from being lowered.
+    forms: in which something came out right.
+    failing: operators that, in some form, are in no model that came out right.
+    unexplained: feature and form of what failed although every operator in it was right elsewhere.
+    proposal: the text of a target's file; empty where nothing lowered came out right.
+    """
+
+    target: str
+    results: Mapping[str, Mapping[str, Outcome]]
+    forms: tuple[str, ...]
+    failing: tuple[str, ...]
+    unexplained: tuple[tuple[str, str], ...]
+    proposal: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was lowered is right."""
+        lowered = [found for row in self.results.values() for form, found in row.items() if form != FUSED]
+        return bool(lowered) and all(state in (RIGHT, REFUSED) for state, _ in lowered)
+
+    @property
+    def columns(self) -> list[str]:
+        """The forms, "fused" first."""
+        return list(dict.fromkeys(form for row in self.results.values() for form in row))
+
+    @property
+    def errors(self) -> list[str]:
+        """What errors say, the most frequent first, and how often each was met."""
+        told = collections.Counter(
+            why for row in self.results.values() for state, why in row.values() if state == ERROR
+        )
+        return [f"{why} ({times} times)" for why, times in told.most_common()]
+
+    def count(self, form: str) -> str:
+        """How many came out how."""
+        return tell(row[form] for row in self.results.values() if form in row)
+
+
+def tell(found: Iterable[Outcome]) -> str:
+    """How many came out how."""
+    states = [state for state, _ in found]
+    told = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
+    return f"{told}, {states.count(REFUSED)} refused" if REFUSED in states else told
+
+
+def make_report(folder: Path, manifest: Manifest, found: Mapping[str, Outcome]) -> KitReport:
+    """Tell what came out, and propose a target's file."""
+    results: dict[str, dict[str, Outcome]] = {feature: {} for feature in manifest.features}
+    for case in manifest.cases:
+        results[case.feature][case.form] = found[case.case]
+    for one in manifest.refused:
+        results[one.feature][one.form] = (REFUSED, one.why)
+    lowered = [case for case in manifest.cases if case.form != FUSED]
+    forms = _right_forms(lowered, found)
+    failing = _failing(lowered, found, forms)
+    unexplained = tuple(
+        (case.feature, case.form) for case in lowered
+        if case.form in forms and found[case.case][0] != RIGHT and not failing & set(case.operators)
+    )  # fmt: skip
+    right_forms = [form for form in forms if form not in {form for _, form in unexplained}] or forms
+    proposal = ""
+    if forms:
+        keys = read_keys(folder / TARGET)
+        proposal = _propose(keys, manifest, results, right_forms, failing, unexplained)
+    return KitReport(manifest.target, results, tuple(forms), tuple(sorted(failing)), unexplained, proposal)
+
+
+def _right_forms(lowered: list[KitCase], found: Mapping[str, Outcome]) -> list[str]:
+    """In the order of the target, those in which some model came out right."""
+    right = {case.form for case in lowered if found[case.case][0] == RIGHT}
+    return [form for form in dict.fromkeys(case.form for case in lowered) if form in right]
+
+
+def _failing(lowered: list[KitCase], found: Mapping[str, Outcome], forms: list[str]) -> set[str]:
+    """Operators that, in some form, are only in models that fail; a form in which nothing is right tells nothing."""
+    failing: set[str] = set()
+    for form in forms:
+        right: set[str] = set()
+        others: set[str] = set()
+        for case in lowered:
+            if case.form == form:
+                (right if found[case.case][0] == RIGHT else others).update(case.operators)
+        failing |= others - right
+    return failing - set(CARRIERS) - set(OP_TYPES)
+
+
+def _propose(
+    keys: dict[str, Any], manifest: Manifest, results: Mapping[str, Mapping[str, Outcome]], forms: list[str],
+    failing: set[str], unexplained: tuple[tuple[str, str], ...],
+) -> str:  # fmt: skip
+    """The target's file of the kit with what was measured in place of what it said."""
+    tried = [found[0] for row in results.values() for form, found in row.items() if form in forms]
+    tried = [state for state in tried if state != REFUSED]
+    proposed = {key: value for key, value in keys.items() if key not in ("versions", "slow", "fused", "takes", "avoid")}
+    proposed |= {
+        "summary": f"proposed from a kit for {manifest.target}: {', '.join(forms)}",
+        "status": "measured",
+        "source": f"kit of {manifest.made_by}: {tried.count(RIGHT)} of {len(tried)} lowered models right",
+        "forms": forms,
+        "static_batch": True,
+    }
+    if "unroll" in forms and forms[0] == "unroll":
+        proposed["unroll_up_to"] = "always"
+    if "takes" in keys:
+        proposed["takes"] = [one for one in keys["takes"] if one not in failing]
+    if avoid := sorted({*keys.get("avoid", ()), *failing}):
+        proposed["avoid"] = avoid
+    proposed["fused"] = fused_tables({feature: row[FUSED] for feature, row in results.items() if FUSED in row})
+    return "".join(_remarks(unexplained)) + to_toml(proposed)
+
+
+def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    yield "# Tried with known sizes only, in float32 and at one opset.\n"
+    for feature, form in unexplained:
+        yield f"# Not right, and no operator explains it: {feature} ({form})\n"
+
+
+def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:
+    """By operator, which features of the fused operators came out right, and which silently wrong."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for op in reversed(OP_TYPES):
+        for kind in (RIGHT, WRONG):
+            names = [row.partition(" ")[2] for row, told in rows.items() if row.startswith(op) and told[0] == kind]
+            if names:
+                found.setdefault(op, {})[kind] = names
+    return found

@@ -1,0 +1,162 @@
+"""What a runtime made of a kit: reading its results, or running it case by case; each is right, wrong or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.targets.probe.manifest import KitCase, Manifest, Tensor
+
+RIGHT, WRONG, ERROR = "right", "wrong", "error"
+
+Outcome = tuple[str, str]
+"""One of the above; for WRONG by how much, for ERROR why."""
+
+PLACES = ("{model}", "{inputs}", "{outputs}")
+
+
+def outcome(got: Sequence[Any], wanted: Sequence[np.ndarray], limit: float) -> Outcome:
+    """Right: as many results, of equal shapes, none of which differs by more than the limit; NaN is wrong."""
+    if [np.shape(one) for one in got] != [one.shape for one in wanted]:
+        return WRONG, "shape"
+    error = largest_difference(got, wanted)
+    return (RIGHT, "") if error <= limit else (WRONG, f"{error:.2g}")
+
+
+def largest_difference(got: Sequence[Any], wanted: Sequence[np.ndarray]) -> float:
+    """Absolute; NaN when there is one."""
+    pairs = zip(got, wanted, strict=True)
+    return float(np.max([np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) for a, b in pairs]))
+
+
+def read_results(folder: Path, manifest: Manifest, results: Path) -> dict[str, Outcome]:
+    """By case, of what lies in a folder: RESULTS/CASE/NAME.npy for each output, or RESULTS/CASE.npz.
+
+    Raises RnnLowerError when there is nothing of any case.
+    """
+    if not any(_is_there(results, case) for case in manifest.cases):
+        example = manifest.cases[0]
+        names = f"{example.outputs[0].name}.npy"
+        told = f"{results / example.case / names} or {results / example.case}.npz"
+        raise RnnLowerError(f"{results}: no result of any case; outputs are expected as {told}, for each case")
+    return {case.case: _judged(folder, case, results) for case in manifest.cases}
+
+
+def run_all(
+    folder: Path, manifest: Manifest, command: str, results: Path | None, seconds: float,
+    advance: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Outcome]:  # fmt: skip
+    """By case, of running a command for each, without a shell; a case that takes longer is an error.
+
+    command: its words, of which {model} stands for the model, {inputs} for a folder with NAME.npy of each input
+    ({inputs}.npz holds all of them), {outputs} for an empty folder for NAME.npy of each output, or {outputs}.npz.
+    results: where what comes out stays; without, it does not.
+    Raises RnnLowerError for a command that cannot be started, or that names no model or no outputs.
+    """
+    words = _words(command)
+    if not seconds > 0:
+        raise RnnLowerError(f"--timeout is {seconds:g}; it must be more than 0 seconds")
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory())) if results is None else results
+        found = {}
+        for index, case in enumerate(manifest.cases, 1):
+            failure = _run(words, folder.absolute(), case, place.absolute(), seconds)
+            found[case.case] = _judged(folder, case, place) if failure is None else (ERROR, failure)
+            if advance is not None:
+                advance(case.case, index, len(manifest.cases))
+    return found
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote its words as a shell would") from None
+    for place in ("{model}", "{outputs}"):
+        if not any(place in word for word in words):
+            raise RnnLowerError(f"--run {command}: lacks {place}; e.g. --run 'python run.py {' '.join(PLACES)}'")
+    if shutil.which(words[0]) is None:
+        raise RnnLowerError(f"--run {words[0]}: cannot be started: there is no such program")
+    return words
+
+
+def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: float) -> str | None:
+    """Why a case did not run, or None."""
+    outputs = results / case.case
+    given = {"{model}": folder / case.model, "{inputs}": (folder / case.inputs[0].file).parent, "{outputs}": outputs}
+    try:
+        outputs.mkdir(parents=True)
+    except OSError as error:
+        why = f"{error.strerror or error}; name a folder for --results that is not there"
+        raise RnnLowerError(f"{outputs}: cannot be written: {why}") from None
+    with tempfile.TemporaryFile() as told:
+        try:
+            process = subprocess.Popen(
+                [_filled(word, given) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=told, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise RnnLowerError(f"--run {words[0]}: cannot be started: {error.strerror or error}") from None
+        try:
+            code = process.wait(seconds)
+        except BaseException as error:
+            _kill(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return f"took longer than {seconds:g} s"
+            raise
+        told.seek(0)
+        lines = told.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return None if code == 0 else f"ended with {code}{': ' if last else ''}{last[:200]}"
+
+
+def _filled(word: str, given: Mapping[str, Path]) -> str:
+    for place, path in given.items():
+        word = word.replace(place, str(path))
+    return word
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it has started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def _is_there(results: Path, case: KitCase) -> bool:
+    return _archive(results, case).is_file() or any((results / case.case).glob("*.npy"))
+
+
+def _archive(results: Path, case: KitCase) -> Path:
+    return results / f"{case.case}.npz"
+
+
+def _judged(folder: Path, case: KitCase, results: Path) -> Outcome:
+    if not _is_there(results, case):
+        return ERROR, "no result"
+    wanted = [np.load(folder / one.file, allow_pickle=False) for one in case.outputs]
+    try:
+        return outcome([_result(results, case, one) for one in case.outputs], wanted, case.limit)
+    except Exception as error:  # whatever reading somebody else's files raises
+        return ERROR, " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _result(results: Path, case: KitCase, output: Tensor) -> np.ndarray:
+    path = _archive(results, case)
+    if not path.is_file():
+        return np.asarray(np.load(results / case.case / f"{output.name}.npy", allow_pickle=False))
+    with np.load(path, allow_pickle=False) as archive:
+        return np.asarray(archive[output.name])

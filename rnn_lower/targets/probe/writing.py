@@ -1,0 +1,133 @@
+"""Writing a kit: every feature as a fused model and lowered in each form, inputs, and what has to come out."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import rnn_lower
+from rnn_lower.checking.checker import refused_by_onnxruntime
+from rnn_lower.checking.runners import open_onnxruntime, open_reference
+from rnn_lower.checking.samples import Feeds
+from rnn_lower.driver.lower_pass import lower_document
+from rnn_lower.driver.session import read_nodes
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir.walk import nodes as all_nodes
+from rnn_lower.modelio.document import Document
+from rnn_lower.options import Options
+from rnn_lower.targets import Target
+from rnn_lower.targets.probe.features import FEATURES, suited
+from rnn_lower.targets.probe.manifest import FUSED, TARGET, KitCase, Manifest, Refused, Tensor
+from rnn_lower.targets.probe.onenode import Case, build
+
+LIMIT = 1e-4
+"""The largest absolute difference, in float32, that counts as right."""
+
+
+def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float = LIMIT) -> Manifest:
+    """Write a kit to a folder that is not there yet, or empty; it appears by one rename. Raises RnnLowerError else.
+
+    only: patterns of features, all without any.  limit: of each case.
+    """
+    chosen = _chosen(only)
+    if not limit > 0:
+        raise RnnLowerError(f"--limit is {limit:g}; it must be more than 0")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RnnLowerError(f"{folder}: is there already; name a folder that is not")
+        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            manifest = _write_all(place, target, chosen, limit)
+            place.chmod(0o755)  # a temporary folder is for its owner only
+            os.replace(place, folder)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    except OSError as error:
+        raise RnnLowerError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    return manifest
+
+
+def _chosen(only: Sequence[str]) -> list[str]:
+    for pattern in only:
+        if not fnmatch.filter(FEATURES, pattern):
+            near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4) or list(FEATURES)[:3]
+            raise RnnLowerError(f"--only {pattern}: no feature is called so; there are {', '.join(map(repr, near))}")
+    return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, one) for one in only)]
+
+
+def _write_all(place: Path, target: Target, chosen: Sequence[str], limit: float) -> Manifest:
+    for name in ("models", "inputs", "expected"):
+        (place / name).mkdir()
+    cases: list[KitCase] = []
+    refused: list[Refused] = []
+    for feature in chosen:
+        case = suited(FEATURES[feature], target)
+        if case is None:
+            refused.append(Refused(feature, FUSED, f"target {target.name} takes no opset that says it"))
+            continue
+        for made in _of_feature(place, feature, case, target, limit):
+            (cases if isinstance(made, KitCase) else refused).append(made)  # type: ignore[arg-type]
+    manifest = Manifest(target.name, f"rnn_lower {rnn_lower.__version__}", tuple(cases), tuple(refused))
+    manifest.write(place)
+    shutil.copyfile(target.path, place / TARGET)
+    return manifest
+
+
+def _of_feature(place: Path, feature: str, case: Case, target: Target, limit: float) -> Iterator[KitCase | Refused]:
+    model, feeds = build(case)
+    wanted = expected(Document(model), feeds)
+    name = feature.replace(" ", "_")
+    inputs = _save(place, f"inputs/{name}", feeds)
+    outputs = _save(place, f"expected/{name}", dict(zip(case.wanted, wanted, strict=True)))
+    for form in (FUSED, *target.forms):
+        file = f"models/{name}.{form}.onnx"
+        try:
+            proto = model if form == FUSED else _lowered(model, form, target)
+        except UnsupportedError as error:
+            yield Refused(feature, form, str(error))
+            continue
+        (place / file).write_bytes(proto.SerializeToString(deterministic=True))
+        operators = tuple(sorted({node.op_type for node, _ in all_nodes(Document(proto).model)}))
+        yield KitCase(f"{name}.{form}", feature, form, file, case.opset, operators, inputs, outputs, limit)
+
+
+def _lowered(model: onnx.ModelProto, form: str, target: Target) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    document = Document(copy)
+    lower_document(document, Options(form=form, target=str(target.path)))
+    return document.write_back(None)
+
+
+def _save(place: Path, folder: str, values: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
+    """Each array as FOLDER/NAME.npy, which is easily read in any language, and all of them as FOLDER.npz."""
+    (place / folder).mkdir()
+    np.savez(place / f"{folder}.npz", **values)  # type: ignore[arg-type]
+    found = []
+    for name, value in values.items():
+        file = f"{folder}/{name}.npy"
+        np.save(place / file, value)
+        found.append(Tensor(name, str(value.dtype), value.shape, file))
+    return tuple(found)
+
+
+def expected(document: Document, feeds: Feeds) -> list[np.ndarray]:
+    """What a model with recurrent nodes has to give: by the fused operators of onnxruntime, or else the reference.
+
+    The reference judges where onnxruntime cannot be trusted with a node, and where its Softplus is infinite.
+    """
+    nodes = read_nodes(document.model, document.facts)
+    if not any(map(refused_by_onnxruntime, nodes)):
+        fused = open_onnxruntime(document)(feeds)
+        named = {one.name for node in nodes for functions in node.activations for one in functions}
+        if "Softplus" not in named or all(bool(np.all(np.isfinite(result))) for result in fused):
+            return fused
+    return open_reference(document)(feeds)

@@ -1,0 +1,1 @@
+"""Rewrites of whole models that change no value: constant folding and inlining."""

@@ -1,0 +1,56 @@
+"""onnx's own evaluator, made fit for every model; its recurrent nodes are no judge."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops import op_loop
+
+from rnn_lower.modelio import external_data
+
+
+class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
+    """That of onnx 1.23 strings results together, which the text stacks, and takes an absent condition for false."""
+
+    def _run(
+        self, trips: Any, going: Any, *carried: Any, context: Any = None, body: Any = None, attributes: Any = None,
+        bindings: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        states, stacked, trip = list(carried), [list[np.ndarray]() for _ in range(self.K)], 0
+        while (going is None or bool(going)) and (trips is None or trip < int(trips)):
+            taken = (np.array(trip, np.int64), np.array(True), *states)
+            given = {**(context or {}), **dict(zip(self.body.input_names, taken, strict=True))}
+            going, *found = self._run_body(given, attributes=attributes, bindings=bindings)
+            states, trip = found[: self.N], trip + 1
+            for results, result in zip(stacked, found[self.N :], strict=True):
+                results.append(result)
+        return (*states, *map(np.stack, stacked))  # of no trips nobody says how large a result is; it raises
+
+
+def evaluate(
+    nodes: Iterable[onnx.NodeProto], given: Mapping[str, np.ndarray], wanted: Sequence[str],
+    imports: Iterable[onnx.OperatorSetIdProto],
+) -> list[np.ndarray]:  # fmt: skip
+    """The wanted values. given: by name, all that the nodes read. Raises whatever the evaluator stumbles over."""
+    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (given, wanted))
+    graph = onnx.helper.make_graph(list(nodes), "evaluated", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=list(imports))
+    return [np.asarray(found) for found in evaluator(model).run(None, dict(given))]
+
+
+def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:
+    """For a model, which is changed: an output that nobody wants gets a name.
+
+    Without one, onnx 1.23 passes it to every later node that is not given some optional input. operators: in place of
+    onnx's own.
+    """
+    count = itertools.count()
+    for holder in external_data.holders(model):
+        for node in holder.node:
+            node.output[:] = [name or f"rnn_lower/unwanted/{next(count)}" for name in node.output]
+    return ReferenceEvaluator(model, new_ops=[Loop, *operators])

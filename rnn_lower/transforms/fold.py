@@ -1,0 +1,159 @@
+"""What folding constants tells: sizes that inference does not find, branches never taken; and the folded model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common
+
+from rnn_lower.builder.names import Names
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
+from rnn_lower.ir.walk import nodes, recurrent_nodes, taken_names, values
+from rnn_lower.modelio.strip_weights import without_annotations
+from rnn_lower.sandbox.isolated import Ended, apart
+from rnn_lower.sandbox.limited import limited
+from rnn_lower.transforms.inline import inlined
+
+MARK = "rnn_lower.index"
+"""Under which a node of the copy is found again, wherever inlining and folding have put it."""
+
+SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
+"""Operators that onnxscript leaves alone lest constants grow; those of shapes are small."""
+
+
+LIMIT = 1 << 28
+"""Elements of a constant up to which weights are folded when that is asked for."""
+
+
+def fold(model: ir.Model) -> None:
+    """Fold the constants of a model in place, as `fold=True` asks for: shapes, and weights that are computed.
+
+    Everything that does not depend on an input becomes an initializer; initializers that a caller may override stay.
+    Raises RnnLowerError for a model that the optimizer stumbles over, or of which folding ends the process, as
+    inference of some sizes does. That is found out in a child, where one may be forked: what is folded may be large,
+    and is sooner folded twice than sent.
+    """
+    _optimizer()  # imported once, before the child is forked
+    try:
+        apart(_fold_here, model)
+        _fold_here(model)
+    except Ended as end:
+        raise RnnLowerError(f"folding constants ended the process that did it ({end}); leave --fold out") from None
+    except (RnnLowerError, MemoryError):
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        raise RnnLowerError(f"folding constants failed ({told}); leave --fold out") from error
+
+
+def _fold_here(model: ir.Model) -> None:
+    with _without_claims(model):
+        _optimizer().fold_constants(model, onnx_shape_inference=True, input_size_limit=LIMIT, output_size_limit=LIMIT)
+        ir.passes.common.RemoveUnusedNodesPass()(model)
+    _complete(model)
+
+
+@contextlib.contextmanager
+def _without_claims(model: ir.Model) -> Iterator[None]:
+    """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and sizes that are declared
+    of other values, or are none.
+
+    Before IR version 4 nobody can give another value than the default, so that it is a constant.
+    """
+    graph, inputs = model.graph, set(model.graph.inputs)
+    weights = list(graph.initializers.values())
+    defaults = {value: value.const_value for value in weights if value in inputs}
+    said = {value: value.shape for value in values(model) if value not in inputs and not value.is_initializer()}
+    for value in said:
+        value.shape = None
+    for value in inputs:
+        if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+            said[value] = value.shape  # -1 is no size, and inference aborts where a Slice cuts such an axis
+            value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
+    for value in defaults if (model.ir_version or 0) >= 4 else ():
+        del graph.initializers[str(value.name)]
+        value.const_value = None
+    try:
+        yield
+    finally:
+        for value, shape in said.items():
+            value.shape = value.shape if shape is None else shape
+        for value, default in defaults.items():
+            value.const_value = default
+        left = {*graph.initializers.values(), *defaults}
+        order = [value for value in dict.fromkeys((*weights, *graph.initializers.values())) if value in left]
+        graph.initializers.clear()
+        graph.initializers.update({str(value.name): value for value in order})
+
+
+def _complete(model: ir.Model) -> None:
+    """Say again what is not given or not wanted, where it has to be said: by a Loop, and in calls of functions."""
+    names = Names(taken_names(model))
+    for node, scope in nodes(model):
+        if node.op_identifier() in model.functions:
+            for value in node.outputs:  # without a name it would not be written
+                value.name = value.name or names.unique("unwanted")
+        elif node.domain in DEFAULT_DOMAINS and (schema := schema_of(node.op_type, scope.opset)) is not None:
+            node.resize_inputs(max(schema.min_input, len(node.inputs)))
+
+
+def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | None]:
+    """The shape of X of each recurrent node, in the order of `recurrent_nodes`, as far as folding tells it.
+
+    outline: what it is called with stays as it is. A node in a function has the shape that all its calls agree on.
+    """
+    return [_agreed(shapes) for shapes in _folded(outline)]
+
+
+def dead_nodes(outline: onnx.ModelProto) -> set[int]:
+    """Recurrent nodes, by their place in `recurrent_nodes`, that no inputs can make run: folding drops their branch."""
+    return {index for index, shapes in enumerate(_folded(outline)) if not shapes}
+
+
+def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
+    _optimizer()  # imported once, before children are forked
+    try:
+        found: list[list[list[int | None] | None]] = json.loads(
+            limited(_fold, without_annotations(outline).SerializeToString())
+        )
+    except RnnLowerError:  # whatever folding stumbles over, what it could have told is unknown then
+        return []
+    return found
+
+
+def _fold(content: bytes) -> bytes:
+    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
+    count = 0
+    for node, _ in recurrent_nodes(model):
+        node.metadata_props[MARK] = str(count)
+        count += 1
+    if model.functions:
+        model = ir.serde.deserialize_model(inlined(ir.serde.serialize_model(model)))
+    _optimizer().fold_constants(
+        model, onnx_shape_inference=True, should_fold=lambda node: True if node.op_type in SMALL else None
+    )
+    shapes: list[list[list[int | None] | None]] = [[] for _ in range(count)]
+    for node, _ in recurrent_nodes(model):
+        x = node.inputs[0] if node.inputs else None
+        shape = None if x is None or x.shape is None else [d if isinstance(d, int) else None for d in x.shape]
+        shapes[int(node.metadata_props[MARK])].append(shape)
+    return json.dumps(shapes).encode()
+
+
+def _optimizer() -> Any:
+    from onnxscript import optimizer  # takes half a second
+
+    return optimizer
+
+
+def _agreed(shapes: Sequence[Sequence[int | None] | None]) -> tuple[int | None, ...] | None:
+    if not shapes or any(shape is None or len(shape) != 3 for shape in shapes):
+        return None
+    columns = zip(*(shape for shape in shapes if shape is not None), strict=True)
+    return tuple(column[0] if len(set(column)) == 1 else None for column in columns)

@@ -1,0 +1,112 @@
+"""Calls of functions, with the bodies of these in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+import onnx.inliner
+
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import plain_imports
+from rnn_lower.lowering.node import OPERATORS
+from rnn_lower.modelio import external_data
+
+Name = tuple[str, str]
+"""Domain and name of a function; overloads go together."""
+
+
+def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without functions; it stays as it is itself.
+
+    Functions of another opset than the model's stay where they are, with those that they call. onnx's inliner forgets
+    the defaults that a function has for its attributes, so calls say them first; a call within a function may pass on
+    what its caller leaves out, so the outermost functions are inlined first. It loses outputs that are inputs, too,
+    which get a node.
+    Raises UnsupportedError where a recurrent node would be left in a function.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for function in result.functions:
+        _own_outputs(function)
+    names = _staying(result)
+    staying = [function for function in result.functions if _key(function) in names]
+    _remove(result, names)
+    while names := _outermost(result):
+        _say_defaults(result, names)
+        result = onnx.inliner.inline_selected_functions(result, sorted(names), exclude=False)
+        _remove(result, names)
+    result.functions.extend(staying)
+    _check(result)
+    return result
+
+
+def _key(function: onnx.FunctionProto) -> Name:
+    return function.domain, function.name
+
+
+def _own_outputs(function: onnx.FunctionProto) -> None:
+    taken = set(function.input)
+    for place, name in enumerate(function.output):
+        if name in taken:
+            function.output[place] = f"{name}/as_output_{place}"
+            function.node.add(op_type="Identity", input=[name], output=[function.output[place]])
+        taken.add(function.output[place])
+
+
+def _calls(functions: Iterable[onnx.FunctionProto]) -> dict[Name, set[Name]]:
+    """Of which operators, functions among them, the nodes of each function are."""
+    found: dict[Name, set[Name]] = {}
+    for function in functions:
+        nodes = (node for body in external_data.graphs_in(function) for node in body.node)
+        found.setdefault(_key(function), set()).update((node.domain, node.op_type) for node in nodes)
+    return found
+
+
+def _staying(model: onnx.ModelProto) -> set[Name]:
+    """Functions of another opset than the model's, and all that they call."""
+    imports, calls, found = _imports(model), _calls(model.functions), set()
+    for function in model.functions:
+        if any(imports.get(domain, version) != version for domain, version in _imports(function).items()):
+            found.add(_key(function))
+    while further := {name for caller in found for name in calls[caller] if name in calls} - found:
+        found |= further
+    return found
+
+
+def _imports(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
+    return plain_imports({entry.domain: entry.version for entry in holder.opset_import})
+
+
+def _remove(model: onnx.ModelProto, names: set[Name]) -> None:
+    external_data.remove_if(model.functions, lambda function: _key(function) in names)
+
+
+def _outermost(model: onnx.ModelProto) -> set[Name]:
+    """Functions that no other function calls."""
+    calls = _calls(model.functions)
+    return calls.keys() - {called for inner in calls.values() for called in inner}
+
+
+def _say_defaults(model: onnx.ModelProto, names: set[Name]) -> None:
+    """At the calls of some functions, which are in no function."""
+    defaults = {(*_key(f), f.overload): [*f.attribute_proto] for f in model.functions if _key(f) in names}
+    for node in (node for body in external_data.graphs_in(model.graph) for node in body.node):
+        said = {attribute.name for attribute in node.attribute}
+        missing = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(attribute for attribute in missing if attribute.name not in said)
+    for function in model.functions:
+        if _key(function) in names:
+            function.attribute.extend(attribute.name for attribute in function.attribute_proto)
+            del function.attribute_proto[:]
+
+
+def _check(result: onnx.ModelProto) -> None:
+    nodes = {node for called in _calls(result.functions).values() for node in called}
+    if any(domain in DEFAULT_DOMAINS and op_type in OPERATORS for domain, op_type in nodes):
+        names = ", ".join(f"{domain}.{name}" for domain, name in map(_key, result.functions))
+        raise UnsupportedError(
+            f"function {names} is not of the model's opset, so that it cannot be inlined; convert the model first"
+            " (rnn-lower lower --opset N)"
+        )
