@@ -11,7 +11,7 @@ import onnx_ir as ir
 from typing_extensions import Unpack
 
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_in_place, lower_model, prepared
-from rnn_lower.driver.session import read_nodes
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.lowering import function_body as function_bodies
 from rnn_lower.lowering.node import RecurrentNode
@@ -199,8 +199,6 @@ def _of_stream(options: Keywords) -> Options:
     chosen = Options(**options)
     if chosen.as_function:
         raise RnnLowerError("a stream is a model of its own, with states in and out; as_function is for lower")
-    if chosen.fuse_stacks:
-        raise RnnLowerError("a stream carries the states of each node; fuse_stacks is for lower")
     return chosen
 
 
@@ -244,7 +242,7 @@ def function_body(
     limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
     given = {"hidden_size": hidden_size, **attributes}
     said = function_bodies.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
-    return ir.serde.serialize_function(function_bodies.body(said, form, domain, find_target(None).habits, limit))
+    return ir.serde.serialize_function(function_bodies.body(said, form, domain, limit))
 
 
 @public

@@ -34,16 +34,16 @@ class ConversionError(UnsupportedError):
     """A node that no converter brings to the opset asked for."""
 
 
-class UntakenError(UnsupportedError):
-    """A runtime does not take an operator, and there is no other way to say it. rule: what rules it out."""
+class UnsupportedOpError(UnsupportedError):
+    """A runtime does not support an operator, and no equivalent is known. rule: what rules it out."""
 
     def __init__(self, op_type: str, rule: str) -> None:
-        super().__init__(f"does not take {op_type}: {rule}, and rnn_lower has no other way to say it")
+        super().__init__(f"does not support {op_type}: {rule}, and no equivalent is known")
         self.op_type, self.rule = op_type, rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Lack:
+class Requirement:
     """One thing that is missing for a node to be lowered as asked.
 
     what: told as a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
@@ -57,12 +57,12 @@ class Lack:
     nodes: bool = False
 
 
-class UnmetError(UnsupportedError):
+class UnmetRequirementError(UnsupportedError):
     """What is missing, all of it; `rnn_lower.driver.suggestions` finds out what would mend it."""
 
-    def __init__(self, message: str, lacks: Sequence[Lack] = ()) -> None:
+    def __init__(self, message: str, requirements: Sequence[Requirement] = ()) -> None:
         super().__init__(message)
-        self.lacks = tuple(lacks)
+        self.requirements = tuple(requirements)
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:

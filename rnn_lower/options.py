@@ -49,7 +49,9 @@ class Options:
         False, "leave the nodes that the target was measured to run right as they are, and no slower"
     )
     as_function: bool = _option(False, "keep each lowered node as a call of a function, nodes alike of the same one")
-    fuse_stacks: bool = _option(False, "let stacks, and independent nodes alike, share a loop where that is faster")
+    fuse_directions: bool = _option(
+        False, "let both directions of a small node share one loop; a NaN of one direction then reaches the other"
+    )
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:
@@ -67,8 +69,8 @@ class Options:
         if self.opset is not None:
             check_numbers(opset=self.opset)  # which there are, onnx knows
         check_numbers(max_nodes=self.max_nodes)
-        if self.fuse_stacks and self.as_function:
-            raise RnnLowerError("fuse_stacks lets nodes share a loop, as_function keeps each as a call; leave one out")
+        if self.keep_native and self.target is None:
+            raise RnnLowerError("keep_native keeps the nodes that a target runs right natively; name the target")
         if self.select is not None and not callable(self.select):
             raise RnnLowerError("select must be callable: it is asked about each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
@@ -92,7 +94,7 @@ class Keywords(TypedDict, total=False):
     fold: bool
     keep_native: bool
     as_function: bool
-    fuse_stacks: bool
+    fuse_directions: bool
     max_nodes: int
 
 

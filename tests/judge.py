@@ -84,7 +84,7 @@ def close(actual: list[np.ndarray], wanted: list[np.ndarray], rtol: float = 1e-4
         np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=max(rtol, unit), atol=atol)
 
 
-def agrees(case: Case, form: str = "auto") -> None:
+def agrees(case: Case, form: str = "auto", **options: object) -> None:
     """Lower, run on onnxruntime, compare with the judge."""
-    model, feeds = lowered(case, form)
+    model, feeds = lowered(case, form, **options)
     close(run_onnxruntime(model, feeds), expected(case))

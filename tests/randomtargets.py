@@ -12,11 +12,11 @@ from judge import close, expected, remaining, run_onnxruntime
 from onenode import Case, build
 
 import rnn_lower
-from rnn_lower.builder.tensor_info import Outline
+from rnn_lower.builder.tensor_info import TensorInfo
+from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.proving.evaluator import MARK
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.targets import find_target
-from rnn_lower.targets.conformance import Holder
 
 COMMON = """
 summary = "an imaginary runtime"
@@ -64,14 +64,14 @@ def broken_by(model: onnx.ModelProto, path: str) -> list[str]:
     target, graph = find_target(path), ir.from_proto(model)
     facts = Facts(graph)
 
-    def told(value: ir.Value) -> Outline | None:
+    def told(value: ir.Value) -> TensorInfo | None:
         shape = facts.shape(value)
         if shape is None:
             return None
-        return Outline(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
+        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
 
     opset = graph.opset_imports[""]
-    found = Holder(target.rules, opset, told).violations(graph.graph)
+    found = ConstraintChecker(target.constraints, opset, told).violations(graph.graph)
     return [f"{one.node.op_type}: {one.rule}" for one in found if MARK in one.node.metadata_props]
 
 

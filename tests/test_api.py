@@ -177,7 +177,7 @@ def test_a_lack_of_memory_is_an_error_of_ours_too(tmp_path, monkeypatch):
         raise MemoryError
 
     calls = {
-        "document.Document.__init__": [
+        "modelio.document.Document.__init__": [
             lambda: rnn_lower.lower(model),
             lambda: rnn_lower.lower_file(tmp_path / "m.onnx", tmp_path / "out.onnx"),
             lambda: rnn_lower.stream(model, axis="T"),
@@ -190,21 +190,20 @@ def test_a_lack_of_memory_is_an_error_of_ours_too(tmp_path, monkeypatch):
             lambda: rnn_lower.report(model),
             lambda: rnn_lower.draw(model),
         ],
-        "session.read_node": [
+        "driver.plan.read_node": [
             lambda: rnn_lower.lower(held),
             lambda: rnn_lower.LowerRecurrentPass()(held),
             lambda: rewriter.rewrite(held, pattern_rewrite_rules=rnn_lower.rewrite_rules()),
             lambda: rnn_lower.inspect(held),
         ],
-        "names.Names.__init__": [
+        "builder.names.Names.__init__": [
             lambda: rnn_lower.function_body("GRU", 22, hidden_size=2),
             lambda: rnn_lower.write_kit(tmp_path / "kit", "tract", only=["GRU plain"]),
         ],
     }
     for place, functions in calls.items():
-        room = "emit" if place.startswith("names") else "model"
         with monkeypatch.context() as patch:
-            patch.setattr(f"rnn_lower.{room}.{place}", lack)
+            patch.setattr(f"rnn_lower.{place}", lack)
             for function in functions:
                 with pytest.raises((rnn_lower.RnnLowerError, ir.passes.PassError)) as caught:
                     function()

@@ -44,14 +44,14 @@ def test_feature(name, feature):
     kind = feature.partition(" ")[2]
     lacks = kind in NEEDS[name] and (kind != "activations" or feature == "LSTM activations")
     assert (refusal is not None) == lacks, refusal
-    assert refusal is None or f"target {name} does not take " in refusal
+    assert refusal is None or f"target {name} does not support " in refusal
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_rule_has_a_source(name):
     """Who says so, or that it is assumed: of each rule by its own name, and of the list by the file's source."""
     target = TARGETS[name]
-    rules = target.rules
+    rules = target.constraints
     told = {"opsets", "forms", *rules.limits}
     told |= {
         what
@@ -81,4 +81,4 @@ def test_random_models(name):
             continue
         done += 1
         refusal = holds(taken_case, name, prove=False, form="unroll")
-        assert refusal is None or "does not take " in refusal, (taken_case, refusal)
+        assert refusal is None or "does not support " in refusal, (taken_case, refusal)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ EAGER_BYTES = 1024
 class Constant:
     """A tensor known now.
 
-    key: how it was made; equal keys mean equal values, which is how one weight serves several nodes.
+    key: a digest of how it was made; equal keys mean equal values, which is how one weight serves several nodes.
     load: computes the array anew at each call and keeps nothing.
     name: what it holds, for the value that it may become.  sources: identities of the tensors that it is made of.
     """
 
-    key: tuple[Any, ...]
+    key: bytes
     shape: tuple[int, ...]
     dtype: ir.DataType
     load: Callable[[], np.ndarray]
@@ -38,10 +39,14 @@ class Constant:
         return math.prod(self.shape)
 
 
+def _key(*parts: Any) -> bytes:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
 def constant(value: Any, dtype: ir.DataType, name: str = "constant") -> Constant:
     """A small literal: a number or a list of numbers."""
     array = np.asarray(value).astype(dtype.numpy())
-    return Constant(("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array, name)
+    return Constant(_key("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array, name)
 
 
 def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -65,37 +70,34 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 def from_tensor(tensor: ir.TensorProtocol) -> Constant:
     """The constant behind an initializer or a Constant node; its data stays where it is (memory, file)."""
-    key, shape = ("tensor", id(tensor)), tuple(tensor.shape.numpy())
+    key, shape = _key("tensor", id(tensor)), tuple(tensor.shape.numpy())
     return Constant(key, shape, tensor.dtype, tensor.numpy, sources=frozenset((id(tensor),)))
 
 
 def filled(value: float, shape: tuple[int, ...], dtype: ir.DataType) -> Constant:
     """A constant with one value everywhere."""
     return Constant(
-        ("filled", value, shape, dtype), shape, dtype, lambda: np.full(shape, value, dtype.numpy()), "filled"
+        _key("filled", value, shape, dtype), shape, dtype, lambda: np.full(shape, value, dtype.numpy()), "filled"
     )
 
 
 def fold(
-    what: tuple[Any, ...], compute: Callable[..., np.ndarray], *operands: Constant, name: str,
-    dtype: ir.DataType | None = None,
+    what: tuple[Any, ...], compute: Callable[..., np.ndarray], *operands: Constant, shape: Sequence[int],
+    name: str, dtype: ir.DataType | None = None,
 ) -> Constant:  # fmt: skip
-    """Apply a numpy function to constants, later. `what` names the function and its parameters for sharing."""
+    """The constant that a numpy function makes of constants, computed when the model is written.
+
+    what: the function and its parameters, by which equal constants are found.  shape: that of the result.
+    """
 
     def load() -> np.ndarray:
         with np.errstate(all="ignore"):  # weights may hold anything; inf - inf is NaN at run time as well
-            return compute(*(operand.load() for operand in operands))
+            arrays = {operand.key: operand.load() for operand in {one.key: one for one in operands}.values()}
+            return compute(*(arrays[operand.key] for operand in operands))
 
-    # Views of a single element stand for the operands: the shape comes out without touching any data.
-    outlines = (np.broadcast_to(np.int8(0), operand.shape) for operand in operands)
-    return Constant(
-        (what, *(operand.key for operand in operands)),
-        compute(*outlines).shape,
-        dtype or operands[0].dtype,
-        load,
-        name,
-        frozenset().union(*(operand.sources for operand in operands)),
-    )
+    key = _key(what, *(operand.key for operand in operands))
+    sources = frozenset().union(*(operand.sources for operand in operands))
+    return Constant(key, tuple(shape), dtype or operands[0].dtype, load, name, sources)
 
 
 WriteConstant = Callable[[ir.TensorProtocol, str], ir.Value]
@@ -105,32 +107,22 @@ WriteConstant = Callable[[ir.TensorProtocol, str], ir.Value]
 class ConstantPool:
     """Turns constants into values of one graph, each content once.
 
-    They become initializers, of the main graph or of a body. Where that is impossible (as_nodes) they become Constant
-    nodes beside the recurrent node: functions have no initializers, and before IR version 4 every initializer must
-    also be a graph input, but the inputs of the model are not ours to change.
-
-    shared: tensors that several nodes use. What is made of them stays in the outermost pool, to be stored once.
+    They become initializers of the main graph. Where that is impossible (as_nodes) they become Constant nodes beside
+    the recurrent node: functions have no initializers, and before IR version 4 every initializer must also be a graph
+    input, but the inputs of the model are not ours to change.
     """
 
-    def __init__(
-        self, names: Names, as_nodes: bool, shared: frozenset[int] = frozenset(), outer: ConstantPool | None = None
-    ) -> None:
-        self._names, self._as_nodes, self._shared, self._outer = names, as_nodes, shared, outer
+    def __init__(self, names: Names, as_nodes: bool) -> None:
+        self._names, self.as_nodes = names, as_nodes
         # The constant is kept with its value: keys hold the identity of tensors, which must not be used again.
-        self._values: dict[tuple[Any, ...], tuple[ir.Value, Constant]] = {}
-
-    def inner(self) -> ConstantPool:
-        """A pool for a body; Constant nodes stay outside of bodies, where they run once."""
-        return self if self._as_nodes else ConstantPool(self._names, False, self._shared, self)
+        self._values: dict[bytes, tuple[ir.Value, Constant]] = {}
 
     def value(self, constant: Constant, name: str, write: WriteConstant) -> ir.Value:
         """The value that holds `constant`; `name`, and `write` for a Constant node, serve when it is not there yet."""
-        if self._outer is not None and constant.sources & self._shared:
-            return self._outer.value(constant, name, write)
         if constant.key not in self._values:
             name = self._names.unique(name)
             tensor = _tensor(constant, name)
-            if self._as_nodes:
+            if self.as_nodes:
                 value = write(tensor, name)
             else:
                 shape = ir.Shape(constant.shape)
@@ -138,10 +130,15 @@ class ConstantPool:
             self._values[constant.key] = value, constant
         return self._values[constant.key][0]
 
+    def adopt(self, constant: Constant, value: ir.Value) -> None:
+        """From now on the constant is this value of the model."""
+        self._values.setdefault(constant.key, (value, constant))
+
     @property
     def initializers(self) -> list[ir.Value]:
-        """The values that are to become initializers of the graph."""
-        return [value for value, _ in self._values.values() if value.producer() is None]
+        """The values that are to become initializers of the main graph: those that a node reads."""
+        values = [value for value, _ in self._values.values() if value.producer() is None and value.uses()]
+        return [value for value in values if value.graph is None]
 
 
 def _tensor(constant: Constant, name: str) -> ir.TensorProtocol:

@@ -21,7 +21,7 @@ MOST = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Outline:
+class TensorInfo:
     """shape: None when even the rank is unknown.  constant: whether it is known now.  content: its numbers, if few."""
 
     shape: Shape | None = None
@@ -36,13 +36,13 @@ class Outline:
         return None if self.shape is None or len(known) < len(self.shape) else known
 
 
-UNKNOWN = Outline()
+UNKNOWN = TensorInfo()
 
 
-def outline_of(operand: ir.Value | Constant) -> Outline:
+def info_of(operand: ir.Value | Constant) -> TensorInfo:
     """What an operand tells by itself."""
     if isinstance(operand, Constant):
-        return Outline(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
+        return TensorInfo(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
     node, origin = operand.producer(), operand
     cast = node is not None and node.op_type == "Cast" and bool(node.inputs) and _to_integers(node)
     if cast and node is not None and node.inputs[0] is not None:  # before opset 9 integers come as doubles
@@ -50,11 +50,11 @@ def outline_of(operand: ir.Value | Constant) -> Outline:
     tensor = known_tensor(origin)
     if tensor is not None:
         shape, dtype = tuple(map(int, tensor.shape.numpy())), ir.DataType.INT64 if cast else tensor.dtype
-        return Outline(shape, dtype, True, _content(shape, dtype, lambda: tensor.numpy().astype(dtype.numpy())))
+        return TensorInfo(shape, dtype, True, _content(shape, dtype, lambda: tensor.numpy().astype(dtype.numpy())))
     if operand.shape is None:
-        return Outline(dtype=operand.dtype)
+        return TensorInfo(dtype=operand.dtype)
     sizes = (size if isinstance(size, int) and size >= 0 else None for size in operand.shape)
-    return Outline(tuple(sizes), operand.dtype)
+    return TensorInfo(tuple(sizes), operand.dtype)
 
 
 def _to_integers(node: ir.Node) -> bool:
@@ -70,18 +70,11 @@ def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | N
     return tuple(np.asarray(load()).ravel().tolist())
 
 
-@functools.cache
-def input_names(op_type: str, opset: int) -> tuple[str, ...]:
-    """What the operator calls its inputs."""
-    schema = schema_of(op_type, opset)
-    return () if schema is None else tuple(formal.name for formal in schema.inputs)
-
-
 @functools.lru_cache(maxsize=4096)
 def inferred(
-    op_type: str, opset: int, inputs: Sequence[Outline | None], attributes: tuple[tuple[str, Any], ...], count: int
-) -> tuple[Outline, ...]:
-    """The outlines of what a node without a body answers, by onnx's own inference; unknown where that stumbles."""
+    op_type: str, opset: int, inputs: Sequence[TensorInfo | None], attributes: tuple[tuple[str, Any], ...], count: int
+) -> tuple[TensorInfo, ...]:
+    """The infos of what a node without a body answers, by onnx's own inference; unknown where that stumbles."""
     schema = schema_of(op_type, opset)
     if schema is None:
         return (UNKNOWN,) * count
@@ -104,38 +97,40 @@ def inferred(
         )
     except Exception:  # whatever inference stumbles over, what it could have told is unknown then
         return (UNKNOWN,) * count
-    return tuple(_outline(found[name]) if name in found else UNKNOWN for name in outputs)
+    return tuple(_info(found[name]) if name in found else UNKNOWN for name in outputs)
 
 
-def _outline(proto: onnx.TypeProto) -> Outline:
+def _info(proto: onnx.TypeProto) -> TensorInfo:
     tensor = proto.tensor_type
     dtype = ir.DataType(tensor.elem_type) if tensor.elem_type else None
     if not tensor.HasField("shape"):
-        return Outline(dtype=dtype)
-    return Outline(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim), dtype)
+        return TensorInfo(dtype=dtype)
+    return TensorInfo(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim), dtype)
 
 
-def answers(op_type: str, bodies: Sequence[ir.Graph], outline: Callable[[ir.Value], Outline]) -> list[Outline] | None:
-    """The outlines of what a node's bodies answer, of two branches what both agree in; None without bodies.
+def answers(
+    op_type: str, bodies: Sequence[ir.Graph], info: Callable[[ir.Value], TensorInfo]
+) -> list[TensorInfo] | None:
+    """The infos of what a node's bodies answer, of two branches what both agree in; None without bodies.
 
     A condition that the body of a Loop hands on counts as true: whether the first one is, the node's inputs tell.
     """
     if not bodies:
         return None
     given = [body.outputs for body in bodies]
-    found = [functools.reduce(_common, map(outline, values)) for values in zip(*given, strict=False)]
+    found = [functools.reduce(_common, map(info, values)) for values in zip(*given, strict=False)]
     if op_type == "Loop" and found and _hands_on(bodies[0]):
-        found[0] = Outline((), ir.DataType.BOOL, True, (True,))
+        found[0] = TensorInfo((), ir.DataType.BOOL, True, (True,))
     return found
 
 
-def _common(one: Outline, other: Outline) -> Outline:
+def _common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
     if one == other:
         return one
     shape = None
     if one.shape is not None and other.shape is not None and len(one.shape) == len(other.shape):
         shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
-    return Outline(shape, one.dtype if one.dtype == other.dtype else None)
+    return TensorInfo(shape, one.dtype if one.dtype == other.dtype else None)
 
 
 def _hands_on(body: ir.Graph) -> bool:
@@ -145,8 +140,10 @@ def _hands_on(body: ir.Graph) -> bool:
     return len(body.inputs) > 1 and handed is body.inputs[1]
 
 
-def of_body(op_type: str, inputs: Sequence[Outline | None], body: Sequence[Outline], scanned: int) -> list[Outline]:
-    """The outlines of what If, Loop or Scan answers, given those of what its body answers.
+def of_body(
+    op_type: str, inputs: Sequence[TensorInfo | None], body: Sequence[TensorInfo], scanned: int
+) -> list[TensorInfo]:
+    """The infos of what If, Loop or Scan answers, given those of what its body answers.
 
     inputs: of the node.  scanned: how many of a Scan's inputs are sequences.
     """

@@ -1,12 +1,22 @@
-"""Every version difference of the emitted operators, as far as emitting them goes: the one table of opsets.
+"""Which version of an operator an opset has, and what it takes as attributes and as inputs: read off onnx's schemas.
 
-Source: the ONNX operator changelog, opsets 1 to 28. A new opset is a look at what changed and a number here.
+Only what no schema says stands here: versions that are never emitted, and rules of broadcasting and element types.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import functools
+
+import onnx
+
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.schemas import newest_opset, schema_of, version_of
+
+NEWEST_REVIEWED_OPSET = 28
+"""The newest opset whose changes were read. A newer opset is accepted while no emitted operator changed."""
+
+FIRST_EMITTED = {"Scan": 9, "Tile": 6}
+"""Scan-8 has a batch axis of its own, Tile-1 other inputs; neither is emitted."""
 
 BROADCASTS_BY_RULE = 7
 """From this opset on binary operators broadcast like numpy; before, only with broadcast=1 and B a suffix of A."""
@@ -26,77 +36,80 @@ LESS_TAKES_INTEGERS = 9
 MAX_BROADCASTS = 8
 """Before, Max and Min take operands of one shape, and onnxruntime has them in float32 only."""
 
-NEWEST_REVIEWED_OPSET = 28
+SPLIT_TAKES_INTEGERS = 2
+"""Before, Split takes floating-point numbers only."""
+
+SHAPE_TAKES_RANGE = 15
+"""From this opset on Shape takes the first and the end axis."""
+
+EMITTED = (
+    "Abs", "Add", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div", "Elu", "Exp", "Gather",
+    "Gemm", "Greater", "HardSigmoid", "Identity", "If", "LeakyRelu", "Less", "Log", "Loop", "MatMul", "Max", "Min",
+    "Mul", "Neg", "NonZero", "Range", "Reciprocal", "Relu", "Reshape", "Scan", "Shape", "Sigmoid", "Slice", "Softplus",
+    "Softsign", "Split", "Squeeze", "Sub", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze", "Where",
+)  # fmt: skip
+"""Every operator that lowering, tuning and legalization write."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Versions:
-    """The version history of one emitted operator.
+@functools.cache
+def first_opset(op_type: str) -> int:
+    """The first opset in which the operator exists as it is emitted here."""
+    schemas = onnx.defs.get_all_schemas_with_history()
+    since: int = min(schema.since_version for schema in schemas if schema.name == op_type and schema.domain == "")
+    return max(since, FIRST_EMITTED.get(op_type, 1))
 
-    since: first opset that has it.  reviewed: its newest version that this table was checked against.
-    inputs: parameters that became inputs, and the opset when; before they were attributes.
+
+def exists(op_type: str, opset: int) -> bool:
+    """Whether the opset has the operator as it is emitted here."""
+    return first_opset(op_type) <= opset
+
+
+def check_reviewed(opset: int) -> None:
+    """Raise UnsupportedError where an emitted operator changed after the newest opset that was reviewed."""
+    for op_type in EMITTED if opset > NEWEST_REVIEWED_OPSET else ():
+        if (version := version_of(op_type, opset)) > NEWEST_REVIEWED_OPSET:
+            raise UnsupportedError(
+                f"{op_type} has a version {version} at opset {opset}, and opsets are known here up to"
+                f" {NEWEST_REVIEWED_OPSET}; convert the model to opset {NEWEST_REVIEWED_OPSET}, or update rnn_lower"
+            )
+
+
+@functools.cache
+def input_names(op_type: str, opset: int) -> tuple[str, ...]:
+    """The names of the operator's inputs, in order."""
+    schema = schema_of(op_type, opset)
+    return () if schema is None else tuple(formal.name for formal in schema.inputs)
+
+
+def input_index(op_type: str, opset: int, parameter: str) -> int | None:
+    """The index of the input that a parameter is at this opset, None where it is an attribute.
+
+    Raises UnsupportedError where the opset has no such operator.
     """
-
-    since: int
-    reviewed: int
-    inputs: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
-TABLE: dict[str, Versions] = {
-    "Abs": Versions(1, 13),
-    "Add": Versions(1, 14),
-    "Cast": Versions(1, 28),
-    "Clip": Versions(1, 13, {"min": 11, "max": 11}),
-    "Concat": Versions(1, 13),
-    "Constant": Versions(1, 25),
-    "ConstantOfShape": Versions(9, 25),
-    "Conv": Versions(1, 22),
-    "Div": Versions(1, 14),
-    "Elu": Versions(1, 22),
-    "Exp": Versions(1, 13),
-    "Gather": Versions(1, 13),
-    "Gemm": Versions(1, 13),
-    "Greater": Versions(1, 13),
-    "HardSigmoid": Versions(1, 22),
-    "Identity": Versions(1, 25),
-    "If": Versions(1, 25),
-    "IsNaN": Versions(9, 20),
-    "LeakyRelu": Versions(1, 16),
-    "Less": Versions(1, 13),
-    "Log": Versions(1, 13),
-    "Loop": Versions(1, 25),
-    "MatMul": Versions(1, 13),
-    "Max": Versions(1, 13),
-    "Min": Versions(1, 13),
-    "Mul": Versions(1, 14),
-    "Neg": Versions(1, 13),
-    "NonZero": Versions(9, 13),
-    "Range": Versions(11, 27),
-    "Reciprocal": Versions(1, 13),
-    "ReduceMax": Versions(1, 20),
-    "ReduceSum": Versions(1, 13),
-    "Relu": Versions(1, 14),
-    "Reshape": Versions(1, 25, {"shape": 5}),
-    "Scan": Versions(9, 25),  # Scan-8 has a batch dimension of its own and is not emitted
-    "Shape": Versions(1, 25),
-    "Sigmoid": Versions(1, 13),
-    "Slice": Versions(1, 13, {"starts": 10, "ends": 10, "axes": 10}),
-    "Softplus": Versions(1, 22),
-    "Softsign": Versions(1, 22),
-    "Split": Versions(1, 18, {"split": 13}),
-    "Squeeze": Versions(1, 25, {"axes": 13}),
-    "Sub": Versions(1, 14),
-    "Tanh": Versions(1, 13),
-    "ThresholdedRelu": Versions(10, 22),
-    "Tile": Versions(6, 13),
-    "Transpose": Versions(1, 25),
-    "Unsqueeze": Versions(1, 25, {"axes": 13}),
-    "Where": Versions(9, 16),
-}
+    if not exists(op_type, opset):
+        since = first_opset(op_type)
+        raise UnsupportedError(f"{op_type} exists from opset {since} on, the model is at opset {opset}")
+    names = _parameter_names(op_type, min(opset, newest_opset()))
+    return names.index(parameter) if parameter in names else None
 
 
-def said_alike(op_type: str, one: int, other: int) -> bool:
-    """Whether what is emitted of an operator at one opset says the same at another."""
+@functools.cache
+def _parameter_names(op_type: str, opset: int) -> tuple[str, ...]:
+    """The names of the inputs, those left out that are also an attribute."""
+    schema = schema_of(op_type, opset)
+    attributes = () if schema is None else schema.attributes
+    return tuple("" if name in attributes else name for name in input_names(op_type, opset))
+
+
+@functools.cache
+def same_signature(op_type: str, one: int, other: int) -> bool:
+    """Whether a node of the operator as emitted at one opset means the same at another.
+
+    It does not where operands broadcast by another rule, or where an attribute became an input between them.
+    """
     first, last = sorted((one, other))
-    changes = (BROADCASTS_BY_RULE, *TABLE[op_type].inputs.values())
-    return TABLE[op_type].since <= first and not any(first < change <= last for change in changes)
+    if not exists(op_type, first) or first < BROADCASTS_BY_RULE <= last:
+        return False
+    schema = schema_of(op_type, first)
+    attributes = set() if schema is None else set(schema.attributes)
+    return not attributes & set(_parameter_names(op_type, last))

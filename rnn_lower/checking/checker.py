@@ -20,7 +20,7 @@ from rnn_lower.checking.compare import Comparison
 from rnn_lower.checking.coverage import Coverage
 from rnn_lower.checking.runners import ORT, REFERENCE, Change, Run, open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.driver.session import read_nodes
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.ir.walk import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode

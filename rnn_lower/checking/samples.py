@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from rnn_lower import foreign
 from rnn_lower.checking.integers import PASS_ON, ranges
-from rnn_lower.driver.session import read_nodes
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import nodes as all_nodes
 from rnn_lower.ir.walk import said, values

@@ -16,7 +16,7 @@ from onnx_ir import convenience
 from typing_extensions import Unpack
 
 from rnn_lower.driver.call_dependent import inline_undecided
-from rnn_lower.driver.session import Session, remove_unused
+from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import UnsupportedError, public
 from rnn_lower.ir.schemas import newest_opset
@@ -194,25 +194,20 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace the chosen nodes, all or none of them."""
-    session = Session(model, options, Facts(model, outline))
-    taken = [value for new in session.replacements for node in new.gone for value in node.inputs if value is not None]
-    for new in session.replacements:
+    plan = Plan(model, options, Facts(model, outline))
+    read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]
+    for new in plan.replacements:
         convenience.replace_nodes_and_values(
-            new.place.scope.graph, new.place.node.node, new.gone, new.nodes, new.old_values, new.new_values
+            new.site.scope.graph, new.site.node.node, [new.site.node.node], new.nodes, new.old_values, new.new_values
         )
-    groups = [new for new in session.replacements if new.group is not None]
-    for root in {new.place.scope.root for new in groups}:
-        root.sort()  # what reads the first nodes of a group may stand before the last, where all are now
-    remove_unused(taken)
+    remove_unused(read)
     _warn_of_others(model)
-    records = {}
-    for new in session.replacements:
-        node = new.place.node
-        for other in () if new.group is None else new.group.nodes[:-1]:
-            records[other.node] = Record(other, new.form, 0, f"in the loop of '{node.name}'")
-        warning = session.warnings.get(node.node, "")
-        records[node.node] = Record(node, new.form, new.count, new.why, warning, tuple(new.emitted))
-    return [records[place.node.node] for place in session.places]
+    return [
+        Record(
+            new.site.node, new.form, new.count, new.why, plan.warnings.get(new.site.node.node, ""), tuple(new.emitted)
+        )
+        for new in plan.replacements
+    ]
 
 
 def _warn_of_others(model: ir.Model) -> None:

@@ -11,7 +11,7 @@ from onnxscript.rewriter._rewrite_rule import ReplacementSubgraph  # not exporte
 from typing_extensions import Unpack
 
 from rnn_lower.driver.lower_pass import lower_model
-from rnn_lower.driver.session import Replacement, Session
+from rnn_lower.driver.plan import Plan, Replacement
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.ir.walk import recurrent_nodes
@@ -42,10 +42,10 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
         if node not in self._replacements.get(model, {}):
             self._replacements[model] = dict.fromkeys(node for node, _ in recurrent_nodes(model))
             made = advised(
-                lambda: Session(model, self.options).replacements, self.options, model.clone,
+                lambda: Plan(model, self.options).replacements, self.options, model.clone,
                 lambda other: lower_model(model.clone(), other),
             )  # fmt: skip
-            self._replacements[model].update((new.place.node.node, new) for new in made)
+            self._replacements[model].update((new.site.node.node, new) for new in made)
         new = self._replacements[model].get(node)
         if new is None:
             return None
@@ -59,13 +59,13 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
 def rewrite_rules(**options: Unpack[Keywords]) -> RewriteRuleSet:
     """A rule set that lowers RNN, GRU and LSTM nodes, for `onnxscript.rewriter.rewrite(..., pattern_rewrite_rules=)`.
 
-    Options as in `rnn_lower.lower`, but for `opset`, `dims`, `as_function` and `fuse_stacks`: no rule changes a model.
+    Options as in `rnn_lower.lower`, but for `opset`, `dims` and `as_function`: no rule changes a model.
     The rewriter does more than `rnn_lower.lower`: it propagates constants and renames clashing values everywhere.
     Raises as `rnn_lower.lower` does.
     """
     chosen = Options(**options)
-    if chosen.opset is not None or chosen.dims or chosen.as_function or chosen.fuse_stacks:
-        told = "opset, dims, as_function and fuse_stacks are for rnn_lower.lower"
+    if chosen.opset is not None or chosen.dims or chosen.as_function:
+        told = "opset, dims and as_function are for rnn_lower.lower"
         raise RnnLowerError(f"rewrite rules replace single nodes; {told}")
     find_target(chosen.target)
     return RewriteRuleSet([LowerRecurrentRule(chosen)])

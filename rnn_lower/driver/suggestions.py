@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from rnn_lower.driver.session import read_nodes
-from rnn_lower.errors import ConversionError, Lack, RnnLowerError, UnmetError, UnsupportedError
+from rnn_lower.driver.plan import read_nodes
+from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
@@ -54,15 +54,15 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
     """
     try:
         return work()
-    except UnmetError as error:
-        told, lacks = str(error), error.lacks
+    except UnmetRequirementError as error:
+        told, lacks = str(error), error.requirements
     except ConversionError as error:
         first, last = find_target(options.target).opsets
-        told, lacks = str(error), (Lack("", opsets=(first, min(last, newest_opset()))),)
+        told, lacks = str(error), (Requirement("", opsets=(first, min(last, newest_opset()))),)
     raise UnsupportedError(f"{told}; {_advice(lacks, options, fresh(), attempt)}")
 
 
-def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt) -> str:
+def _advice(lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt) -> str:
     ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
     told = [f"use {' or '.join(ways)}"] if ways else []
     found, error = _first_that_works(lacks, options, model, attempt, _is_late())
@@ -75,19 +75,19 @@ def _advice(lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: A
     if isinstance(error, ConversionError) and opsets and options.opset is None:
         last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
-    if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetError)):
+    if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
         return "no option mends this: it stays unknown whatever the sizes of the inputs"
     return f"no option mends this: {error or 'nothing else serves'}{again}"
 
 
-def _other_forms(lacks: Sequence[Lack]) -> list[Change]:
+def _other_forms(lacks: Sequence[Requirement]) -> list[Change]:
     """Forms that lack nothing of all this."""
     common = set.intersection(*(set(lack.forms) for lack in lacks))
     return [({"form": form}, f"--form {form}") for form in lacks[0].forms if form in common]
 
 
 def _first_that_works(
-    lacks: Sequence[Lack], options: Options, model: ir.Model, attempt: Attempt, late: Callable[[], bool]
+    lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt, late: Callable[[], bool]
 ) -> tuple[str | None, Exception | None]:
     """The shortest change of options that serves, or the last error."""
     last: Exception | None = None
@@ -107,9 +107,9 @@ def _first_that_works(
             return " ".join(text for _, text in changes if text), None
         if isinstance(error, ConversionError):
             hopeless.add(merged.get("opset", 0))
-        elif isinstance(error, UnmetError) and not _kinds(error.lacks) <= _kinds(lacks):
+        elif isinstance(error, UnmetRequirementError) and not _kinds(error.requirements) <= _kinds(lacks):
             # What was missing is there now, and something else is missing that nobody had come to before.
-            return _first_that_works([*lacks, *error.lacks], options, model, attempt, late)
+            return _first_that_works([*lacks, *error.requirements], options, model, attempt, late)
         last = error
     return None, last
 
@@ -119,7 +119,7 @@ def _is_late() -> Callable[[], bool]:
     return lambda: time.process_time() > computed or time.monotonic() > clock
 
 
-def _kinds(lacks: Sequence[Lack]) -> set[str]:
+def _kinds(lacks: Sequence[Requirement]) -> set[str]:
     """What is missing, by what would mend it."""
     sizes = {size for lack in lacks for size in lack.sizes}
     return sizes | {"nodes" for lack in lacks if lack.nodes} | {"opset" for lack in lacks if lack.opsets}
@@ -142,7 +142,7 @@ def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Except
 NOTHING: list[Change] = [({}, "")]
 
 
-def _opsets(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Change]:
+def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:
     """Opsets within all limits: one that nearly everything takes, then those near what was asked for.
 
     That of the model is one of them, to which functions that import another can be converted.
@@ -158,7 +158,7 @@ def _opsets(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Ch
     return [({"opset": opset}, f"--opset {opset}") for opset in near] or NOTHING
 
 
-def _needed_forms(lacks: Sequence[Lack]) -> list[Change]:
+def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
     """Another form, where nothing else mends one of the lacks."""
     bound = [set(lack.forms) for lack in lacks if lack.forms and not (lack.sizes or lack.opsets or lack.nodes)]
     if not bound:
@@ -167,14 +167,14 @@ def _needed_forms(lacks: Sequence[Lack]) -> list[Change]:
     return [({"form": form}, f"--form {form}") for form in forms] or NOTHING
 
 
-def _limits(lacks: Sequence[Lack], options: Options) -> list[Change]:
+def _limits(lacks: Sequence[Requirement], options: Options) -> list[Change]:
     if not any(lack.nodes for lack in lacks):
         return NOTHING
     limits = itertools.takewhile(lambda n: n <= MOST_NODES, (options.max_nodes * 10**k or 10**k for k in range(1, 9)))
     return [({"max_nodes": limit}, f"--max-nodes {limit}") for limit in limits] or NOTHING
 
 
-def _sizes(lacks: Sequence[Lack], options: Options, model: ir.Model) -> list[Change]:
+def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:
     """Sizes for the axes of the inputs: those that the nodes lack, then all that are free."""
     needed = {size for lack in lacks for size in lack.sizes}
     if not needed:

@@ -1,24 +1,32 @@
-"""An operator that is to be emitted, before it is decided how."""
+"""A node as legalization patterns read it, and the builder that they write with."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from rnn_lower.builder.masks import Emitter
-    from rnn_lower.builder.writer import Operand
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import Constant, from_tensor, known_tensor
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand
+from rnn_lower.builder.tensor_info import TensorInfo
+from rnn_lower.builder.versions import exists, input_names
+from rnn_lower.errors import UnsupportedOpError
+from rnn_lower.legalize.conformance import ConstraintChecker
+from rnn_lower.legalize.constraints import PARAMETERS
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """An operator that is to be emitted. parameters: by name, whether they are attributes or inputs at the opset."""
+    """A node: its data inputs, its parameters by name, whether attributes or inputs, and its outputs."""
 
     op_type: str
     inputs: tuple[Operand, ...]
     names: tuple[str, ...]
     parameters: Mapping[str, Any]
+    results: tuple[TensorInfo, ...]
+    node: ir.Node
 
     @property
     def x(self) -> Operand:
@@ -29,23 +37,116 @@ class Call:
         return self.names[0]
 
 
-Results = Sequence["Operand"] | None
-Way = Callable[["Emitter", Call], Results]
+Results: TypeAlias = Sequence[Operand] | None
 
 
-def sizes_of(e: Emitter, operand: Operand) -> tuple[int, ...] | None:
-    outline = e.outline(operand)
-    return None if outline is None else outline.sizes
+class PatternBuilder(GraphBuilder):
+    """Writes the nodes of one pattern, and knows every value's type and shape. Reshapes that undo each other vanish."""
+
+    checker: ConstraintChecker
+    constants: list[ir.Node]
+    """Constant nodes, which stand before all others: a pattern that does not serve leaves what it wrote unread."""
+
+    def info(self, operand: Operand) -> TensorInfo | None:
+        return None if operand is None else self.checker.info(operand)
+
+    def supports(self, op_type: str) -> bool:
+        """Whether the opset has the operator and the target lists it."""
+        return exists(op_type, self.opset) and self.checker.constraints.listed(op_type)
+
+    def append(self, node: ir.Node) -> None:
+        super().append(node)
+        self.checker.violation(node)  # from here on its outputs have infos
+
+    def _write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        nodes, self.nodes = self.nodes, self.constants
+        try:
+            value = super()._write_constant(tensor, name)
+        finally:
+            self.nodes = nodes
+        node = value.producer()
+        rule = None if node is None else self.checker.violation(node)
+        if rule is not None:
+            raise UnsupportedOpError("Cast", rule)
+        return value
+
+    def op_direct(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
+        """As `op`, but by this operator alone. Raises UnsupportedOpError where the target does not support the node."""
+        if not self.supports(op_type):
+            raise UnsupportedOpError(op_type, "the target does not list it")
+        made = self.op(op_type, *inputs, name=name, **parameters)
+        node = made.producer()
+        rule = None if node is None else self.checker.violation(node)
+        if rule is not None:
+            raise UnsupportedOpError(op_type, rule)
+        return made
+
+    def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
+        """x in a shape of known sizes; of a Reshape of known sizes its own input is reshaped."""
+        while isinstance(x, ir.Value):
+            node, info = x.producer(), self.info(x)
+            if info is not None and info.sizes == tuple(shape):
+                return x
+            before = None if node is None or node.op_type not in MOVES_NOTHING else node.inputs[0]
+            info = None if before is None else self.info(before)
+            if before is None or info is None or info.sizes is None or 0 in shape or before.is_graph_input():
+                break
+            x = before
+        return super().reshape(x, shape, name)
 
 
-def result_sizes(e: Emitter, call: Call) -> list[int] | None:
+MOVES_NOTHING = ("Reshape", "Squeeze", "Unsqueeze")
+"""Operators that keep the order of the elements: only the last of several in a row counts."""
+
+Pattern: TypeAlias = Callable[[PatternBuilder, Call], Results]
+
+
+def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Call:
+    """A node as a call; constants among its inputs as constants, parameters that are inputs as numbers."""
+    names = input_names(node.op_type, b.opset)
+    inputs: list[Operand] = []
+    parameters: dict[str, Any] = {}
+    for name, attribute in node.attributes.items():
+        value = attribute.value
+        parameters[name] = list(value) if isinstance(value, (tuple, list)) else value
+    for index, value in enumerate(node.inputs):
+        name = names[index] if index < len(names) else ""
+        tensor = known_tensor(value)
+        if name in PARAMETERS and name != "indices" and index > 0 and (tensor is not None or value is None):
+            if tensor is not None:
+                numbers = tensor.numpy().ravel().tolist()
+                parameters[name] = numbers[0] if tensor.shape.rank() == 0 else numbers
+            elif node.op_type == "Clip":
+                parameters[name] = None
+        elif value is not None and tensor is not None:
+            inputs.append(_constant(value, tensor, b))
+        else:
+            inputs.append(value)
+    if node.op_type == "Clip":
+        parameters = {"min": None, "max": None, **parameters}
+    outputs = tuple(str(value.name).rpartition("/")[2] for value in node.outputs)
+    return Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node)
+
+
+def _constant(value: ir.Value, tensor: ir.TensorProtocol, b: GraphBuilder) -> Constant:
+    constant = from_tensor(tensor)
+    b.pool.adopt(constant, value)
+    return constant
+
+
+def sizes_of(b: PatternBuilder, operand: Operand) -> tuple[int, ...] | None:
+    info = b.info(operand)
+    return None if info is None else info.sizes
+
+
+def result_sizes(b: PatternBuilder, call: Call) -> list[int] | None:
     """The sizes of the result; one that is not known is left to Reshape, as -1."""
-    shape = e.use(call).outputs[0].shape
+    shape = call.results[0].shape
     if shape is None or sum(size is None for size in shape) > 1:
         return None
     return [-1 if size is None else size for size in shape]
 
 
-def is_float(e: Emitter, operand: Operand) -> bool:
-    outline = e.outline(operand)
-    return outline is not None and outline.dtype == e.dtype
+def is_float(b: PatternBuilder, operand: Operand) -> bool:
+    info = b.info(operand)
+    return info is not None and info.dtype == b.dtype

@@ -1,190 +1,127 @@
-"""One step: (projected input, state) -> new state. No time, no direction, no layout, no opset.
+"""One step: (projected input, state) -> new state, as the equations of the ONNX text.
 
-Each cell is written as the equations of the ONNX text; `X_i` stands for the hoisted part `Xt*(W_i^T) + Wb_i + Rb_i`,
-which the lowering computes for all steps at once. A state of None is the zero state before the first step.
+`x` is the projected input `Xt*(W^T) + Wb + Rb` of all gates side by side, computed before the loop. A state of None is
+the zero state before the first step. A cell knows no time, no direction, no opset and no runtime.
 
-Of the last equation, that of Ht, a step gives the terms. `CellKind.last` makes Ht of them: of those of one step, which
-is the state, and of those of all steps at once, which is Y. No value can be both of a body, and onnxruntime stacks two
-terms in less time than it copies a state.
-
-In a sum of a recurrent product and a projected input the product stands first: with the input first, OpenVINO 2026.4.1
-adds in the memory of the input, where the next state lies, and a lowered RNN in a Scan is silently wrong.
+In every sum the recurrent product is the first operand: with the input first, OpenVINO 2026.4.1 adds in the memory of
+the input, where the next state lies, and a lowered RNN in a Scan is silently wrong.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from rnn_lower.builder.masks import Emitter
-from rnn_lower.builder.writer import Operand
+import onnx_ir as ir
+
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand
+from rnn_lower.builder.scalar_functions import EQUATIONS, affine, scaled_tanh
+from rnn_lower.builder.versions import exists
 from rnn_lower.lowering.activations import Activation
 
 State = tuple[Operand, ...]
 
-Terms = tuple[Operand, ...]
-"""What the equation of Ht, the last one of a step, makes it of."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """The weights of one direction as the cells use them, outside of the loop (H = hidden_size).
-
-    recurrent: [H, columns] per product of the step.  reset_bias: [H], Rb of the gate whose recurrent sum r scales.
-    peepholes: P_i, P_o, P_f [H] or None.
-    """
-
-    recurrent: Sequence[Operand]
-    reset_bias: Operand = None
-    peepholes: Sequence[Operand] = (None, None, None)
-
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One direction's step with its weights bound.
+    """The equations of one direction with its weights (H = hidden_size).
 
-    Projected inputs and states are [..., batch_size, columns], columns a multiple of hidden_size on axis `gate_axis`.
+    R: [H, gates * H], in the gates' order; for GRU the parts [H, 2 * H] of z and r, and [H, H] of h.
+    Rbh: [H], of GRU's gate h where linear_before_reset is set.  P: P_i, P_o, P_f [H], or nothing.
     """
 
     hidden_size: int
-    activations: tuple[Activation, ...]
-    clip: float | None
-    weights: Weights
+    activations: Sequence[Activation]
+    R: Sequence[Operand]
+    clip: float | None = None
+    Rbh: Operand = None
+    P: Sequence[Operand] = ()
     linear_before_reset: bool = False
     input_forget: bool = False
-    gate_axis: int = 1
 
-    def clipped(self, e: Emitter, x: Operand) -> Operand:
-        return x if self.clip is None else e.clip(x, -self.clip, self.clip)
+    def activate(self, b: GraphBuilder, activation: Activation, x: Operand, name: str) -> Operand:
+        """f(clip(x))"""
+        return activate(b, activation, x if self.clip is None else b.clip(x, -self.clip, self.clip), name)
 
-    def gates(self, e: Emitter, activation: Activation, x: Operand, names: Sequence[str]) -> list[Operand]:
-        """Gates that lie side by side and share an activation take one call."""
-        active = activation.emit(e, self.clipped(e, x), "".join(names))
-        return self.split(e, active, names)
-
-    def split(self, e: Emitter, x: Operand, names: Sequence[str]) -> list[Operand]:
-        """One part of hidden_size for each name."""
-        return e.split(x, self.gate_axis, [self.hidden_size] * len(names), names)
+    def split(self, b: GraphBuilder, x: Operand, names: Sequence[str]) -> list[Operand]:
+        """The parts of hidden_size columns, one for each name."""
+        return b.split(x, 1, [self.hidden_size] * len(names), names)
 
 
-def rnn_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> tuple[Terms, State]:
-    (h,), (x,), (f,) = state, projected, cell.activations
+def activate(b: GraphBuilder, activation: Activation, x: Operand, name: str) -> Operand:
+    """The activation of x: the operator of that name, or its equation where the opset or the element type lacks it."""
+    if activation.name in ("Sigmoid", "Tanh", "Relu"):
+        return b.unary(activation.name, x, name)
+    alpha, beta = activation.alpha or 0.0, activation.beta or 0.0
+    with b.scope(name):
+        if activation.name in ("Affine", "ScaledTanh"):
+            return (affine if activation.name == "Affine" else scaled_tanh)(b, x, alpha, beta)
+        # Apart from Sigmoid, Tanh and Relu, onnxruntime has these operators in float32 only.
+        if b.dtype != ir.DataType.FLOAT or not exists(activation.name, b.opset):
+            return EQUATIONS[activation.name](b, x, alpha, beta)
+    given = {"alpha": activation.alpha, "beta": activation.beta}
+    return b.unary(activation.name, x, name, **{key: value for key, value in given.items() if value is not None})
+
+
+def rnn_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand) -> State:
+    (f,), (R,) = cell.activations, cell.R
     # Ht = f(Xt*(Wi^T) + Ht-1*(Ri^T) + Wbi + Rbi)
-    return (f.emit(e, cell.clipped(e, e.add(e.matmul(h, cell.weights.recurrent[0]), x)), "H"),), ()
+    return (cell.activate(b, f, b.add(b.matmul(h, R), x), "H"),)
 
 
-def gru_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> tuple[Terms, State]:
-    (h,), (*x_zr, x_h), (f, g) = state, projected, cell.activations
-    *recurrent_zr, recurrent_h = cell.weights.recurrent
+def gru_cell(b: GraphBuilder, cell: Cell, x_zr: Operand, x_h: Operand, h: Operand) -> State:
+    (f, g), (R_zr, R_h) = cell.activations, cell.R
     # zt = f(Xt*(Wz^T) + Ht-1*(Rz^T) + Rbz + Wbz)
     # rt = f(Xt*(Wr^T) + Ht-1*(Rr^T) + Rbr + Wbr)
-    zr = [e.add(e.matmul(h, R), x) for R, x in zip(recurrent_zr, x_zr, strict=True)]
-    held = [["z", "r"]] if len(zr) == 1 else [["z"], ["r"]]
-    z, r = [gate for x, names in zip(zr, held, strict=True) for gate in cell.gates(e, f, x, names)]
-    if cell.linear_before_reset:  # one product could serve all gates; two need no Split, 4 to 12 % less at N = 1
+    z, r = cell.split(b, cell.activate(b, f, b.add(b.matmul(h, R_zr), x_zr), "zr"), ["z", "r"])
+    if cell.linear_before_reset:
         # ht = g(Xt*(Wh^T) + (rt (.) (Ht-1*(Rh^T) + Rbh)) + Wbh)
-        reset = e.mul(r, e.add(e.matmul(h, recurrent_h), cell.weights.reset_bias), "reset")
+        reset = b.mul(r, b.add(b.matmul(h, R_h), cell.Rbh), "reset")
     else:
         # ht = g(Xt*(Wh^T) + (rt (.) Ht-1)*(Rh^T) + Rbh + Wbh)
-        reset = e.matmul(e.mul(r, h, "reset"), recurrent_h)
-    candidate = e.add(reset, x_h)
-    n = g.emit(e, cell.clipped(e, candidate), "h")
+        reset = b.matmul(b.mul(r, h, "reset"), R_h)
+    candidate = cell.activate(b, g, b.add(reset, x_h), "h")
     # Ht = (1 - zt) (.) ht + zt (.) Ht-1
-    if h is not None and f.bounded and g.bounded:  # one node less; inf - inf cannot arise
-        return (n, e.mul(z, e.sub(h, n))), ()
-    return (e.mul(e.sub(e.scalar(1.0), z, "keep_new"), n), e.mul(z, h)), ()
+    if h is not None and f.bounded and g.bounded:  # ht + zt (.) (Ht-1 - ht): a node less, and inf - inf cannot arise
+        return (b.add(candidate, b.mul(z, b.sub(h, candidate)), "H"),)
+    return (b.add(b.mul(b.sub(b.scalar(1.0), z, "keep_new"), candidate), b.mul(z, h), "H"),)
 
 
-def lstm_step(cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> tuple[Terms, State]:
-    (h, c), (f, g, activation_h) = state, cell.activations
-    p_i, p_o, p_f = cell.weights.peepholes
-    sums = [e.add(e.matmul(h, R), x, "gates") for R, x in zip(cell.weights.recurrent, projected, strict=True)]
-    if p_i is None:
+def lstm_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand, c: Operand) -> State:
+    (f, g, activation_h), (R,) = cell.activations, cell.R
+    gates, H = b.add(b.matmul(h, R), x, "gates"), cell.hidden_size
+    if not cell.P:
         # it = f(Xt*(Wi^T) + Ht-1*(Ri^T) + Wbi + Rbi), ot and ft alike; ct = g(Xt*(Wc^T) + Ht-1*(Rc^T) + Wbc + Rbc)
-        if len(sums) == 1 and f == g:
-            i, o, forget, candidate = cell.gates(e, f, sums[0], ["i", "o", "f", "c"])
-        else:
-            H, axis = cell.hidden_size, cell.gate_axis
-            x_iof, x_c = sums if len(sums) == 2 else e.split(sums[0], axis, [3 * H, H], ["iof_sum", "c_sum"])
-            i, o, forget = cell.gates(e, f, x_iof, ["i", "o", "f"])
-            candidate = g.emit(e, cell.clipped(e, x_c), "c")
+        iof, c_sum = b.split(gates, 1, [3 * H, H], ["iof_sum", "c_sum"])
+        i, o, forget = cell.split(b, cell.activate(b, f, iof, "iof"), ["i", "o", "f"])
     else:
-        x_i, x_o, x_f, x_c = cell.split(e, sums[0], ["i_sum", "o_sum", "f_sum", "c_sum"])
-        # it = f(... + Pi (.) Ct-1),  ft = f(... + Pf (.) Ct-1); the gate o waits for the new C
-        i = f.emit(e, cell.clipped(e, e.add(x_i, e.mul(c, p_i))), "i")
-        forget = None if cell.input_forget else f.emit(e, cell.clipped(e, e.add(x_f, e.mul(c, p_f))), "f")
-        candidate = g.emit(e, cell.clipped(e, x_c), "c")
+        P_i, P_o, P_f = cell.P
+        i_sum, o_sum, f_sum, c_sum = cell.split(b, gates, ["i_sum", "o_sum", "f_sum", "c_sum"])
+        # it = f(... + Pi (.) Ct-1),  ft = f(... + Pf (.) Ct-1)
+        i = cell.activate(b, f, b.add(i_sum, b.mul(c, P_i)), "i")
+        forget = None if cell.input_forget else cell.activate(b, f, b.add(f_sum, b.mul(c, P_f)), "f")
+    candidate = cell.activate(b, g, c_sum, "c")
     if cell.input_forget:  # the gates are coupled; f's own weights do not matter
-        forget = e.sub(e.scalar(1.0), i, "f")
+        forget = b.sub(b.scalar(1.0), i, "f")
     # Ct = ft (.) Ct-1 + it (.) ct
-    new_c = e.add(e.mul(forget, c, "kept"), e.mul(i, candidate, "entered"), "C")
-    if p_i is not None:
+    new_c = b.add(b.mul(forget, c, "kept"), b.mul(i, candidate, "entered"), "C")
+    if cell.P:
         # ot = f(Xt*(Wo^T) + Ht-1*(Ro^T) + Po (.) Ct + Wbo + Rbo)
-        o = f.emit(e, cell.clipped(e, e.add(x_o, e.mul(new_c, p_o))), "o")
+        o = cell.activate(b, f, b.add(o_sum, b.mul(new_c, P_o)), "o")
     # Ht = ot (.) h(Ct)
-    return (o, activation_h.emit(e, new_c, "H_active")), (new_c,)
-
-
-Step = Callable[[Cell, Emitter, Sequence[Operand], State], tuple[Terms, State]]
-"""To the terms of the new first state, and the other new states."""
-
-Last = Callable[[Emitter, Terms, str], Operand]
-"""The last equation, of the terms of one step or of all, stacked; with a name for what it gives."""
-
-
-def only(e: Emitter, terms: Terms, name: str) -> Operand:
-    return terms[0]
-
-
-def total(e: Emitter, terms: Terms, name: str) -> Operand:
-    one, other = terms
-    return e.add(one, other, name)
-
-
-def product(e: Emitter, terms: Terms, name: str) -> Operand:
-    one, other = terms
-    return e.mul(one, other, name)
-
-
-Parts = tuple[tuple[int, int], ...]
-"""Gates that are multiplied together, as (first gate, end gate)."""
+    return b.mul(o, activate(b, activation_h, new_c, "H_active"), "H"), new_c
 
 
 @dataclasses.dataclass(frozen=True)
 class CellKind:
-    """An operator's step, what its last equation does, and how its weights are cut for it.
+    """The step of an operator, and the gates of each product that it makes of the state, as (first, end)."""
 
-    fewest: the gates of each product, in as few products as the equations allow.  by_activation: a product for each
-    activation, which onnxruntime computes in one kernel with the sum and the activation: LSTM 13 % less time at N = 1,
-    H = 32, and 1 to 7 % where products are the cost.  by_gate: a product for each gate, so that nothing is split, where
-    that is faster still: GRU 1 to 4 % up to 128 units, but four products of an LSTM take 1 to 4 % longer than two and
-    a Split.
-    reset_gate: the gate whose recurrent sum r scales, Rb included, when linear_before_reset is set.
-    """
-
-    step: Step
-    last: Last
-    fewest: Parts
-    by_activation: Parts
-    by_gate: Parts | None = None
-    reset_gate: int | None = None
-
-    def advance(self, cell: Cell, e: Emitter, projected: Sequence[Operand], state: State) -> tuple[State, Terms]:
-        """All new states, and the terms of the first of them."""
-        terms, others = self.step(cell, e, projected, state)
-        return (self.last(e, terms, "H"), *others), terms
+    step: Callable[..., State]
+    products: Sequence[tuple[int, int]]
 
 
-CELLS: dict[str, CellKind] = {
-    "RNN": CellKind(rnn_step, only, fewest=((0, 1),), by_activation=((0, 1),)),
-    # The gates z and r first: r must be known before the product of the candidate.
-    "GRU": CellKind(
-        gru_step,
-        total,
-        fewest=((0, 2), (2, 3)),
-        by_activation=((0, 2), (2, 3)),
-        by_gate=((0, 1), (1, 2), (2, 3)),
-        reset_gate=2,
-    ),
-    "LSTM": CellKind(lstm_step, product, fewest=((0, 4),), by_activation=((0, 3), (3, 4))),
+CELLS: Mapping[str, CellKind] = {
+    "RNN": CellKind(rnn_cell, [(0, 1)]),
+    "GRU": CellKind(gru_cell, [(0, 2), (2, 3)]),  # r must be known before the product of the candidate
+    "LSTM": CellKind(lstm_cell, [(0, 4)]),
 }

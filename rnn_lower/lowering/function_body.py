@@ -17,10 +17,10 @@ from onnx_ir import convenience
 from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.names import Names
-from rnn_lower.builder.writer import Habits
-from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnmetError, UnsupportedError
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
-from rnn_lower.lowering.lowering import lower_node
+from rnn_lower.legalize.legalizer import drop_unread
+from rnn_lower.lowering.lowering import builder_of, lower_node
 from rnn_lower.lowering.node import (
     FLOATS,
     INPUTS,
@@ -39,8 +39,8 @@ FIRST_OPSET = 9
 
 
 def function_of(
-    node: RecurrentNode, form: str, opset: int, domain: str, name: str, habits: Habits = Habits(),
-    max_nodes: int | None = None, formal: Sequence[str] | None = None,
+    node: RecurrentNode, form: str, opset: int, domain: str, name: str, max_nodes: int | None = None,
+    formal: Sequence[str] | None = None,
 ) -> ir.Function:  # fmt: skip
     """The function that computes what a node does.
 
@@ -56,13 +56,13 @@ def function_of(
         node, name=node.op_type.lower(), path="function", inputs=inputs, outputs=outputs, **known
     )
     names = Names([*INPUTS, *OUTPUTS])
-    # It runs many times, with many sizes; and onnx's inliner loses a body's output that is its input as it came.
-    habits = dataclasses.replace(habits, name_batch=False, pass_condition=False)
-    lowered = lower_node(bare, form, opset, names, ConstantPool(names, as_nodes=True), habits, max_nodes)
-    for key, value in lowered.outputs.items():
+    b = builder_of(bare, opset, names, ConstantPool(names, as_nodes=True), max_nodes)
+    results = lower_node(bare, b, form)
+    nodes = drop_unread(b.nodes, [*results.values()])
+    for key, value in results.items():
         value.name = key
     given = [inputs.get(key) or ir.Value(name=key) for key in (formal or inputs)]
-    graph = ir.Graph(given, list(lowered.outputs.values()), nodes=lowered.nodes, opset_imports={"": opset}, name=name)
+    graph = ir.Graph(given, list(results.values()), nodes=nodes, opset_imports={"": opset}, name=name)
     return ir.Function(domain, name, graph=graph, attributes=[])
 
 
@@ -130,7 +130,7 @@ class Said:
         return opset
 
 
-def body(said: Said, form: str, domain: str, habits: Habits, max_nodes: int) -> ir.Function:
+def body(said: Said, form: str, domain: str, max_nodes: int) -> ir.Function:
     """The operator as a function. Raises as `rnn_lower.function_body`."""
     check_texts(domain=domain)
     opset, node = said.opset_of_body, _node(said)
@@ -138,8 +138,8 @@ def body(said: Said, form: str, domain: str, habits: Habits, max_nodes: int) -> 
         raise UnsupportedError("form unroll needs a known sequence length; give seq_length, or take scan or loop")
     chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
     try:
-        return function_of(node, chosen, opset, domain, said.op_type, habits, max_nodes, said.operator.inputs)
-    except UnmetError as error:
+        return function_of(node, chosen, opset, domain, said.op_type, max_nodes, said.operator.inputs)
+    except UnmetRequirementError as error:
         raise UnsupportedError(f"{error}; take scan or loop") from None
 
 

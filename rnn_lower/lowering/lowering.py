@@ -1,27 +1,25 @@
-"""One recurrent node -> its subgraph: layout, directions, hoisted projection, masks, optional outputs."""
+"""One recurrent node -> its subgraph: layout, directions, input projection, masks, optional outputs.
+
+lower_node -> carry -> scan | loop | unroll -> rnn_cell | gru_cell | lstm_cell -> b.matmul
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
-from typing_extensions import Self
 
+from rnn_lower.builder.constant_operands import operand_of
 from rnn_lower.builder.constants import Constant, ConstantPool, filled
-from rnn_lower.builder.masks import Emitter
-from rnn_lower.builder.moved import operand_of
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare
 from rnn_lower.builder.names import Names
-from rnn_lower.builder.tensor_info import Outline, outline_of
-from rnn_lower.builder.writer import Habits, Operand, declare
-from rnn_lower.errors import UntakenError
-from rnn_lower.lowering.both import END_TO_END, SIDE_BY_SIDE, end_to_end, way_of
-from rnn_lower.lowering.cells import CELLS, Cell, Parts, Weights
-from rnn_lower.lowering.directions import Carried, Direction, apart, side_by_side
-from rnn_lower.lowering.forms import Size, Span, Stream, carry
-from rnn_lower.lowering.node import RecurrentNode, axes_of
-from rnn_lower.lowering.sequence_lens import Lengths, Once, Order, is_whole, read_lengths
+from rnn_lower.builder.versions import BROADCASTS_BY_RULE
+from rnn_lower.lowering.cells import CELLS, Cell, State
+from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, carry
+from rnn_lower.lowering.fuse_directions import can_fuse, fused_extent, fused_recurrence, unfused
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.lowering.sequence_lens import Masking, is_whole, read_masking, select
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -30,285 +28,217 @@ ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
 }
 
 
-@dataclasses.dataclass
-class Lowered:
-    """The nodes that replace a recurrent node; by name (Y, Y_h, Y_c) the values that replace its outputs."""
+def builder_of(
+    node: RecurrentNode, opset: int, names: Names, pool: ConstantPool, max_nodes: int | None = None
+) -> GraphBuilder:
+    """A builder for the subgraph of a node: its arithmetic, its name as scope, its origin as metadata."""
+    dtype = ARITHMETIC.get(node.dtype, node.dtype)
+    return GraphBuilder(opset, dtype, names, pool, node.name, node.origin, max_nodes)
 
-    nodes: list[ir.Node]
-    outputs: dict[str, ir.Value]
 
+def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions: bool = False) -> dict[str, ir.Value]:
+    """The values that replace the outputs of a node, by name (Y, Y_h, Y_c); `b` holds the nodes that compute them.
 
-def lower_node(
-    node: RecurrentNode,
-    form: str,
-    opset: int,
-    names: Names,
-    pool: ConstantPool,
-    habits: Habits = Habits(),
-    max_nodes: int | None = None,
-) -> Lowered:
-    """Emit the subgraph of one node in a form ("scan", "loop", "unroll") at an opset; the model is not touched.
-
-    Raises UnsupportedError when the form needs an operator that the opset lacks, or more than max_nodes nodes.
+    form: "scan", "loop" or "unroll".  fuse_directions: let both directions share one block-diagonal cell if they can.
+    The model is not touched. Raises UnsupportedError when the form needs an operator that the opset lacks, or more than
+    b.max_nodes nodes.
     """
     if not node.outputs:
-        return Lowered([], {})
-    e = Emitter(opset, ARITHMETIC.get(node.dtype, node.dtype), names, pool, node.name, node.origin, habits, max_nodes)
-    if node.batch_size == 0 and (
-        node.static_length is not None or "Y" not in node.outputs
-    ):  # nothing to compute, and some runtimes stumble over it
-        return Lowered(e.nodes, {name: own_value(e, _empty(node, name), name) for name in node.outputs})
-    e.search.outlines.update(given_outlines(node))
-    sequence = read_sequence(e, node, form)
-    way = None if form == "unroll" else way_of(node, opset, habits, masked=sequence.lengths.choice is not None)
-    directions = [
-        direction_of(e, node, sequence, place, parts_of(e, node, place, way == SIDE_BY_SIDE, in_line=form == "unroll"))
-        for place in range(node.num_directions)
-    ]
-    if way == END_TO_END:
-        results = [end_to_end(e, node, form, directions, sequence.span)]
+        return {}
+    if node.batch_size == 0 and (node.static_length is not None or "Y" not in node.outputs):
+        # Nothing to compute, and some runtimes stumble over it.
+        return _own_values(b, {name: _empty(node, name) for name in node.outputs})
+    x, extent = read_sequence(b, node, form)
+    masking = None
+    if not is_whole(node):
+        masking = read_masking(b, node, lambda: b.positions(extent.seq_length()), form == "unroll")
+    recurrences = [_direction(b, node, form, x, extent, masking, k) for k in range(node.num_directions)]
+    if fuse_directions and masking is None and can_fuse(node, b.opset):
+        cells = [_cell(b, node, k) for k in range(2)]
+        fused = fused_recurrence(b, node, recurrences, cells, extent)
+        results = unfused(b, carry(form, b, fused, fused_extent(extent)), extent)
     else:
-        tracks = [side_by_side(e, directions, sequence.span)] if way == SIDE_BY_SIDE else directions
-        results = [_carried(e, node, form, direction, sequence) for direction in tracks]
-    outputs = outputs_of(e, node, sequence, results)
-    return Lowered(e.nodes, {name: own_value(e, value, name) for name, value in outputs.items()})
+        results = []
+        for recurrence in recurrences:
+            with b.scope(recurrence.name):
+                results.append(carry(form, b, recurrence, extent))
+    return _own_values(b, _outputs(b, node, masking, results))
 
 
-def given_outlines(node: RecurrentNode) -> dict[ir.Value, Outline]:
-    """What the node's own sizes say of what it is given."""
-    found = {}
-    for name, value in node.inputs.items():
-        axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
-        sizes = [(factor, getattr(node, size)) for factor, size in axes]
-        shape = tuple(factor * size if isinstance(size, int) else None for factor, size in sizes)
-        own = outline_of(value)
-        dtype = ir.DataType.INT32 if name == "sequence_lens" else node.dtype
-        found[value] = own if own.constant else Outline(shape, dtype)
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class InputSequence:
-    """X in layout 0 and its lengths, shared by the directions of one node.
-
-    x: [seq_length, batch_size, input_size].  single: one step in a straight line, x and choice have no time axis.
-    """
-
-    x: Operand
-    span: Span
-    single: bool
-    lengths: Lengths = Lengths()
-
-
-def read_sequence(e: Emitter, node: RecurrentNode, form: str) -> InputSequence:
-    # Casts stand outside of transpositions: onnxruntime 1.31 crashes on some float16 graphs that do it inside.
-    x = e.cast(operand_of(node.inputs["X"]), node.dtype, e.dtype, "X_cast")
+def read_sequence(b: GraphBuilder, node: RecurrentNode, form: str) -> tuple[Operand, Extent]:
+    """X [seq_length, batch_size, input_size] in the arithmetic's type, without the time axis where one step is
+    unrolled; and how long and wide it is."""
+    x = to_arithmetic(b, operand_of(node.inputs["X"]), node.dtype, "X_cast")
     if node.layout:
-        x = e.transpose(x, [1, 0, 2], "X_time_major")
-    span = Span(
-        _once(node.static_length, functools.partial(e.dim, x, 0, "seq_length")),
-        _once(node.static_batch, functools.partial(e.dim, x, 1, "batch_size")),
-        _batch(e, node),
-        node.hidden_size,
-    )
-    single = form == "unroll" and node.seq_length == 1
-    lengths = Lengths() if is_whole(node) else read_lengths(e, node, span, form)
-    if lengths.cut is not None:
-        x, span = lengths.cut.steps_of(e, x), lengths.cut.span
-    return InputSequence(e.squeeze(x, [0], "X_step") if single else x, span, single, lengths)
-
-
-def _batch(e: Emitter, node: RecurrentNode) -> int | str | None:
-    """The batch size, or its name where it stands for nothing else."""
+        x = b.transpose(x, [1, 0, 2], "X_time_major")
     batch = node.batch_size
     if isinstance(batch, str) and batch in (node.seq_length, node.input_size):
         batch = None  # some exporters write "None" for every unknown size
-    return e.unique_name("batch") if batch is None and e.habits.name_batch else batch
+    extent = Extent(
+        lambda: b.size(x, 0, 3, "seq_length") if node.static_length is None else node.static_length,
+        lambda: b.size(x, 1, 3, "batch_size") if node.static_batch is None else node.static_batch,
+        batch,
+        node.hidden_size,
+    )
+    return x, extent
 
 
-def _once(known: int | None, emit: Callable[[], ir.Value]) -> Callable[[], Size]:
-    return functools.cache(lambda: emit() if known is None else known)
+def to_arithmetic(b: GraphBuilder, x: Operand, dtype: ir.DataType, name: str) -> Operand:
+    """x in the type that is computed with.
+
+    A Concat of one stands before the Cast: onnxruntime 1.32 follows Transpose (float16), Cast and MatMul in its
+    MatmulTransposeFusion, and ends the process while it loads such a model.
+    """
+    if not isinstance(x, ir.Value) or dtype == b.dtype:
+        return b.cast(x, dtype, b.dtype, name)
+    return b.cast(b.op("Concat", x, name=f"{name}_from", axis=0), dtype, b.dtype, name)
 
 
 # -- one direction ---------------------------------------------------------------------------------------------------
 
 
-def direction_of(e: Emitter, node: RecurrentNode, sequence: InputSequence, direction: int, parts: Parts) -> Direction:
-    """All that one direction takes, outside of its loop. parts: the gates of each product."""
-    reverse, lengths, batch = node.directions[direction], sequence.lengths, sequence.span.batch
+def _direction(
+    b: GraphBuilder, node: RecurrentNode, form: str, x: Operand, extent: Extent, masking: Masking | None, k: int
+) -> Recurrence:
+    """Direction k: its step, what that reads, and its initial states."""
+    kind, reverse = CELLS[node.op_type], node.directions[k]
     name = "reverse" if reverse else "forward"
-    with e.scope(name):
-        parameters = Parameters.read(e, node, direction)
-        order = lengths.order if reverse else None
-        streams = _project(e, node, parts, sequence, parameters, order)
-        initial = tuple(
-            initial_state(e, node, f"initial_{state}", direction, lengths.nonempty) for state in node.operator.states
-        )
-        cell = cell_of(e, node, direction, parts, parameters)
-    if lengths.choice is not None:
-        streams.append(lengths.choice)
-    for stream in streams:
-        time = [] if stream.single else [node.static_length if lengths.cut is None else None]
-        declare(stream.values, stream.dtype, [*time, batch, stream.shape[-1]])
+    single = form == "unroll" and node.seq_length == 1
+    with b.scope(name):
+        cell = _cell(b, node, k)
+        inputs = _projected(b, node, b.squeeze(x, [0], "X_step") if single else x, extent, single, k)
+        initial = tuple(_initial_state(b, node, f"initial_{state}", masking, k) for state in node.operator.states)
+    step = functools.partial(_step, kind.step, cell)
+    if masking is not None:
+        step = functools.partial(_masked_step, step)
+        shape = (extent.static_batch, masking.columns)
+        inputs.append(ScanInput(masking.whole, masking.dtype, shape, step=masking.step))
     for state in initial:
-        declare(state, e.dtype, [batch, node.hidden_size])
-    return Direction(name, reverse and order is None, cell, streams, initial, lengths.choice is not None)
+        declare(state, b.dtype, [extent.batch, node.hidden_size])
+    return Recurrence(name, step, inputs, initial, node.operator.states, reverse, "Y" in node.outputs)
 
 
-GATE_ALONE = 128
-"""Up to this hidden size a gate may have a product of its own. Two threads that share each of larger ones take longer:
-2 to 5 % of 256 units with one row."""
+def _step(step: object, cell: Cell, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
+    return step(b, cell, *inputs, *state)  # type: ignore[operator,no-any-return]
 
 
-def parts_of(e: Emitter, node: RecurrentNode, direction: int, together: bool, in_line: bool = False) -> Parts:
-    """The gates of each product: one for each activation where it comes right after the product.
-
-    One for each gate of a small node where that is the habit, but not of weights that would have to be cut in each run,
-    nor in_line, in a straight line, whose first step needs no gate r of a zero state.
-    """
-    kind, first_two = CELLS[node.op_type], node.activations[direction][:2]
-    if together or len(set(first_two)) == 1 or "P" in node.inputs:
-        return kind.fewest
-    small = node.hidden_size <= GATE_ALONE and not in_line and isinstance(operand_of(node.inputs["R"]), Constant)
-    return kind.by_gate if kind.by_gate and small and e.habits.product_per_gate else kind.by_activation
+def _masked_step(step: object, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
+    """The step where the row has begun and is not over, else the state as it was."""
+    *projected, mask = inputs
+    new = step(b, projected, state)  # type: ignore[operator]
+    names = ("H_kept", "C_kept")
+    return tuple(select(b, mask, one, old, name) for one, old, name in zip(new, state, names, strict=False))
 
 
-def _carried(e: Emitter, node: RecurrentNode, form: str, direction: Direction, sequence: InputSequence) -> Carried:
-    """Final states and Y, or the one and the other as far as they are wanted."""
-    states, order = node.operator.states, sequence.lengths.order
-    ends = () if order is None else tuple(k for k, name in enumerate(states) if f"Y_{name}" in node.outputs)
-    first = (0,) if "Y" in node.outputs and not sequence.single else ()
-    stacked = tuple(sorted({*first, *ends}))
-    track = direction.track(CELLS[node.op_type], states, stacked)
-    with e.scope(direction.name):
-        finals, every = carry(form, e, track, sequence.span)
-        of_step = dict(zip(stacked, every, strict=True))
-        if order is not None:
-            finals = tuple(
-                sequence.lengths.last(e, direction.initial[k], of_step[k], f"last_{name}") if k in ends else None
-                for k, name in enumerate(states)
-            )
-    return Carried(finals, of_step.get(0), bool(direction.lead))
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameters:
-    """The weights of one direction: W [gates * H, input_size], R [gates * H, H], B [2 * gates * H], P [3 * H].
-
-    W and R are of the model's element type, B and P, which are added to what is computed, of the arithmetic's.
-    """
-
-    node: RecurrentNode
-    W: Operand
-    R: Operand
-    B: Operand
-    P: Operand
-
-    @classmethod
-    def read(cls, e: Emitter, node: RecurrentNode, direction: int) -> Self:
-        """What is computed gets its sizes stated: inference at opset 10 calls every part of an axis by that axis' name,
-        and onnxruntime then gives all parts one buffer."""
-        gates, H = node.operator.gates * node.hidden_size, node.hidden_size
-        sizes = {"W": (gates, node.input_size), "R": (gates, H), "B": (2 * gates,), "P": (3 * H,)}
-
-        def of_direction(name: str) -> Operand:
-            if name not in node.inputs:
-                return None
-            picked = e.pick(operand_of(node.inputs[name]), direction, 0, node.num_directions, name)
-            if isinstance(picked, ir.Value):
-                picked.type, picked.shape = ir.TensorType(node.dtype), ir.Shape(sizes[name])
-            return picked
-
-        B, P = (e.cast(of_direction(name), node.dtype, e.dtype, f"{name}_cast") for name in ("B", "P"))
-        return cls(node, of_direction("W"), of_direction("R"), B, P)
-
-    def matrix(self, e: Emitter, name: str, first: int, end: int) -> Operand:
-        """Gates of W or R, transposed to be multiplied with; in the file they keep the model's element type."""
-        H, dtype, rows = self.node.hidden_size, self.node.dtype, {"W": self.W, "R": self.R}[name]
-        if end - first < self.node.operator.gates:
-            rows = e.slice(rows, 0, first * H, end * H, f"{name}_part")
-        if isinstance(rows, Constant):
-            stored = e.transpose(rows, [1, 0], f"{name}_transposed")
-            if not e.has("Cast"):
-                return e.cast(stored, dtype, e.dtype, f"{name}_cast")
-            return stored if dtype == e.dtype else e.cast(e.value(stored), dtype, e.dtype, f"{name}_cast")
-        return e.transpose(e.cast(rows, dtype, e.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
-
-    def bias(self, e: Emitter, half: str, first: int, end: int, name: str = "") -> Operand:
-        """Gates of Wb or Rb, the halves of B."""
-        H = self.node.hidden_size
-        start = {"Wb": 0, "Rb": self.node.operator.gates * H}[half]
-        return e.slice(self.B, 0, start + first * H, start + end * H, name or half)
-
-
-def _project(
-    e: Emitter, node: RecurrentNode, parts: Parts, sequence: InputSequence, parameters: Parameters, order: Order | None
-) -> list[Stream]:
-    """Xt*(W^T) + Wb + Rb of all steps, in the parts that the cell takes and, if there is one, in this order.
-
-    X is put in order where its rows are known not to be empty, since they are mostly shorter than what is projected.
-    """
-    streams, x, columns = [], sequence.x, node.input_size
-    if order is not None and isinstance(columns, int) and columns > 0:
-        x, order = order.reordered(e, x, columns, "X_by_step"), None
-    for first, end in parts:
-        product = e.matmul(x, parameters.matrix(e, "W", first, end), "X_W")
-        projected = e.add(product, input_bias(e, node, parameters, first, end), "projected")
-        width = (end - first) * node.hidden_size
-        if order is not None:
-            projected = order.reordered(e, projected, width, "by_step")
-        streams.append(Stream(projected, e.dtype, (sequence.span.static_batch, width), sequence.single))
-    return streams
-
-
-def input_bias(e: Emitter, node: RecurrentNode, parameters: Parameters, first: int, end: int) -> Operand:
-    """Wb + Rb of some gates, as far as it can be added before the step."""
-    bias = parameters.bias(e, "Wb", first, end)
-    if node.linear_before_reset and first == CELLS[node.op_type].reset_gate:  # there r scales Rb too, in the step
-        return bias
-    return e.add(bias, parameters.bias(e, "Rb", first, end), "bias")
-
-
-def cell_of(e: Emitter, node: RecurrentNode, direction: int, parts: Parts, parameters: Parameters) -> Cell:
-    """The step of one direction with its weights."""
-    reset_bias: Operand = None
-    reset_gate = CELLS[node.op_type].reset_gate
-    if node.linear_before_reset and reset_gate is not None:
-        reset_bias = parameters.bias(e, "Rb", reset_gate, reset_gate + 1, "Rbh")
-    H = node.hidden_size
-    peepholes = [None] * 3 if parameters.P is None else e.split(parameters.P, 0, [H] * 3, ["P_i", "P_o", "P_f"])
-    weights = Weights([parameters.matrix(e, "R", *part) for part in parts], reset_bias, peepholes)
-    flags = (node.linear_before_reset, node.input_forget)
-    return Cell(H, node.activations[direction], node.clip, weights, *flags)
-
-
-def initial_state(e: Emitter, node: RecurrentNode, name: str, direction: int, nonempty: Once | None) -> Operand:
+def _weight(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
+    """An input of direction k, without the axis of directions, in the model's element type."""
     if name not in node.inputs:
         return None
-    state = e.pick(operand_of(node.inputs[name]), direction, node.layout, node.num_directions, name)
-    state = e.cast(state, node.dtype, e.dtype, f"{name}_cast")
+    operand, gates, H = operand_of(node.inputs[name]), node.operator.gates * node.hidden_size, node.hidden_size
+    of: dict[str, list[int | str | None]]
+    of = {"W": [gates, node.input_size], "R": [gates, H], "B": [2 * gates], "P": [3 * H]}
+    picked = _of_direction(b, operand, node.num_directions, k, 0, name)
+    # Sizes are stated: inference at opset 10 calls every part of an axis by that axis' name, and onnxruntime then gives
+    # all parts one buffer.
+    declare(picked, node.dtype, of[name])
+    return picked
+
+
+def _of_direction(b: GraphBuilder, x: Operand, count: int, k: int, axis: int, name: str) -> Operand:
+    """Direction k of `count` along an axis, which goes."""
+    parts = b.split(x, axis, [1] * count, [f"{name}_{direction}" for direction in ("forward", "reverse")[:count]])
+    return b.squeeze(parts[k], [axis], name)
+
+
+def _matrix(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
+    """W or R of direction k, transposed to be multiplied with; in the file it keeps the model's element type."""
+    rows = _weight(b, node, name, k)
+    if isinstance(rows, Constant):
+        stored = b.transpose(rows, [1, 0], f"{name}_transposed")
+        return stored if node.dtype == b.dtype else b.cast(b.value(stored), node.dtype, b.dtype, f"{name}_cast")
+    return b.transpose(to_arithmetic(b, rows, node.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
+
+
+def _bias(b: GraphBuilder, node: RecurrentNode, k: int) -> tuple[Operand, Operand]:
+    """The bias [gates * H] that is added before the loop, Wb + Rb; and Rbh where linear_before_reset keeps it back."""
+    B = to_arithmetic(b, _weight(b, node, "B", k), node.dtype, "B_cast")
+    if B is None:
+        return None, None
+    gates, H = node.operator.gates, node.hidden_size
+    W_b, R_b = b.split(B, 0, [gates * H] * 2, ["Wb", "Rb"])
+    if not (node.op_type == "GRU" and node.linear_before_reset):
+        return b.add(W_b, R_b, "bias"), None
+    W_zr, W_h = b.split(W_b, 0, [2 * H, H], ["Wb_zr", "Wbh"])
+    R_zr, R_h = b.split(R_b, 0, [2 * H, H], ["Rb_zr", "Rbh"])
+    return b.concat([b.add(W_zr, R_zr, "bias_zr"), W_h], 0, "bias"), R_h
+
+
+def _projected(
+    b: GraphBuilder, node: RecurrentNode, x: Operand, extent: Extent, single: bool, k: int
+) -> list[ScanInput]:
+    """Xt*(W^T) + Wb + Rb of all steps, cut into what the cell reads."""
+    H, products = node.hidden_size, CELLS[node.op_type].products
+    product = b.matmul(x, _matrix(b, node, "W", k), "X_W")
+    projected = b.add(product, _bias(b, node, k)[0], "projected")
+    widths = [(end - first) * H for first, end in products]
+    names = [f"projected_{first}" for first, _ in products]
+    inputs = []
+    for width, part in zip(widths, b.split(projected, 1 if single else 2, widths, names), strict=True):
+        time = [] if single else [node.static_length]
+        declare(part, b.dtype, [*time, extent.batch, width])
+        inputs.append(ScanInput(functools.partial(_same, part), b.dtype, (extent.static_batch, width), single))
+    return inputs
+
+
+def _same(operand: Operand) -> Operand:
+    return operand
+
+
+def _cell(b: GraphBuilder, node: RecurrentNode, k: int) -> Cell:
+    """The equations of direction k with its weights."""
+    H, widths = node.hidden_size, [(end - first) for first, end in CELLS[node.op_type].products]
+    R = b.split(_matrix(b, node, "R", k), 1, [width * H for width in widths], ["R_zr", "R_h"][: len(widths)])
+    P = to_arithmetic(b, _weight(b, node, "P", k), node.dtype, "P_cast")
+    peepholes = [] if P is None else b.split(P, 0, [H] * 3, ["P_i", "P_o", "P_f"])
+    flags = (node.linear_before_reset, node.input_forget)
+    return Cell(H, node.activations[k], R, node.clip, _bias(b, node, k)[1], peepholes, *flags)
+
+
+def _initial_state(b: GraphBuilder, node: RecurrentNode, name: str, masking: Masking | None, k: int) -> Operand:
+    if name not in node.inputs:
+        return None
+    state = _of_direction(b, operand_of(node.inputs[name]), node.num_directions, k, node.layout, name)
+    state = to_arithmetic(b, state, node.dtype, f"{name}_cast")
     # A sequence of length 0 ends in zeros: its initial state is dropped.
-    return state if nonempty is None else e.select(nonempty(), state, None, f"{name}_valid")
+    return state if masking is None else select(b, masking.nonempty(), state, None, f"{name}_valid")
 
 
 # -- the outputs -----------------------------------------------------------------------------------------------------
 
 
-def outputs_of(
-    e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[Carried]
+def _outputs(
+    b: GraphBuilder, node: RecurrentNode, masking: Masking | None, results: Sequence[Result]
 ) -> dict[str, Operand]:
-    """What the node gives, by name, from what its directions, or the track that they share, came to."""
+    """The outputs by name, of the results of the directions."""
     outputs: dict[str, Operand] = {}
-    states = node.operator.states
     for name in node.outputs:
         if name == "Y":
-            value = _every_step(e, node, sequence, results)
+            parts = [y for _, y in results]
+            if masking is not None and b.opset < BROADCASTS_BY_RULE:  # the mask has one axis of directions only
+                parts = [select(b, masking.of_y(), y, None, "Y_valid") for y in parts]
+            value = b.concat(parts, 1, "Y_all")
+            if masking is not None and b.opset >= BROADCASTS_BY_RULE:  # zero where a row has ended
+                value = select(b, masking.of_y(), value, None, "Y_valid")
+            if value is None:  # no row has any step
+                sizes = (node.static_length or 0, node.num_directions, node.static_batch or 0, node.hidden_size)
+                value = filled(0.0, sizes, b.dtype)
         else:
-            final = _final(e, results, states.index(name[2:]), name)
-            value = sequence.lengths.settled(e, final, f"{name}_valid")
+            index = node.operator.states.index(name[2:])
+            finals = [b.unsqueeze(final[index], [0], f"{name}_direction") for final, _ in results]
+            value = b.concat(finals, 0, name)
         if node.layout:
-            value = e.transpose(value, [2, 0, 1, 3] if name == "Y" else [1, 0, 2], f"{name}_batch_major")
-        outputs[name] = e.cast(value, e.dtype, node.dtype, f"{name}_cast")
+            value = b.transpose(value, [2, 0, 1, 3] if name == "Y" else [1, 0, 2], f"{name}_batch_major")
+        outputs[name] = b.cast(value, b.dtype, node.dtype, f"{name}_cast")
     return outputs
 
 
@@ -320,36 +250,14 @@ def _empty(node: RecurrentNode, name: str) -> Constant:
     return filled(0.0, shape, node.dtype)
 
 
-def _every_step(e: Emitter, node: RecurrentNode, sequence: InputSequence, results: Sequence[Carried]) -> Operand:
-    """Y [seq_length, num_directions, batch_size, hidden_size], 0 where a sequence is over."""
-    if sequence.single:  # the one step's state is the final state
-        return e.unsqueeze(_final(e, results, 0, "Y_step"), [0], "Y")
-    parts: list[Operand] = []
-    order = sequence.lengths.order
-    for one in results:
-        parts += apart(e, one.y, node.directions, sequence.span) if one.of_all else [one.y]
-    if order is not None:
-        parts = [
-            order.back_in_order(e, part) if backwards else part
-            for part, backwards in zip(parts, node.directions, strict=True)
-        ]
-    parts = [sequence.lengths.zeroed(e, part) for part in parts]
-    return e.concat(parts, 1, "Y")
-
-
-def _final(e: Emitter, results: Sequence[Carried], state: int, name: str) -> Operand:
-    """A final state [num_directions, batch_size, hidden_size]."""
-    parts = [
-        one.finals[state] if one.of_all else e.unsqueeze(one.finals[state], [0], f"{name}_direction") for one in results
-    ]
-    return e.concat(parts, 0, name)
-
-
-def own_value(e: Emitter, operand: Operand, name: str) -> ir.Value:
-    """A value made by an emitted node; an input or a constant that came through as it is gets a node."""
-    if isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(e.nodes)):
-        return operand
-    made = e.op("Identity", operand, name=name)
-    if made.producer() is None:  # known beforehand and moved only: a result must not be an initializer
-        raise UntakenError("Identity", "it is not taken, and a result is known beforehand")
-    return made
+def _own_values(b: GraphBuilder, outputs: Mapping[str, Operand]) -> dict[str, ir.Value]:
+    """A value of an emitted node for each output; what is an input, a constant or another output gets a node."""
+    own: dict[str, ir.Value] = {}
+    for name, operand in outputs.items():
+        made = isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(b.nodes))
+        if made and operand not in own.values():
+            assert isinstance(operand, ir.Value)
+            own[name] = operand
+        else:
+            own[name] = b.op("Identity", operand, name=name)
+    return own

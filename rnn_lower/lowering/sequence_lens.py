@@ -1,246 +1,149 @@
-"""Sequences that end before X does, as sequence_lens says: what a step may change, and which states are the last ones.
+"""sequence_lens: which steps of a row count, as a mask, and choosing by it.
 
-By choice: in each step a state becomes the new one where time < length, else it stays. A reverse direction begins in
-the padding, and keeps its first state until its sequence begins.
+In each step a state becomes the new one where time < length, else it stays: a row that has ended keeps its last state,
+and a row that goes backwards keeps its first one until its sequence begins. Y is zero where a row has ended.
 
-A choice costs some runtimes several times what a product of elements does; there a loop makes none:
-
-By cut: the longest row ends the loop, if there is one row alone, or if X may be padded, being of a fixed length.
-
-By order: what a shorter row comes to after its end reaches nothing that counts, for Y is zeroed there, and the last
-state is looked up among those of every step. A row that goes backwards is put in the order of its own steps before the
-loop, and its Y back in order after it:
-
-    step     0           1           ...  length - 1   length  ...  seq_length - 1
-    time     length - 1  length - 2  ...  0            length  ...  seq_length - 1
+A mask is of truth values. Before Where there was (opset 8 and below) it is of ones and zeros; before broadcasting by
+rule (6 and below) it is as wide as what it is multiplied with.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, constant
-from rnn_lower.builder.masks import Emitter
-from rnn_lower.builder.moved import operand_of
-from rnn_lower.builder.writer import Operand, declare
-from rnn_lower.lowering.forms import Size, Span, Stream, as_operand, known_size
+from rnn_lower.builder.constant_operands import operand_of
+from rnn_lower.builder.constants import Constant, constant, filled, fold
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand
+from rnn_lower.builder.versions import BROADCASTS_BY_RULE, LESS_TAKES_INTEGERS, exists
 from rnn_lower.lowering.node import RecurrentNode
 
-INT64 = ir.DataType.INT64
+INT32, INT64, BOOL = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL
 
-Once = Callable[[], Operand]
-"""Emits when it is first called, so that nothing is emitted that nobody reads."""
-
-AROUND_LOOP = ("ConstantOfShape", "ReduceMax")
-"""Operators that a loop without choices needs beside those of every other."""
+LARGEST_MASK = 1 << 24
+"""Elements up to which a mask that is known now is a constant of the model."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Lengths:
-    """What sequence_lens comes to, and the ways that serve; nothing of it where all sequences are as long as X.
+class Masking:
+    """What sequence_lens comes to.
 
-    nonempty: emits once where 0 < length [batch_size, 1].
-    choice: where time < length [seq_length, batch_size, 1], which every step reads.
-    spare: whether the loop may make a step of which its only row has none.
+    whole: emits the mask of all steps, [seq_length, batch_size, columns].  columns: 1 where masks broadcast.
+    of_y: emits it with an axis for the directions, [seq_length, 1, batch_size, columns].  dtype: of its elements.
+    step: emits that of one step, [batch_size, 1], None where it is cut out of the whole.
+    nonempty: emits where 0 < length, [batch_size, 1].
     """
 
-    nonempty: Once | None = None
-    choice: Stream | None = None
-    cut: Cut | None = None
-    order: Order | None = None
-    spare: bool = False
-
-    def zeroed(self, e: Emitter, y: Operand) -> Operand:
-        """Y of one direction, [seq_length, 1, batch_size, hidden_size], with zeros after the end of each row."""
-        mask = None if self.choice is None else self.choice.values
-        if self.order is not None:
-            mask = self.order.mask()
-        if mask is not None:
-            y = e.select(e.unsqueeze(mask, [1], "mask_direction"), y, None, "Y_valid")
-        y = self.settled(e, y, "Y_valid")
-        return y if self.cut is None else self.cut.padded(e, y)
-
-    def settled(self, e: Emitter, states: Operand, name: str) -> Operand:
-        """States [..., batch_size, hidden_size], zeros if the loop made a step that it only had to spare."""
-        return self._where_nonempty(e, states, name) if self.spare else states
-
-    def last(self, e: Emitter, first: Operand, every: Operand, name: str) -> Operand:
-        """The state [batch_size, hidden_size] after the last step, where rows are in the order of their steps.
-
-        first: the one before all steps, None for zeros.  every: those after each step, [seq_length, 1, batch_size,
-        hidden_size]. If there may be none, both together are as many as there are numbers of steps, 0 included.
-        """
-        assert self.order is not None
-        span, end = self.order.span, self.order.end
-        if span.certain:
-            found = e.gather(e.reshape(every, [-1, span.hidden_size], "rows"), end, name)
-            return self._where_nonempty(e, found, f"{name}_valid")
-        start = e.zeros([span.batch_size(), span.hidden_size]) if first is None else first
-        before = e.unsqueeze(start, [0, 1], "before")
-        return e.gather(e.reshape(e.concat([before, every], 0, "states"), [-1, span.hidden_size], "rows"), end, name)
-
-    def _where_nonempty(self, e: Emitter, states: Operand, name: str) -> Operand:
-        assert self.nonempty is not None
-        return e.select(self.nonempty(), states, None, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """The steps of the longest row: so many, up to seq_length, and at least one if X has one: no loop is then empty.
-
-    whole, span: of X before and after it is cut.
-    """
-
-    steps: Size
-    whole: Span
-
-    @property
-    def span(self) -> Span:
-        return dataclasses.replace(self.whole, seq_length=lambda: self.steps, has_steps=self.whole.certain)
-
-    def steps_of(self, e: Emitter, x: Operand) -> Operand:
-        if isinstance(self.steps, int):
-            return e.slice(x, 0, 0, self.steps, "X_cut")
-        return e.gather(x, e.iota(self.steps), "X_cut")
-
-    def padded(self, e: Emitter, y: Operand) -> Operand:
-        length = self.whole.seq_length()
-        if isinstance(length, int) and isinstance(self.steps, int):
-            left: Size = length - self.steps
-        else:
-            left = e.op("Sub", as_operand(length), as_operand(self.steps), name="steps_left")
-        dims = [left, 1, self.whole.batch_size(), self.whole.hidden_size]
-        padded = e.concat([y, e.zeros(dims, "nothing", kept=False)], 0, "Y_padded")
-        declare(padded, e.dtype, [known_size(length), 1, self.whole.batch, self.whole.hidden_size])
-        return padded
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """What serves around a loop in which no step chooses. Rows are those of [seq_length * batch_size, columns].
-
-    mask: emits once what `Lengths.choice` holds.
-    row: which one each step of a row that goes backwards is [seq_length, batch_size]; None where no direction does.
-    end: which one, of the states of all steps, the last state is [batch_size]; of states that begin with the first
-        where there may be no step; None where no last state is wanted.
-    span: of X, as far as the loop goes.
-    """
-
-    mask: Once
-    row: Operand
-    end: Operand
-    span: Span
-
-    def reordered(self, e: Emitter, values: Operand, columns: int, name: str) -> Operand:
-        """[seq_length, batch_size, columns] of as many values, each row in the order of its steps, or back from it.
-
-        columns: above 0.
-        """
-        ordered = e.gather(e.reshape(values, [-1, columns], "rows"), self.row, name)
-        declare(ordered, e.dtype, [known_size(self.span.seq_length()), self.span.batch, columns])
-        return ordered
-
-    def back_in_order(self, e: Emitter, y: Operand) -> Operand:
-        """Y of a direction that goes backwards, [seq_length, 1, batch_size, hidden_size], as its steps gave it."""
-        return e.unsqueeze(self.reordered(e, y, self.span.hidden_size, "Y_in_order"), [1], "Y_direction")
+    whole: Callable[[], Operand]
+    of_y: Callable[[], Operand]
+    dtype: ir.DataType
+    columns: int
+    step: Callable[[int], Operand] | None
+    nonempty: Callable[[], Operand]
 
 
 def is_whole(node: RecurrentNode) -> bool:
-    """Whether all sequences are as long as X."""
+    """Whether all sequences are known to be as long as X."""
     lengths = node.inputs.get("sequence_lens")
-    return lengths is None or _is_full(operand_of(lengths), node.seq_length)
-
-
-def _is_full(lengths: Operand, seq_length: object) -> bool:
-    """Whether sequence_lens is known to say what the shape of X says anyway."""
-    if not isinstance(lengths, Constant) or not isinstance(seq_length, int) or seq_length == 0:
+    if lengths is None:
+        return True
+    known = operand_of(lengths)
+    if not isinstance(known, Constant) or not isinstance(node.seq_length, int) or node.seq_length == 0:
         return False
-    return bool(np.all(lengths.load() == seq_length))
+    return bool(np.all(known.load() == node.seq_length))
 
 
-def read_lengths(e: Emitter, node: RecurrentNode, span: Span, form: str) -> Lengths:
-    """How sequence_lens of a node, whose sequences are not whole, is honoured in a form.
+def read_masking(b: GraphBuilder, node: RecurrentNode, positions: Callable[[], Operand], unrolled: bool) -> Masking:
+    """The masks of a node that has sequence_lens. positions: emits 0 ... seq_length - 1 as int64."""
+    lengths = operand_of(node.inputs["sequence_lens"])
+    truth = exists("Where", b.opset)
+    columns = 1 if b.opset >= BROADCASTS_BY_RULE else node.hidden_size
+    if isinstance(lengths, Constant) and node.static_length is not None:
+        steps = node.static_length
+        if steps * lengths.size * columns <= LARGEST_MASK:
+            whole = _known_mask(b, lengths, steps, columns, truth)
+            first = _known_mask(b, lengths, 1, columns, truth)
+            of_y = b.unsqueeze(whole, [1], "Y_mask")
+            return Masking(lambda: whole, lambda: of_y, whole.dtype, columns, None, lambda: b.squeeze(first, [0]))
 
-    In a straight line by a choice in each step, as it has few; in a loop as the target wants it.
-    """
-    H, lengths = span.hidden_size, operand_of(node.inputs["sequence_lens"])
-    dtype, width = e.mask_type(H)
-    with e.scope("sequence_lens"):
-        some = functools.cache(
-            lambda: e.squeeze(e.less_outer(constant([0], INT64), lengths, "has_steps"), [0], "nonempty")
-        )
-        nonempty = functools.cache(lambda: e.mask(some(), 1, H, "nonempty_mask"))
-        if form == "unroll" and node.seq_length == 1:
-            return Lengths(nonempty, choice=Stream(nonempty(), dtype, (span.static_batch, width), single=True))
-        if form != "unroll" and e.habits.lengths_around_loop and e.truth and all(map(e.has, AROUND_LOOP)):
-            return _around(e, node, lengths, some, nonempty, span)
-        mask = e.mask(e.less_outer(e.iota(span.seq_length()), lengths), 2, H)
-        return Lengths(nonempty, choice=Stream(mask, dtype, (span.static_batch, width)))
+    def within(times: Operand, rank: int, axes: Sequence[int] = (1, 2)) -> Operand:
+        """times < lengths as a mask; times: int64, [seq_length] with rank 1, one number with rank 0.
 
+        axes: those that the times get.
+        """
+        if b.opset < LESS_TAKES_INTEGERS:
+            return _mask_of_numbers(b, times, lengths, rank, columns)
+        column = b.unsqueeze(lengths, [1], "lengths_column")
+        steps = b.cast(times, INT64, INT32, "positions_int32")
+        return b.less(b.unsqueeze(steps, axes, "positions_column") if rank else steps, column, "within")
 
-def _around(
-    e: Emitter, node: RecurrentNode, lengths: Operand, some: Once, nonempty: Once, span: Span
-) -> Lengths:  # fmt: skip
-    """By a cut, by order, or both.  lengths: int32 [batch_size].  some: where they are above 0."""
-    if span.seq_length() == 0:
-        return Lengths(nonempty)
-    whole = span
-    steps = functools.cache(lambda: _steps(e, lengths, some(), whole))
-    cut = None
-    if span.static_batch == 1 or span.certain:
-        longest = _longest(e, lengths, steps, span)
-        cut = None if longest == span.seq_length() else Cut(longest, span)
-    if span.static_batch == 1:
-        full = isinstance(lengths, Constant) and bool(np.all(lengths.load() > 0))
-        return Lengths(nonempty, cut=cut, spare=span.certain and not full)
-    span = span if cut is None else cut.span
-    times = functools.cache(lambda: e.iota(span.seq_length()))
-    within = functools.cache(lambda: e.less_outer(times(), lengths))
-    mask = functools.cache(lambda: e.mask(within(), 2, span.hidden_size))
-    row, end = _rows(e, node, steps, some, times, within, span)
-    return Lengths(nonempty, cut=cut, order=Order(mask, row, end, span))
+    def step(t: int) -> Operand:
+        return within(constant(t, INT64), 0)
+
+    def whole() -> Operand:
+        return within(positions(), 1)
+
+    def of_y() -> Operand:
+        if unrolled and truth:  # no step reads the whole mask
+            return within(positions(), 1, (1, 2, 3))
+        return b.unsqueeze(whole(), [1], "Y_mask")
+
+    dtype = BOOL if truth else b.dtype
+    return Masking(whole, of_y, dtype, columns, step if unrolled and truth else None, lambda: step(0))
 
 
-def _longest(e: Emitter, lengths: Operand, steps: Once, span: Span) -> Size:
-    """The steps of the longest row; at least 1 if X is certain to have one."""
-    length = span.seq_length()
-    if length == 1:
-        return length
-    if isinstance(lengths, Constant) and isinstance(length, int):
-        return int(np.clip(lengths.load(), 1, length).max(initial=1))
-    at_least = e.concat([constant([int(span.certain)], INT64), steps()], 0, "at_least")
-    return e.op("ReduceMax", at_least, keepdims=0, name="longest")
+def _known_mask(b: GraphBuilder, lengths: Constant, steps: int, columns: int, truth: bool) -> Constant:
+    dtype = BOOL if truth else b.dtype
+
+    def compute(held: np.ndarray) -> np.ndarray:
+        mask = np.arange(steps)[:, np.newaxis] < held[np.newaxis, :]
+        return np.repeat(mask[:, :, np.newaxis], columns, 2).astype(dtype.numpy())
+
+    shape = (steps, *lengths.shape, columns)
+    return fold(("mask", steps, columns), compute, lengths, shape=shape, name="within", dtype=dtype)
 
 
-def _steps(e: Emitter, lengths: Operand, some: Operand, span: Span) -> Operand:
-    """The lengths, int64 [batch_size], from 0 to seq_length."""
-    count, length = e.cast(lengths, ir.DataType.INT32, INT64, "lengths"), as_operand(span.seq_length())
-    at_most = e.select(e.less(length, count, "beyond"), length, count, "at_most")
-    return e.select(some, at_most, constant(0, INT64), "steps")
+def _mask_of_numbers(b: GraphBuilder, times: Operand, lengths: Operand, rank: int, columns: int) -> Operand:
+    """Ones and zeros [seq_length, batch_size, columns] or [batch_size, columns], for opsets 1 to 8."""
+    numbers = b.cast(lengths, INT32, b.dtype, "lengths_numbers")
+    steps = b.cast(times, INT64, b.dtype, "positions_numbers")
+    if b.opset >= BROADCASTS_BY_RULE:
+        if rank:
+            steps = b.unsqueeze(steps, [1], "positions_column")
+        mask = b.cast(b.less(steps, numbers, "within"), BOOL, b.dtype, "mask_numbers")
+        return b.unsqueeze(mask, [1 + rank], "mask")
+    # Both sides in full size, by a product with ones: only a suffix could be broadcast.
+    column = b.unsqueeze(steps, [1] if rank else [0, 1], "positions_column")
+    block = b.op("MatMul", column, b.ones_like(b.unsqueeze(numbers, [0], "row")), name="block")
+    mask = b.cast(b.binary("Less", block, numbers, "within"), BOOL, b.dtype, "mask_numbers")
+    if not rank:
+        mask = b.squeeze(mask, [0], "mask_row")
+    return b.op("MatMul", b.unsqueeze(mask, [1 + rank], "mask"), filled(1.0, (1, columns), b.dtype), name="mask_block")
 
 
-def _rows(
-    e: Emitter, node: RecurrentNode, steps: Once, some: Once, times: Once, within: Once, span: Span
-) -> tuple[Operand, Operand]:
-    """`Order.row` and `Order.end`, each where the node needs it."""
-    backwards, finals = any(node.directions), bool(set(node.outputs) - {"Y"})
-    if not backwards and not finals:
-        return None, None
-    batch_size, row, end = span.batch_size(), None, None
-    places = e.iota(batch_size, "places")
-    last_time = e.sub(steps(), constant(1, INT64), "last_time") if backwards or span.certain else None
+def select(b: GraphBuilder, mask: Operand, chosen: Operand, other: Operand, name: str) -> Operand:
+    """chosen where the mask holds, else other; None is zeros. Of a mask of numbers: m * chosen + (1 - m) * other."""
+    decided = _decided(mask)
+    if decided is not None:
+        return chosen if decided else other
+    if exists("Where", b.opset):
+        zero = b.scalar(0.0)
+        return b.op("Where", mask, zero if chosen is None else chosen, zero if other is None else other, name=name)
+    if other is None:
+        return b.mul(chosen, mask, name)
+    if isinstance(mask, Constant):
+        rest: Operand = fold(("rest",), lambda m: (1 - m).astype(m.dtype), mask, shape=mask.shape, name="rest")
+    else:
+        rest = b.sub(b.scalar(1.0), mask, f"{name}_rest")
+    return b.add(b.mul(chosen, mask), b.mul(other, rest), name)
 
-    def of(time: Operand, name: str) -> Operand:
-        return e.add(e.mul(time, as_operand(batch_size), "before"), places, name)
 
-    if backwards:
-        column = e.unsqueeze(times(), [1], "times")
-        row = of(e.select(within(), e.sub(last_time, column, "backwards"), column, "time"), "row")
-    if finals:
-        end = of(e.select(some(), last_time, constant(0, INT64), "end_time") if span.certain else steps(), "end")
-    return row, end
+def _decided(mask: Operand) -> bool | None:
+    """The truth value that a known mask has everywhere."""
+    if not isinstance(mask, Constant) or mask.size == 0:
+        return None
+    held = mask.load().astype(bool)
+    return bool(held.flat[0]) if held.all() or not held.any() else None

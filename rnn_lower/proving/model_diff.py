@@ -12,7 +12,6 @@ import onnx
 from rnn_lower.checking.wrap_node import is_recurrent
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, version_of
-from rnn_lower.lowering.shared import COUNTS, MEMBERS
 from rnn_lower.modelio import external_data
 from rnn_lower.modelio.strip_weights import inferred, sizes_of
 from rnn_lower.options import OP_TYPES, Dims
@@ -20,6 +19,8 @@ from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.fixed_dims import fix_proto_dims
 from rnn_lower.shapes.shape_info import RESHAPES
 
+COUNTS = ("Shape", "Gather", "Mul", "Add", "Sub")
+MEMBERS = "rnn_lower.together"
 MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
 

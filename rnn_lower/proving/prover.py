@@ -12,17 +12,17 @@ import onnx_ir as ir
 from rnn_lower import foreign
 from rnn_lower.asked import check_numbers
 from rnn_lower.checking import samples
-from rnn_lower.driver.session import read_nodes
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import Scope, default_opset, nodes, opset_of, recurrent_nodes, subgraphs
 from rnn_lower.lowering.node import display_name
-from rnn_lower.lowering.shared import MEMBERS
 from rnn_lower.modelio import external_data, files
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset import convert
 from rnn_lower.proving import model_diff
 from rnn_lower.proving.evaluator import MARK
 from rnn_lower.proving.inline import without_made_calls
+from rnn_lower.proving.model_diff import MEMBERS
 from rnn_lower.proving.node_proof import Question, answer
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
 from rnn_lower.shapes.fixed_dims import fix_proto_dims, place

@@ -15,7 +15,7 @@ from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.checking import checker
 from rnn_lower.checking.outliving import outlived
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised, prepared
-from rnn_lower.driver.session import read_nodes
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.statistics import Count, count
 from rnn_lower.ir.walk import opset_of, subgraphs
@@ -165,8 +165,6 @@ class Ask:
 
 def gather(model: Any, options: Options, ask: Ask) -> Report:
     """See `rnn_lower.report`."""
-    if options.fuse_stacks:
-        raise RnnLowerError("a report draws each node by itself; fuse_stacks is for lower")
     document, path = files.open_model(model)
     with tempfile.TemporaryDirectory(prefix="rnn_lower_") as made:
         folder = Path(made)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.builder.moved import known
+from rnn_lower.builder.constant_operands import known
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import nodes, owner_of, recurrent_nodes, subgraphs, values
 from rnn_lower.lowering.node import Dim

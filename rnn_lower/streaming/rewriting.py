@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.driver.session import read_nodes
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document

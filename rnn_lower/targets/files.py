@@ -13,14 +13,12 @@ from typing import Any
 import onnx
 
 from rnn_lower import foreign
-from rnn_lower.builder.constraints import CHECKS, Rules
-from rnn_lower.builder.versions import TABLE
-from rnn_lower.builder.writer import Habits
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.options import FORMS, OP_TYPES
 from rnn_lower.targets.native_support import Measured
 from rnn_lower.targets.profile import Target
-from rnn_lower.targets.unroll_policy import CONDITIONS, are_rows
+from rnn_lower.tune import REWRITES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +31,14 @@ ALWAYS = 10**9
 NOT_MEASURED = "not measured"
 """fused of runtimes that have the recurrent operators, and nobody knows which features are right."""
 
-HABITS = tuple(field.name for field in dataclasses.fields(Habits) if field.type == "bool")
+NO_TARGET = Target(
+    "no target",
+    "the canonical graph: every operator of the opset, a Scan, or a Loop where there is none",
+    "measured",
+    "the ONNX operator text",
+    ("scan", "loop", "unroll"),
+)
+"""What holds where no target is named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +98,7 @@ def _is_batches(value: Any) -> bool:
 
 
 def _is_saturation(value: Any) -> bool:
-    return isinstance(value, dict) and all(name in TABLE and _is_number(limit) for name, limit in value.items())
+    return isinstance(value, dict) and all(name in _operators() and _is_number(limit) for name, limit in value.items())
 
 
 @functools.cache
@@ -128,8 +133,8 @@ def _table_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
 
 
-def _are_habits(value: Any) -> bool:
-    return isinstance(value, dict) and all(name in HABITS and _is_flag(flag) for name, flag in value.items())
+def _are_rewrites(value: Any) -> bool:
+    return isinstance(value, list) and all(name in REWRITES for name in value)
 
 
 LIMITS: dict[str, Key] = {
@@ -147,12 +152,14 @@ LIMITS: dict[str, Key] = {
     ),
     "types": Key(_are_types, 'a list of element types, such as ["FLOAT"]'),
     "broadcast": Key(_is_flag, "true or false"),
+    "forward": Key(_is_flag, "true or false"),
+    "states": Key(lambda value: value == "computed", '"computed"'),
 }
 """What `limits.OPERATOR` may hold."""
 assert LIMITS.keys() == CHECKS.keys()
 
 NAMED = ("opsets", "rank", "static", "single_batch", "forms")
-"""Rules, beside those of operators, that `sources` may tell the source of."""
+"""OpConstraints, beside those of operators, that `sources` may tell the source of."""
 
 
 def _limits_error(told: Any) -> str | None:
@@ -193,9 +200,6 @@ KEYS: dict[str, Key] = {
     ),
     "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll", the best first', required=True),
     "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
-    "unroll": Key(
-        are_rows, f"a list of tables with steps, and any of op_types and, true or false, {', '.join(CONDITIONS)}"
-    ),
     "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
     "static_batch": Key(_is_flag, "true or false"),
     "scan_captures": Key(_is_flag, "true or false"),
@@ -212,7 +216,7 @@ KEYS: dict[str, Key] = {
     "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
     "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
     "saturates": Key(_is_saturation, "a table of operators with the argument beyond which their result is constant"),
-    "habits": Key(_are_habits, f"a table of true or false for {', '.join(HABITS)}"),
+    "tune": Key(_are_rewrites, f"a list of rewrites, of {', '.join(REWRITES)}"),
 }
 
 
@@ -245,20 +249,20 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 def _target(path: Path, told: dict[str, Any]) -> Target:
     takes = frozenset(told["takes"]) if "takes" in told else None
-    rules = Rules(
+    constraints = OpConstraints(
         takes, frozenset(told.get("avoid", ())), told.get("rank"), told.get("static", False),
-        tuple(told.get("opsets", (1, 99))), told.get("limits", {}), told.get("sources", {}),
+        tuple(told.get("opsets", (1, 99))), told.get("limits", {}), told.get("sources", {}), told.get("saturates", {}),
     )  # fmt: skip
     steps, slow, fused = told.get("unroll_up_to", 1), told.get("slow"), told.get("fused", {})
     return Target(
         path.stem, told["summary"], told["status"], told["source"], tuple(told["forms"]),
-        Habits(rules, told.get("saturates", {}), **told.get("habits", {})),
+        constraints, tuple(told.get("tune", ())),
         ALWAYS if steps == "always" else steps, told.get("static_batch", False), told.get("single_batch", False),
         None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
         tuple(told.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
          for op_type, of in ({} if fused == NOT_MEASURED else fused).items()},
-        fused == NOT_MEASURED, told.get("faster_lowered", {}), tuple(told.get("unroll", ())), path,
+        fused == NOT_MEASURED, told.get("faster_lowered", {}), path,
     )  # fmt: skip
 
 
@@ -298,7 +302,7 @@ def _of_version(name: str) -> Target | None:
 
 
 def find_target(name: str | None) -> Target:
-    """A target by its name, in any case, or by the path of its file; None is onnxruntime.
+    """A target by its name, in any case, or by the path of its file; None is no target: the canonical graph.
 
     A version may follow, as in opencv@4; without one it is the newest that was measured.
 
@@ -306,7 +310,9 @@ def find_target(name: str | None) -> Target:
     """
     if isinstance(name, str) and (name.endswith(".toml") or os.sep in name):
         return load_target(Path(name))
-    wanted = "onnxruntime" if name is None else str(name).lower()
+    if name is None:
+        return NO_TARGET
+    wanted = str(name).lower()
     target = TARGETS.get(wanted) or _of_version(wanted)
     if target is None:
         raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(TARGETS)}, or the path of a .toml file")

@@ -8,14 +8,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rnn_lower.builder.tensor_info import Outline
+from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
+from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.lowering.node import RecurrentNode, read_node
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.targets import Target
-from rnn_lower.targets.conformance import Holder
 from rnn_lower.targets.native_support import RIGHT, UNKNOWN
 
 
@@ -76,23 +76,23 @@ def lint(model: ir.Model, target: Target, facts: Facts, attempt: Try) -> LintRep
 
 
 def _plain(scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], model: ir.Model) -> list[Finding]:
-    def told(value: ir.Value) -> Outline | None:
+    def told(value: ir.Value) -> TensorInfo | None:
         shape = facts.shape(value)
         if shape is None:
             return None
-        return Outline(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
+        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
 
-    holder = Holder(target.rules, scope.opset, told)
+    holder = ConstraintChecker(target.constraints, scope.opset, told)
     found = []
     for node in scope.graph:
         if node in recurrent or node.op_identifier() in model.functions:  # the nodes of a function are looked at
             continue
         if node.domain not in DEFAULT_DOMAINS:
-            if target.rules.takes is not None:
+            if target.constraints.takes is not None:
                 rule = f"it takes operators of ONNX only, here one of {node.domain}"
                 found.append(Finding(_name(node), node.op_type, scope.path, rule))
             continue
-        rule_broken = holder.broken(node)
+        rule_broken = holder.violation(node)
         if rule_broken is not None:
             found.append(Finding(_name(node), node.op_type, scope.path, rule_broken))
     return found

@@ -1808,9 +1808,6 @@ def _calls() -> Iterator[BadCall]:
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
     yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv was not seen to run calls of functions; leave --as-function out, or take one that was: onnxruntime")
-    yield BadCall("stacks as functions", lambda: anything(model_of(), fuse_stacks=True, as_function=True), "fuse_stacks lets nodes share a loop, as_function keeps each as a call; leave one out")
-    yield BadCall("stream of stacks", lambda: rnn_lower.stream(model_of(dynamic=True), fuse_stacks=True), "a stream carries the states of each node; fuse_stacks is for lower")
-    yield BadCall("report of stacks", lambda: rnn_lower.report(model_of(), fuse_stacks=True), "a report draws each node by itself; fuse_stacks is for lower")
     yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "a stream is a model of its own, with states in and out; as_function is for lower")
     for name, (given, words) in {
         "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known are 1, 3, 7, 14, 22"),
@@ -1876,7 +1873,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; give the path of the model")
-    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace single nodes; opset, dims, as_function and fuse_stacks are for rnn_lower.lower")
+    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace single nodes; opset, dims and as_function are for rnn_lower.lower")
     stream, free = anyhow.stream, model_of("GRU", dynamic=True)
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
@@ -1902,7 +1899,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that --check does not know what to feed back")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
-    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace single nodes; opset, dims, as_function and fuse_stacks are for rnn_lower.lower")
+    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace single nodes; opset, dims and as_function are for rnn_lower.lower")
 # fmt: on
 
 

@@ -42,7 +42,7 @@ OPTIONS = [
     {},
     {"opset": 7},
     {"opset": 22},
-    {"fuse_stacks": True},
+    {"fuse_directions": True},
     {"fold": True},
     {"form": "unroll"},
     {"target": "openvino"},

@@ -210,7 +210,7 @@ def test_targets(target):
 def test_what_it_is_not_for():
     with pytest.raises(rnn_lower.RnnLowerError, match="as_function is for lower"):
         rnn_lower.stream(ROOT / "models" / "torch_denoiser.onnx", as_function=True)
-    with pytest.raises(rnn_lower.RnnLowerError, match="as_function and fuse_stacks are for rnn_lower"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="as_function are for rnn_lower"):
         rnn_lower.rewrite_rules(as_function=True)
 
 

@@ -663,7 +663,7 @@ def test_what_is_not_accepted_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where", ["rnn_lower.driver.session.lower_node", "rnn_lower.modelio.files._write", "rnn_lower.api.files.load"]
+    "where", ["rnn_lower.driver.plan.lower_node", "rnn_lower.modelio.files._write", "rnn_lower.api.files.load"]
 )
 def test_an_unforeseen_error(where, tmp_path, monkeypatch, capsys):
     """It is ours, so it says so, in one line, and how to see more."""
@@ -687,9 +687,7 @@ def test_an_unforeseen_error(where, tmp_path, monkeypatch, capsys):
         cli.main(["lower", str(source), "-o", str(source)])
 
 
-@pytest.mark.parametrize(
-    "where", ["onnx.load", "rnn_lower.driver.session.lower_node", "rnn_lower.modelio.files._write"]
-)
+@pytest.mark.parametrize("where", ["onnx.load", "rnn_lower.driver.plan.lower_node", "rnn_lower.modelio.files._write"])
 def test_a_lack_of_memory(where, tmp_path, monkeypatch, capsys):
     source = save(tmp_path / "m.onnx")
 

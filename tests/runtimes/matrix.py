@@ -159,7 +159,7 @@ def measure(name: str, kind: str, feature: str) -> tuple[str, str]:
         try:
             models = [rnn_lower.lower(model, target=name, form=form) for form in TARGETS[name].forms]
         except rnn_lower.UnsupportedError as refusal:
-            assert f"target {name} does not take" in str(refusal), refusal  # noqa: PT017
+            assert f"target {name} does not support" in str(refusal), refusal  # noqa: PT017
             return REFUSED, ""
     wanted = expected(case)
     found = (judge(name, model, feeds, wanted) for model in models)

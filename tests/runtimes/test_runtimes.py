@@ -46,7 +46,7 @@ def test_feature(name, form, feature):
     case = FEATURES[feature]
     model, feeds = build(case)
     if feature in REFUSED_FEATURES.get(name, ()):
-        with pytest.raises(rnn_lower.UnsupportedError, match=f"target {name} does not take"):
+        with pytest.raises(rnn_lower.UnsupportedError, match=f"target {name} does not support"):
             rnn_lower.lower(model, target=name, form=form)
         return
     needs(name)

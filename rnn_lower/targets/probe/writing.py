@@ -18,7 +18,7 @@ from rnn_lower.checking.checker import refused_by_onnxruntime
 from rnn_lower.checking.runners import open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.lower_pass import lower_document
-from rnn_lower.driver.session import read_nodes
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import nodes as all_nodes
 from rnn_lower.modelio.document import Document

@@ -32,7 +32,7 @@ def dims_of(info: onnx.ValueInfoProto) -> list[int | str | None] | None:
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize(("states", "batch"), BATCHES)
+@pytest.mark.parametrize(("states", "batch"), [row for row in BATCHES if row[1] is not None])
 def test_every_shape_of_a_straight_line_is_known(op: str, bidirectional: bool, states: str, batch: int | str | None):
     """onnxruntime takes quadratic time to load values whose sizes it cannot tell to be the same."""
     model = stack(op, 5, 3, bidirectional, states, batch, batch_first=not bidirectional)
@@ -97,7 +97,8 @@ def test_a_fresh_name_is_no_symbol_of_the_model():
     model.graph.value_info.append(
         onnx.helper.make_tensor_value_info("directions_last0", 1, [3, "y0_node/batch", 2, 16])
     )
-    named = {dim for info in rnn_lower.lower(model, form="unroll").graph.value_info for dim in dims_of(info) or ()}
+    lowered = rnn_lower.lower(model, form="scan", target="onnxruntime")
+    named = {dim for info in lowered.graph.value_info for dim in dims_of(info) or ()}
     assert {"y0_node/batch", "y0_node/batch_1"} <= named
 
 

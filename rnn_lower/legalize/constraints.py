@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rnn_lower.builder.tensor_info import Outline, frozen, inferred, input_names, of_body
-from rnn_lower.builder.versions import TABLE
+from rnn_lower.builder.tensor_info import TensorInfo, frozen, inferred, of_body
+from rnn_lower.builder.versions import exists, input_names
 from rnn_lower.ir.schemas import WITH_BODIES
 
 FREE = ("Constant",)
@@ -23,17 +23,18 @@ PARAMETERS = frozenset({"axes", "starts", "ends", "steps", "shape", "split", "re
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
+class NodeView:
     """A node as rules see it."""
 
     op_type: str
     opset: int
-    inputs: tuple[Outline | None, ...]
+    inputs: tuple[TensorInfo | None, ...]
     attributes: tuple[tuple[str, Any], ...]
-    outputs: tuple[Outline, ...]
+    outputs: tuple[TensorInfo, ...]
+    constant_state: bool = False
 
     @property
-    def operands(self) -> list[Outline]:
+    def operands(self) -> list[TensorInfo]:
         return [given for given in self.inputs if given is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -50,23 +51,23 @@ class Use:
         return None if operand is None else operand.content
 
     @property
-    def parameters(self) -> list[Outline]:
+    def parameters(self) -> list[TensorInfo]:
         """The operands that are axes, sizes, bounds and the like."""
         names = input_names(self.op_type, self.opset)
         places = [place for place, name in enumerate(names) if name in PARAMETERS and place < len(self.inputs)]
         return [given for given in map(self.inputs.__getitem__, places) if given is not None]
 
     @property
-    def data(self) -> list[Outline]:
+    def data(self) -> list[TensorInfo]:
         """The other operands, and the results."""
         parameters = set(map(id, self.parameters))
         return [one for one in (*self.operands, *self.outputs) if id(one) not in parameters]
 
 
-def use_of(
-    op_type: str, opset: int, inputs: Sequence[Outline | None], attributes: Mapping[str, Any],
-    body: Sequence[Outline] | None, count: int,
-) -> Use:  # fmt: skip
+def view_of(
+    op_type: str, opset: int, inputs: Sequence[TensorInfo | None], attributes: Mapping[str, Any],
+    body: Sequence[TensorInfo] | None, count: int,
+) -> NodeView:  # fmt: skip
     """What is known of a node of `count` outputs by its inputs. body: what its first body answers, if it has any."""
     plain = frozen(attributes)
     if body is not None and op_type in WITH_BODIES:
@@ -74,34 +75,34 @@ def use_of(
     else:
         held = tuple((name, what) for name, what in plain if not isinstance(what, ir.TensorProtocol))
         found = inferred(op_type, opset, tuple(inputs), held, count)
-    return Use(op_type, opset, tuple(inputs), plain, found)
+    return NodeView(op_type, opset, tuple(inputs), plain, found)
 
 
-Check = Callable[[Any, Use], str | None]
+Check = Callable[[Any, NodeView], str | None]
 """(what the rule says, node) -> what the node does instead, or None when it keeps to it"""
 
 
-def _inputs(told: Sequence[int], use: Use) -> str | None:
+def _inputs(told: Sequence[int], use: NodeView) -> str | None:
     low, high = told
     return None if low <= len(use.operands) <= high else f"{len(use.operands)}"
 
 
-def _outputs(told: Sequence[int], use: Use) -> str | None:
+def _outputs(told: Sequence[int], use: NodeView) -> str | None:
     low, high = told
     return None if low <= len(use.outputs) <= high else f"{len(use.outputs)}"
 
 
-def _constant(told: Sequence[int], use: Use) -> str | None:
+def _constant(told: Sequence[int], use: NodeView) -> str | None:
     given = [(place, use.inputs[place]) for place in told if place < len(use.inputs)]
     return next((f"{place} is computed" for place, one in given if one is not None and not one.constant), None)
 
 
-def _variable(told: int, use: Use) -> str | None:
+def _variable(told: int, use: NodeView) -> str | None:
     count = sum(not one.constant for one in use.operands)
     return None if count <= told else f"{count}"
 
 
-def _ranks(told: Sequence[int], use: Use) -> str | None:
+def _ranks(told: Sequence[int], use: NodeView) -> str | None:
     low, high = told
     ranks = [None if one.shape is None else len(one.shape) for one in use.data]
     return next(
@@ -109,7 +110,7 @@ def _ranks(told: Sequence[int], use: Use) -> str | None:
     )
 
 
-def _axes(told: Sequence[int], use: Use) -> str | None:
+def _axes(told: Sequence[int], use: NodeView) -> str | None:
     shape = use.inputs[0].shape if use.inputs and use.inputs[0] is not None else None
     given = use.parameter("axis") if use.attribute("axis") is not None else use.parameter("axes")
     if given is None and use.op_type == "Slice":
@@ -129,16 +130,16 @@ def _axes(told: Sequence[int], use: Use) -> str | None:
     return next((f"{place} of {rank}" for place in places if place not in told and place - rank not in told), None)
 
 
-def _steps(told: Sequence[int], use: Use) -> str | None:
+def _steps(told: Sequence[int], use: NodeView) -> str | None:
     return next((f"{step}" for step in use.parameter("steps") or (1,) if step not in told), None)
 
 
-def _elements(told: int, use: Use) -> str | None:
+def _elements(told: int, use: NodeView) -> str | None:
     counts = [None if one.sizes is None else math.prod(one.sizes) for one in use.parameters]
     return next((f"{count}" for count in counts if count != told), None)
 
 
-def _values(told: Mapping[str, Sequence[float]], use: Use) -> str | None:
+def _values(told: Mapping[str, Sequence[float]], use: NodeView) -> str | None:
     for name, (low, high) in told.items():
         for number in use.parameter(name) or ():
             if not low <= number <= high:
@@ -146,7 +147,7 @@ def _values(told: Mapping[str, Sequence[float]], use: Use) -> str | None:
     return None
 
 
-def _attributes(told: Mapping[str, Sequence[Any]], use: Use) -> str | None:
+def _attributes(told: Mapping[str, Sequence[Any]], use: NodeView) -> str | None:
     for name, allowed in told.items():
         given = use.attribute(name)
         plain = list(given) if isinstance(given, tuple) else given
@@ -155,14 +156,23 @@ def _attributes(told: Mapping[str, Sequence[Any]], use: Use) -> str | None:
     return None
 
 
-def _types(told: Sequence[str], use: Use) -> str | None:
+def _types(told: Sequence[str], use: NodeView) -> str | None:
     kinds = [one.dtype for one in use.data if one.dtype is not None]
     return next((kind.name for kind in kinds if kind.name not in told), None)
 
 
-def _broadcast(told: bool, use: Use) -> str | None:
+def _broadcast(told: bool, use: NodeView) -> str | None:
     shapes = {one.shape for one in use.operands}
     return None if told or len(shapes) <= 1 else " and ".join(sorted(str(list(shape or ())) for shape in shapes))
+
+
+def _forward(told: bool, use: NodeView) -> str | None:
+    directions = [use.attribute(f"scan_{what}_directions") or () for what in ("input", "output")]
+    return "it runs backwards" if told and any(map(any, directions)) else None
+
+
+def _states(told: str, use: NodeView) -> str | None:
+    return "one is constant" if told == "computed" and use.constant_state else None
 
 
 CHECKS: Mapping[str, tuple[str, Check]] = {
@@ -178,17 +188,20 @@ CHECKS: Mapping[str, tuple[str, Check]] = {
     "attributes": ("attributes {0}", _attributes),
     "types": ("element types {0}", _types),
     "broadcast": ("operands of one shape", _broadcast),
+    "forward": ("scans that run forward", _forward),
+    "states": ("states that are computed", _states),
 }
 """What can be said of an operator, in words and as a check."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class OpConstraints:
     """What a runtime says of nodes; the defaults take everything.
 
     takes: the operators it takes, None for all.  avoid: operators it does not take.
     rank: the highest.  static: whether every size must be known.  opsets: first and last.
     limits: by operator, what CHECKS knows.  sources: by operator, or by the name of another rule, who says so.
+    saturates: operators that overflow although their result no longer changes, with the size from which it does not.
     """
 
     takes: frozenset[str] | None = None
@@ -198,11 +211,12 @@ class Rules:
     opsets: tuple[int, int] = (1, 99)
     limits: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    saturates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property  # asked twice for each node
     def silent(self) -> bool:
         """Whether they rule nothing out."""
-        return self == dataclasses.replace(Rules(), opsets=self.opsets, sources=self.sources)
+        return self == dataclasses.replace(OpConstraints(), opsets=self.opsets, sources=self.sources)
 
     def listed(self, op_type: str) -> bool:
         """Whether the operator is taken at all."""
@@ -211,14 +225,14 @@ class Rules:
 
     def has(self, op_type: str, opset: int) -> bool:
         """Whether the operator exists at this opset and is taken at all."""
-        return TABLE[op_type].since <= opset and self.listed(op_type)
+        return exists(op_type, opset) and self.listed(op_type)
 
     def takes_type(self, op_type: str, dtype: ir.DataType) -> bool:
         """Whether the operator is taken with operands of this element type, as far as types are limited."""
         types = self.limits.get(op_type, {}).get("types")
         return self.listed(op_type) and (types is None or dtype.name in types)
 
-    def broken(self, use: Use) -> str | None:
+    def broken(self, use: NodeView) -> str | None:
         """The rule that a node breaks, in words with its source, or None."""
         op_type = use.op_type
         if op_type in FREE:

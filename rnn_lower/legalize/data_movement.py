@@ -1,48 +1,44 @@
-"""Other ways to say operators that only move elements; all are exact. Called by `alternatives`."""
+"""Legalization patterns of operators that only move elements; all are exact."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import Constant, constant
-from rnn_lower.legalize.call import Call, Results, result_sizes, sizes_of
-
-if TYPE_CHECKING:
-    from rnn_lower.builder.masks import Emitter
-    from rnn_lower.builder.writer import Operand
+from rnn_lower.builder.graph_builder import Operand
+from rnn_lower.legalize.call import Call, PatternBuilder, Results, result_sizes, sizes_of
 
 MOST_PARTS = 64
 """Up to so many parts a Transpose is put together of."""
 
 
-def by_reshape(e: Emitter, call: Call) -> Results:
+def by_reshape(b: PatternBuilder, call: Call) -> Results:
     """Squeeze, Unsqueeze, Identity, and Transpose where only axes of size 1 move."""
-    sizes, outline = result_sizes(e, call), e.outline(call.x)
-    if sizes is None or outline is None or outline.shape is None:
+    sizes, info = result_sizes(b, call), b.info(call.x)
+    if sizes is None or info is None or info.shape is None:
         return None
     if call.op_type == "Transpose":
-        moved = [axis for axis in call.parameters["perm"] if outline.shape[axis] != 1]
+        moved = [axis for axis in call.parameters["perm"] if info.shape[axis] != 1]
         if moved != sorted(moved):
             return None
-    return [e.op("Reshape", call.x, name=call.name, shape=sizes)]
+    return [b.op("Reshape", call.x, name=call.name, shape=sizes)]
 
 
-def reshape_by_ones(e: Emitter, call: Call) -> Results:
+def reshape_by_ones(b: PatternBuilder, call: Call) -> Results:
     """Reshape that adds axes of size 1, or takes such away."""
-    before, after = sizes_of(e, call.x), result_sizes(e, call)
+    before, after = sizes_of(b, call.x), result_sizes(b, call)
     if before is None or after is None or -1 in after:
         return None
     if len(after) > len(before):
         added = _added_ones(before, after)
-        return None if added is None else [e.op("Unsqueeze", call.x, name=call.name, axes=added)]
+        return None if added is None else [b.op("Unsqueeze", call.x, name=call.name, axes=added)]
     removed = _added_ones(tuple(after), list(before))
-    return None if not removed else [e.op("Squeeze", call.x, name=call.name, axes=removed)]
+    return None if not removed else [b.op("Squeeze", call.x, name=call.name, axes=removed)]
 
 
 def _added_ones(few: Sequence[int], many: Sequence[int]) -> list[int] | None:
@@ -53,9 +49,9 @@ def _added_ones(few: Sequence[int], many: Sequence[int]) -> list[int] | None:
     return None
 
 
-def reshape_by_parts(e: Emitter, call: Call) -> Results:
+def reshape_by_parts(b: PatternBuilder, call: Call) -> Results:
     """Reshape [T, N, C] to [T * N, C], and back to it or [T, 1, N, C], by one Slice for each of T and a Concat."""
-    before, after = sizes_of(e, call.x), result_sizes(e, call)
+    before, after = sizes_of(b, call.x), result_sizes(b, call)
     if before is None or after is None or 0 in (*before, *after):
         return None
     joins = len(before) == 3 and len(after) == 2 and before[2] == after[1]
@@ -66,46 +62,46 @@ def reshape_by_parts(e: Emitter, call: Call) -> Results:
     if joins:
         T, N, _ = before
     size = 1 if joins else N
-    slabs = [e.slice(call.x, 0, t * size, (t + 1) * size, "slab") for t in range(T)]
-    rows = [e.squeeze(slab, [0], "row") if joins else e.unsqueeze(slab, added, "row") for slab in slabs]
-    return [e.concat(rows, 0, call.name)]
+    slabs = [b.slice(call.x, 0, t * size, (t + 1) * size, "slab") for t in range(T)]
+    rows = [b.squeeze(slab, [0], "row") if joins else b.unsqueeze(slab, added, "row") for slab in slabs]
+    return [b.concat(rows, 0, call.name)]
 
 
-def squeeze_by_gather(e: Emitter, call: Call) -> Results:
+def squeeze_by_gather(b: PatternBuilder, call: Call) -> Results:
     """The one place of an axis of size 1."""
     axes = call.parameters["axes"]
     if len(axes) != 1:
         return None
-    return [e.op("Gather", call.x, constant(0, ir.DataType.INT64, "first"), name=call.name, axis=axes[0])]
+    return [b.op("Gather", call.x, constant(0, ir.DataType.INT64, "first"), name=call.name, axis=axes[0])]
 
 
-def transpose_by_parts(e: Emitter, call: Call) -> Results:
+def transpose_by_parts(b: PatternBuilder, call: Call) -> Results:
     """One axis to the front, the others in their order: a Slice for each place on it, and a Concat."""
-    sizes, (axis, *rest) = sizes_of(e, call.x), call.parameters["perm"]
+    sizes, (axis, *rest) = sizes_of(b, call.x), call.parameters["perm"]
     if sizes is None or rest != sorted(rest) or not 0 < sizes[axis] <= MOST_PARTS:
         return None
     shape = [1, *(sizes[k] for k in rest)]
-    parts = [e.reshape(e.slice(call.x, axis, k, k + 1, "part"), shape, "moved") for k in range(sizes[axis])]
-    return [e.concat(parts, 0, call.name)]
+    parts = [b.reshape(b.slice(call.x, axis, k, k + 1, "part"), shape, "moved") for k in range(sizes[axis])]
+    return [b.concat(parts, 0, call.name)]
 
 
-def split_by_slices(e: Emitter, call: Call) -> Results:
+def split_by_slices(b: PatternBuilder, call: Call) -> Results:
     ends = np.cumsum(call.parameters["split"]).tolist()
     starts, axis = [0, *ends[:-1]], call.parameters["axis"]
-    return [e.slice(call.x, axis, *part) for part in zip(starts, ends, call.names, strict=True)]
+    return [b.slice(call.x, axis, *part) for part in zip(starts, ends, call.names, strict=True)]
 
 
-def one_slice(e: Emitter, call: Call) -> tuple[int, int, int, int] | None:
+def one_slice(b: PatternBuilder, call: Call) -> tuple[int, int, int, int] | None:
     """(axis, start, end, size) of a Slice of one axis of known size."""
-    outline, given = e.outline(call.x), call.parameters
-    if outline is None or outline.shape is None or len(given.get("axes") or ()) != 1 or "steps" in given:
+    info, given = b.info(call.x), call.parameters
+    if info is None or info.shape is None or len(given.get("axes") or ()) != 1 or "steps" in given:
         return None
-    axis, size = given["axes"][0], outline.shape[given["axes"][0]]
+    axis, size = given["axes"][0], info.shape[given["axes"][0]]
     return None if size is None else (axis, given["starts"][0], min(given["ends"][0], size), size)
 
 
-def slice_by_split(e: Emitter, call: Call) -> Results:
-    found = one_slice(e, call)
+def slice_by_split(b: PatternBuilder, call: Call) -> Results:
+    found = one_slice(b, call)
     if found is None or not 0 <= found[1] < found[2]:
         return None
     axis, start, end, size = found
@@ -114,49 +110,54 @@ def slice_by_split(e: Emitter, call: Call) -> Results:
     if len(names) == 1:
         return [call.x]
     lengths = [length for _, length in parts if length]
-    return [e.op_multi("Split", [call.x], names, axis=axis, split=lengths)[names.index(call.name)]]
+    return [b.op_multi("Split", [call.x], names, axis=axis, split=lengths)[names.index(call.name)]]
 
 
-def slice_by_gather(e: Emitter, call: Call) -> Results:
-    found = one_slice(e, call)
+def slice_by_gather(b: PatternBuilder, call: Call) -> Results:
+    found = one_slice(b, call)
     if found is None:
         return None
     axis, start, end, _ = found
     positions = constant(list(range(start, end)), ir.DataType.INT64, "positions")
-    return [e.op("Gather", call.x, positions, name=call.name, axis=axis)]
+    return [b.op("Gather", call.x, positions, name=call.name, axis=axis)]
 
 
-def gather_by_slices(e: Emitter, call: Call) -> Results:
+def gather_by_slices(b: PatternBuilder, call: Call) -> Results:
     """Gather at known places: a Slice for each run of neighbours."""
     x, index = call.inputs
     axis = call.parameters["axis"]
-    outline = e.outline(x)
-    if not isinstance(index, Constant) or len(index.shape) > 1 or outline is None or outline.shape is None:
+    info = b.info(x)
+    if not isinstance(index, Constant) or len(index.shape) > 1 or info is None or info.shape is None:
         return None
-    size = outline.shape[axis]
+    size = info.shape[axis]
     if size is None or index.size == 0:
         return None
     places = [int(place) % size for place in index.load().ravel()]
     if not index.shape:
-        return [e.squeeze(e.slice(x, axis, places[0], places[0] + 1, "place"), [axis], call.name)]
+        return [b.squeeze(b.slice(x, axis, places[0], places[0] + 1, "place"), [axis], call.name)]
     runs: list[list[int]] = []
     for place in places:
         if runs and runs[-1][1] == place:
             runs[-1][1] = place + 1
         else:
             runs.append([place, place + 1])
-    return [e.concat([e.slice(x, axis, start, end, "run") for start, end in runs], axis, call.name)]
+    return [b.concat([b.slice(x, axis, start, end, "run") for start, end in runs], axis, call.name)]
 
 
-def concat_of_concats(most: int, e: Emitter, call: Call) -> Results:
+def concat_of_one(b: PatternBuilder, call: Call) -> Results:
+    """The only operand itself."""
+    return [call.x] if len(call.inputs) == 1 else None
+
+
+def concat_of_concats(most: int, b: PatternBuilder, call: Call) -> Results:
     """Where a runtime takes few inputs: groups of at most so many, so that the graph is as deep as the logarithm."""
     if len(call.inputs) <= most:
         return None
     joined, axis = list(call.inputs), call.parameters["axis"]
     while len(joined) > most:
         groups = [joined[k : k + most] for k in range(0, len(joined), most)]
-        joined = [e.op("Concat", *group, name="group", axis=axis) if len(group) > 1 else group[0] for group in groups]
-    return [e.op("Concat", *joined, name=call.name, axis=axis)]
+        joined = [b.op("Concat", *group, name="group", axis=axis) if len(group) > 1 else group[0] for group in groups]
+    return [b.op("Concat", *joined, name=call.name, axis=axis)]
 
 
 def _block(sizes: Sequence[int], axis: int) -> list[int]:
@@ -164,9 +165,9 @@ def _block(sizes: Sequence[int], axis: int) -> list[int]:
     return [1, math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
 
 
-def _in_block(e: Emitter, call: Call, channels: bool) -> Results:
+def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
     """Slice, Split and Concat of rank 4: [1, before, axis, behind], or as channels, [1, axis, before, behind]."""
-    shapes, results = [sizes_of(e, x) for x in call.inputs], [one.sizes for one in e.use(call).outputs]
+    shapes, results = [sizes_of(b, x) for x in call.inputs], [one.sizes for one in call.results]
     given = dict(call.parameters)
     axis, before = given.get("axis", (given.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
     after = [shape for shape in results if shape is not None]
@@ -176,47 +177,47 @@ def _in_block(e: Emitter, call: Call, channels: bool) -> Results:
         return None  # it is one
     place = 1 if channels else 2
     given.update({"axis": place} if "axis" in given else {"axes": [place]})
-    inputs = [e.reshape(x, _block(sizes, axis), "block") for x, sizes in zip(call.inputs, before, strict=True)]
+    inputs = [b.reshape(x, _block(sizes, axis), "block") for x, sizes in zip(call.inputs, before, strict=True)]
     if channels:
-        inputs = [_swapped(e, x, _block(sizes, axis)) for x, sizes in zip(inputs, before, strict=True)]
-    parts: list[Operand] = list(e.op_multi(call.op_type, inputs, [f"{name}_block" for name in call.names], **given))
+        inputs = [_swapped(b, x, _block(sizes, axis)) for x, sizes in zip(inputs, before, strict=True)]
+    parts: list[Operand] = list(b.op_multi(call.op_type, inputs, [f"{name}_block" for name in call.names], **given))
     if channels:
         blocks = [_block(sizes, axis) for sizes in after]
-        parts = [_swapped(e, x, [b[0], b[2], b[1], b[3]]) for x, b in zip(parts, blocks, strict=True)]
-    return [e.reshape(x, list(sizes), name) for x, sizes, name in zip(parts, after, call.names, strict=True)]
+        parts = [_swapped(b, x, [n[0], n[2], n[1], n[3]]) for x, n in zip(parts, blocks, strict=True)]
+    return [b.reshape(x, list(sizes), name) for x, sizes, name in zip(parts, after, call.names, strict=True)]
 
 
-def _swapped(e: Emitter, x: Operand, sizes: Sequence[int]) -> Operand:
+def _swapped(b: PatternBuilder, x: Operand, sizes: Sequence[int]) -> Operand:
     """With its second and third axis exchanged."""
     if 1 in sizes[1:3]:
-        return e.reshape(x, [sizes[0], sizes[2], sizes[1], sizes[3]], "swapped")
-    return e.transpose(x, [0, 2, 1, 3], "swapped")
+        return b.reshape(x, [sizes[0], sizes[2], sizes[1], sizes[3]], "swapped")
+    return b.transpose(x, [0, 2, 1, 3], "swapped")
 
 
-def in_block(e: Emitter, call: Call) -> Results:
+def in_block(b: PatternBuilder, call: Call) -> Results:
     """Slice, Split and Concat, of any axis, as such of the third of four; the first one, of size 1, is left alone."""
-    return _in_block(e, call, False)
+    return _in_block(b, call, False)
 
 
-def as_channels(e: Emitter, call: Call) -> Results:
+def as_channels(b: PatternBuilder, call: Call) -> Results:
     """Concat as one of channels, the second of four axes."""
-    return _in_block(e, call, True)
+    return _in_block(b, call, True)
 
 
-def slice_of_all_axes(e: Emitter, call: Call) -> Results:
+def slice_of_all_axes(b: PatternBuilder, call: Call) -> Results:
     """A Slice that says where it begins and ends on every axis."""
-    sizes, found = sizes_of(e, call.x), one_slice(e, call)
+    sizes, found = sizes_of(b, call.x), one_slice(b, call)
     if sizes is None or found is None or len(sizes) < 2:
         return None
     axis, start, end, _ = found
     starts = [start if k == axis else 0 for k in range(len(sizes))]
     ends = [end if k == axis else size for k, size in enumerate(sizes)]
-    return [e.op("Slice", call.x, name=call.name, starts=starts, ends=ends, axes=list(range(len(sizes))))]
+    return [b.op("Slice", call.x, name=call.name, starts=starts, ends=ends, axes=list(range(len(sizes))))]
 
 
-def in_rank_four(e: Emitter, call: Call) -> Results:
+def in_rank_four(b: PatternBuilder, call: Call) -> Results:
     """What works element by element, and Transpose, behind axes of size 1."""
-    shapes, result = [sizes_of(e, x) for x in call.inputs], result_sizes(e, call)
+    shapes, result = [sizes_of(b, x) for x in call.inputs], result_sizes(b, call)
     if result is None or -1 in result or len(result) > 3:
         return None
     given = dict(call.parameters)
@@ -227,6 +228,6 @@ def in_rank_four(e: Emitter, call: Call) -> Results:
     for x, sizes in zip(call.inputs, shapes, strict=True):
         if sizes is None:
             return None
-        inputs.append(e.reshape(x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4"))
-    same = e.op_direct(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **given)
-    return [e.reshape(same, result, call.name)]
+        inputs.append(b.reshape(x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4"))
+    same = b.op_direct(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **given)
+    return [b.reshape(same, result, call.name)]

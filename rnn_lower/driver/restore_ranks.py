@@ -1,4 +1,4 @@
-"""Ranks and sizes of what a node gives, said where inference no longer finds them: of a Loop, and of a call.
+"""Ranks and sizes of a node's results, declared where inference no longer finds them: of a Loop, and of a call.
 
 Others rely on inference: onnxruntime takes no body of a Scan that gives something of unknown rank, and what a Loop of
 no trips gives has the shape that was inferred. A function declares no shapes, and may be called in such a body; there
@@ -7,7 +7,7 @@ a Reshape to the same sizes tells the rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -16,26 +16,26 @@ from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import CONSTANT_TAKES_INTEGERS
 from rnn_lower.ir.walk import Scope
 from rnn_lower.lowering.node import RecurrentNode, axes_of
-from rnn_lower.lowering.shared import LoweredGroup
 
 
-def with_ranks(lowered: LoweredGroup, nodes: Sequence[RecurrentNode], scope: Scope, names: Names) -> LoweredGroup:
-    """What was emitted for some nodes, every result with its shape as far as the nodes know it."""
-    emitted = list(lowered.nodes)
+def with_ranks(
+    emitted: list[ir.Node], outputs: Mapping[str, ir.Value], node: RecurrentNode, scope: Scope, names: Names
+) -> dict[str, ir.Value]:
+    """The results by name, each with its shape as far as the node knows it; nodes that this takes join `emitted`."""
 
-    def emit(node: RecurrentNode, name: str, op_type: str, *inputs: ir.Value, **attributes: ir.Attr) -> ir.Value:
+    def emit(name: str, op_type: str, *inputs: ir.Value, **attributes: ir.Attr) -> ir.Value:
         name = names.unique(f"{node.name}/{name}")
         emitted.append(ir.Node("", op_type, inputs, attributes.values(), name=name, outputs=[ir.Value(name=name)]))
         emitted[-1].metadata_props.update(node.origin)
         return emitted[-1].outputs[0]
 
-    def result(node: RecurrentNode, name: str, new: ir.Value) -> ir.Value:
+    def result(name: str, new: ir.Value) -> ir.Value:
         old = node.outputs[name]
         axes = axes_of(name, 0, 0, node.layout)
         if scope.in_function and scope.opset >= CONSTANT_TAKES_INTEGERS:  # from when there are bodies of a Scan, too
-            same = ir.AttrTensor("value", ir.tensor(np.zeros(len(axes), np.int64)))  # 0 keeps the size at its place
-            shape = emit(node, f"{name}/same_sizes", "Constant", value=same)
-            return emit(node, f"{name}/of_known_rank", "Reshape", new, shape)
+            same = ir.AttrTensor("value", ir.tensor(np.zeros(len(axes), np.int64)))  # 0 keeps the size at its axis
+            shape = emit(f"{name}/same_sizes", "Constant", value=same)
+            return emit(f"{name}/of_known_rank", "Reshape", new, shape)
         if old.shape is not None:
             return new
         sizes = [getattr(node, size) for _, size in axes]
@@ -43,13 +43,9 @@ def with_ranks(lowered: LoweredGroup, nodes: Sequence[RecurrentNode], scope: Sco
         new.shape = ir.Shape([size if isinstance(size, int) else None for size in sizes])
         if not _is_declared_without(old, scope):
             return new
-        return emit(node, f"{name}/of_known_rank", "Identity", new)
+        return emit(f"{name}/of_known_rank", "Identity", new)
 
-    outputs: list[Mapping[str, ir.Value]] = [
-        {name: result(node, name, new) for name, new in own.items()}
-        for node, own in zip(nodes, lowered.outputs, strict=True)
-    ]
-    return LoweredGroup(emitted, outputs)
+    return {name: result(name, new) for name, new in outputs.items()}
 
 
 def _is_declared_without(value: ir.Value, scope: Scope) -> bool:

@@ -25,15 +25,19 @@ Parameters = Callable[[str, int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Done:
-    """What a node does, as `fold` takes it. what: its name and parameters.  dtype: None for that of the data."""
+class Moved:
+    """What a node does, as `fold` takes it.
+
+    what: its name and parameters.  dtype: None for that of the data.  shape: None where views of the data tell it.
+    """
 
     what: tuple[Any, ...]
     compute: Callable[..., np.ndarray]
     dtype: ir.DataType | None = None
+    shape: tuple[int, ...] | None = None
 
 
-Move = Callable[[Parameters, int, "list[Constant]"], "Done | None"]
+Move = Callable[[Parameters, int, "list[Constant]"], "Moved | None"]
 """(parameters, which output, data) -> what is done; None: not followed."""
 
 
@@ -42,31 +46,33 @@ def _axes(given: Parameters, rank: int) -> tuple[int, ...] | None:
     return None if axes is None else tuple(axis % rank for axis in axes)
 
 
-def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     # onnxruntime takes no axes at all as if none were given: all of size 1 go.
     axes = _axes(given, len(data[0].shape)) or None
-    return Done(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
+    return Moved(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
 
 
-def _unsqueeze(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+def _unsqueeze(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     axes = _axes(given, len(data[0].shape) + len(given("axes", 1)))
-    return Done(("unsqueeze", *(axes or ())), lambda x: np.expand_dims(x, axes or ()))
+    return Moved(("unsqueeze", *(axes or ())), lambda x: np.expand_dims(x, axes or ()))
 
 
-def _transpose(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+def _transpose(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     perm = given("perm", 9) or tuple(reversed(range(len(data[0].shape))))
-    return Done(("transpose", *perm), lambda x: np.transpose(x, perm))
+    return Moved(("transpose", *perm), lambda x: np.transpose(x, perm))
 
 
-def _concat(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+def _concat(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     if len({one.dtype for one in data}) > 1:  # no model of ONNX; whoever runs it says so
         return None
     axis = given("axis", 99)
     axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
-    return Done(("concat", axis), lambda *parts: np.concatenate(parts, axis))
+    shape = list(data[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in data)
+    return Moved(("concat", axis), lambda *parts: np.concatenate(parts, axis), shape=tuple(shape))
 
 
-def _slice(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+def _slice(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     starts, ends, axes, steps = (
         given(name, place) for place, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
@@ -74,38 +80,38 @@ def _slice(given: Parameters, _: int, data: list[Constant]) -> Done | None:
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         index[axis] = slice(starts[k], ends[k], 1 if steps is None else steps[k])
     what = tuple((one.start, one.stop, one.step) for one in index)
-    return Done(("move slice", what), lambda x: x[tuple(index)])
+    return Moved(("move slice", what), lambda x: x[tuple(index)])
 
 
-def _reshape(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+def _reshape(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     shape = given("shape", 1)
     if given("allowzero", 99):
         return None
     sizes = [data[0].shape[k] if size == 0 else size for k, size in enumerate(shape)]
-    return Done(("reshape", *sizes), lambda x: np.reshape(x, sizes))
+    return Moved(("reshape", *sizes), lambda x: np.reshape(x, sizes))
 
 
-def _split(given: Parameters, which: int, data: list[Constant]) -> Done | None:
+def _split(given: Parameters, which: int, data: list[Constant]) -> Moved | None:
     axis, sizes = given("axis", 99) or 0, given("split", 1)
     if sizes is None:  # equal parts, whose number versions tell in different ways
         return None
     end = sum(sizes[: which + 1])
     index = [slice(None)] * len(data[0].shape)
     index[axis] = slice(end - sizes[which], end)
-    return Done(("split", axis, end, sizes[which]), lambda x: x[tuple(index)])
+    return Moved(("split", axis, end, sizes[which]), lambda x: x[tuple(index)])
 
 
-def _cast(given: Parameters, _: int, data: list[Constant]) -> Done | None:
+def _cast(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     dtype = ir.DataType(given("to", 99))
     if not np.can_cast(data[0].dtype.numpy(), dtype.numpy(), "safe"):
         return None
-    return Done(("cast", dtype), lambda x: x.astype(dtype.numpy()), dtype)
+    return Moved(("cast", dtype), lambda x: x.astype(dtype.numpy()), dtype, data[0].shape)
 
 
 MOVES: dict[str, tuple[int | None, Move]] = {
     "Cast": (1, _cast),
     "Concat": (None, _concat),
-    "Identity": (1, lambda *_: Done(("identity",), lambda x: x)),
+    "Identity": (1, lambda *_: Moved(("identity",), lambda x: x)),
     "Reshape": (1, _reshape),
     "Slice": (1, _slice),
     "Split": (1, _split),
@@ -116,30 +122,45 @@ MOVES: dict[str, tuple[int | None, Move]] = {
 """By operator: how many of its inputs are data, None for all, and what it does. The others are parameters."""
 
 
-def known(value: ir.Value | None, depth: int = DEEPEST) -> Constant | None:
-    """What a value holds when that is known now: a constant, or constants that nodes have moved."""
-    tensor = known_tensor(value)
-    if tensor is not None:
-        return from_tensor(tensor)
-    node = None if value is None or value.is_graph_input() else value.producer()
-    if value is None or node is None or depth == 0 or node.domain not in DEFAULT_DOMAINS:
+def known(value: ir.Value | None) -> Constant | None:
+    """The constant that a value holds when it is known now: a tensor, or what nodes that move data make of tensors."""
+    return _known(value, DEEPEST, {})
+
+
+def _known(value: ir.Value | None, depth: int, seen: dict[ir.Value, Constant | None]) -> Constant | None:
+    """As `known`, each value once."""
+    if value is None:
+        return None
+    if value not in seen:
+        tensor = known_tensor(value)
+        seen[value] = _computed(value, depth, seen) if tensor is None else from_tensor(tensor)
+    return seen[value]
+
+
+def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]) -> Constant | None:
+    """The constant that the producer of a value makes of constants."""
+    node = None if value.is_graph_input() else value.producer()
+    if node is None or depth == 0 or node.domain not in DEFAULT_DOMAINS:
         return None
     count, move = MOVES.get(node.op_type, (0, None))
     if move is None or any(attribute.is_ref() for attribute in node.attributes.values()):
         return None
     data: list[Constant] = []
-    for one in node.inputs[:count]:
-        held = known(one, depth - 1)
-        if held is None:  # as most are: nothing more has to be looked at
+    for operand in node.inputs[:count]:
+        constant = _known(operand, depth - 1, seen)
+        if constant is None:  # as most are: nothing more has to be looked at
             return None
-        data.append(held)
+        data.append(constant)
     if not data:
         return None
     try:
-        done = move(_parameters(node), node.outputs.index(value), data)
-        return None if done is None else fold(done.what, done.compute, *data, name="weight", dtype=done.dtype)
+        moved = move(_parameters(node), node.outputs.index(value), data)
+        if moved is None:
+            return None
+        shape = moved.shape or moved.compute(*(np.broadcast_to(np.int8(0), one.shape) for one in data)).shape
+        return fold(moved.what, moved.compute, *data, shape=shape, name="weight", dtype=moved.dtype)
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # the node contradicts itself, and it is not for us to say so
+        return None  # the node contradicts itself, and it is not for us to report it
 
 
 class _UnknownError(ValueError):

@@ -10,7 +10,7 @@ from onenode import OPTIONAL, Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.builder.moved import MOVES, known
+from rnn_lower.builder.constant_operands import MOVES, known
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import model_diff
 

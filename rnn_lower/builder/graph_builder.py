@@ -1,0 +1,485 @@
+"""`GraphBuilder`: writes nodes that are valid at an opset, with names, scopes and bodies.
+
+Three kinds of operand meet here:
+
+* `ir.Value`: known at run time only;
+* `Constant`: known now, evaluated lazily when the model is written; `slice`, `transpose` ... of a Constant is a
+  Constant, and it becomes an initializer at the moment a node uses it;
+* `None`: a known zero, such as the state before the first step. `add(None, x)` is x, `mul(None, x)` is None.
+
+Nodes that are equal are written once. Whether a runtime supports a node is not asked here: see `legalize`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from typing_extensions import Self
+
+from rnn_lower.builder.constants import Constant, ConstantPool, constant, filled, fold
+from rnn_lower.builder.names import Names
+from rnn_lower.builder.versions import (
+    BROADCASTS_BY_RULE,
+    CAST_TAKES_ENUM,
+    CLIP_TAKES_DOUBLE,
+    CONSTANT_TAKES_INTEGERS,
+    MAX_BROADCASTS,
+    SHAPE_TAKES_RANGE,
+    SPLIT_TAKES_INTEGERS,
+    exists,
+    input_index,
+)
+from rnn_lower.errors import UnsupportedError
+
+Operand: TypeAlias = "ir.Value | Constant | None"
+Size: TypeAlias = "int | ir.Value"
+"""A number, or an int64 tensor [1] that holds it at run time."""
+
+INT64 = ir.DataType.INT64
+
+LARGE = 1 << 24
+"""Elements up to which zeros and positions of known sizes are constants of the model."""
+
+
+class GraphBuilder:
+    """Appends nodes to `nodes`, valid at `opset`. dtype: of the arithmetic, which scalars and zeros have.
+
+    names: those in use in the model.  pool: where constants become values.  scope: what names start with.
+    origin: metadata of every node.  max_nodes: how many may be written, None for any number.
+    """
+
+    def __init__(
+        self, opset: int, dtype: ir.DataType, names: Names, pool: ConstantPool, scope: str,
+        origin: Mapping[str, str] | None = None, max_nodes: int | None = None,
+    ) -> None:  # fmt: skip
+        self.opset, self.dtype, self.max_nodes = opset, dtype, max_nodes
+        self.nodes: list[ir.Node] = []
+        self.pool, self.names = pool, names
+        self._scope, self._origin = scope, origin or {}
+        self._outer: GraphBuilder | None = None
+        self._written: dict[tuple[Any, ...], list[ir.Value]] = {}
+        self._constants_scope = ""
+
+    # -- nodes, names and constants --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names of values written inside start with `name` too."""
+        outer, self._scope = self._scope, f"{self._scope}/{name}"
+        try:
+            yield
+        finally:
+            self._scope = outer
+
+    @contextlib.contextmanager
+    def shared_constants(self) -> Iterator[None]:
+        """Constants written inside are named after the scope that holds now, whichever step needs them first."""
+        self._constants_scope = self._scope
+        try:
+            yield
+        finally:
+            self._constants_scope = ""
+
+    def body(self) -> Self:
+        """A builder for a body: the same names and constants, nodes of its own."""
+        inner = type(self)(self.opset, self.dtype, self.names, self.pool, self._scope, self._origin)
+        inner._outer = self
+        return inner
+
+    def unique_name(self, name: str) -> str:
+        return self.names.unique(f"{self._scope}/{name}")
+
+    def new_value(
+        self, name: str, dtype: ir.DataType | None = None, shape: Sequence[int | str | None] | None = None
+    ) -> ir.Value:
+        """A value with a name of its own; type and shape are given only where a body's input needs them."""
+        return ir.Value(
+            name=self.unique_name(name),
+            type=None if dtype is None else ir.TensorType(dtype),
+            shape=None if shape is None else ir.Shape(shape),
+        )
+
+    def graph(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str) -> ir.Graph:
+        """The graph of the nodes that this builder, that of a body, has written."""
+        return ir.Graph(inputs, outputs, nodes=self.nodes, name=self.names.unique(f"{self._scope}/{name}"))
+
+    def op(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
+        """The output of one new node. Parameters become attributes or inputs, as the opset has them."""
+        return self.op_multi(op_type, inputs, [name], **parameters)[0]
+
+    def op_multi(
+        self, op_type: str, inputs: Sequence[Operand], names: Sequence[str], **parameters: Any
+    ) -> list[ir.Value]:
+        """The outputs, one for each of `names`, of one new node, or of the equal one that was written before."""
+        operands, attributes = self._arguments(op_type, inputs, parameters)
+        values = [self.value(operand) for operand in operands]
+        key = node_key(op_type, values, attributes)
+        written = None if key is None else self._find(key)
+        if written is not None and len(written) == len(names):
+            return written
+        outputs = [self.new_value(name) for name in names]
+        attrs = [_attribute(name, content) for name, content in attributes.items()]
+        name = str(outputs[0].name) if len(outputs) == 1 else self.unique_name(op_type.lower())
+        self.append(ir.Node("", op_type, values, attrs, outputs=outputs, name=name))
+        if key is not None:
+            self._written[key] = outputs
+        return outputs
+
+    def append(self, node: ir.Node) -> None:
+        """Write a node that is made already."""
+        node.metadata_props.update(self._origin)
+        self.nodes.append(node)
+
+    def _find(self, key: tuple[Any, ...]) -> list[ir.Value] | None:
+        builder: GraphBuilder | None = self
+        while builder is not None:
+            if key in builder._written:
+                return builder._written[key]
+            builder = builder._outer
+        return None
+
+    def _arguments(
+        self, op_type: str, inputs: Sequence[Operand], parameters: Mapping[str, Any]
+    ) -> tuple[list[Operand], dict[str, Any]]:
+        """The inputs and attributes of the operator's version at this opset."""
+        operands, attributes = list(inputs), {}
+        input_index(op_type, self.opset, "")  # the operator exists
+        for parameter, content in parameters.items():
+            index = input_index(op_type, self.opset, parameter)
+            if index is None:
+                if content is not None:
+                    attributes[parameter] = content
+                continue
+            # Parameters that are inputs are integers (axes, sizes) or, for Clip, of the type of the data.
+            dtype = self.dtype if op_type == "Clip" else INT64
+            operands += [None] * (index + 1 - len(operands))
+            operands[index] = None if content is None else constant(content, dtype, parameter)
+        while operands and operands[-1] is None:
+            operands.pop()
+        return operands, attributes
+
+    def value(self, operand: Operand) -> ir.Value | None:
+        """The graph value of an operand; a constant is materialized."""
+        if not isinstance(operand, Constant):
+            return operand
+        outermost: GraphBuilder = self
+        while outermost._outer is not None:
+            outermost = outermost._outer
+        name = f"{self._constants_scope or self._scope}/{operand.name}"
+        return self.pool.value(operand, name, outermost._write_constant)
+
+    def _write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """A Constant node of that very name, for graphs that take no initializers."""
+        floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+        if self.opset >= CONSTANT_TAKES_INTEGERS or tensor.dtype in floats:
+            value = ir.Value(name=name)
+            self.append(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
+            return value
+        # The integers that are used here are exact in double.
+        wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
+        double = self._write_constant(wide, self.names.unique(f"{name}/double"))
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(wide.numpy().shape))
+        to = _attribute("to", self._cast_to(tensor.dtype))
+        self.append(ir.Node("", "Cast", (double,), (to,), outputs=(value,), name=name))
+        return value
+
+    # -- arithmetic ------------------------------------------------------------------------------------------------
+
+    def scalar(self, number: float) -> Constant:
+        """A constant of rank 0 of the arithmetic's type."""
+        return constant(number, self.dtype)
+
+    def binary(self, op_type: str, a: Operand, b: Operand, name: str) -> ir.Value:
+        # Before opset 7 broadcasting is an attribute, and b must be the smaller; callers order their operands so.
+        broadcast = {"broadcast": 1} if self.opset < BROADCASTS_BY_RULE else {}
+        return self.op(op_type, a, b, name=name, **broadcast)
+
+    def add(self, a: Operand, b: Operand, name: str = "sum") -> Operand:
+        if a is None or b is None:
+            return b if a is None else a
+        if isinstance(a, Constant) and isinstance(b, Constant):
+            return fold(("add",), np.add, a, b, shape=np.broadcast_shapes(a.shape, b.shape), name=name)
+        return self.binary("Add", a, b, name)
+
+    def mul(self, a: Operand, b: Operand, name: str = "product") -> Operand:
+        return None if a is None or b is None else self.binary("Mul", a, b, name)
+
+    def sub(self, a: Operand, b: Operand, name: str = "difference") -> Operand:
+        if b is None:
+            return a
+        if a is None or (isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE):
+            return self.add(self.mul(b, self.scalar(-1.0), f"minus_{name}"), a, name)
+        return self.binary("Sub", a, b, name)
+
+    def div(self, a: Operand, b: Operand, name: str = "quotient") -> Operand:
+        return None if a is None else self.binary("Div", a, b, name)
+
+    def matmul(self, a: Operand, b: Operand, name: str = "product") -> Operand:
+        return None if a is None or b is None else self.op("MatMul", a, b, name=name)
+
+    def unary(self, op_type: str, x: Operand, name: str | None = None, **attributes: Any) -> ir.Value:
+        return self.op(op_type, x, name=name or op_type.lower(), **attributes)
+
+    def clip(self, x: Operand, low: float, high: float, name: str = "clipped") -> Operand:
+        """low <= x <= high, with low <= 0 <= high; both bounds are always given, which every runtime understands."""
+        double = self.dtype != ir.DataType.FLOAT and self.opset < CLIP_TAKES_DOUBLE
+        if double and self.opset < MAX_BROADCASTS:
+            return self.clip_by_reciprocal(x, low, high, name)
+        if not double:
+            return self.op("Clip", x, name=name, min=low, max=high)
+        above = self.op("Max", x, self.scalar(low), name=f"{name}_below")
+        return self.op("Min", above, self.scalar(high), name=name)
+
+    def clip_by_reciprocal(self, x: Operand, low: float, high: float, name: str) -> Operand:
+        """low <= x <= high with neither comparison nor Max."""
+        above = self._at_most(self.unary("Relu", x, "above_zero"), high)
+        below = self._at_most(self.unary("Relu", self.mul(x, self.scalar(-1.0), "minus"), "below_zero"), -low)
+        return self.sub(above, below, name)
+
+    def _at_most(self, x: Operand, limit: float) -> Operand:
+        """min(x, limit) for x >= 0: 1 / max(1 / x, 1 / limit), whose Relu subtracts nothing that would round x away"""
+        if limit == 0:
+            return self.unary("Relu", self.mul(x, self.scalar(-1.0)), "at_most")
+        inverse = 1.0 / limit
+        beyond = self.unary("Relu", self.add(self.unary("Reciprocal", x), self.scalar(-inverse)))
+        return self.unary("Reciprocal", self.add(beyond, self.scalar(inverse)), "at_most")
+
+    def less(self, a: Operand, b: Operand, name: str = "less") -> ir.Value:
+        if isinstance(a, Constant) and self.opset < BROADCASTS_BY_RULE:  # -b < -a: the constant must come second
+            minus = self.mul(b, self.scalar(-1.0), f"minus_{name}")
+            negated = fold(("negate",), np.negative, a, shape=a.shape, name="minus_constant")
+            return self.binary("Less", minus, negated, name)
+        return self.binary("Less", a, b, name)
+
+    def cast(self, x: Operand, source: ir.DataType, target: ir.DataType, name: str = "cast") -> Operand:
+        if x is None or source == target:
+            return x
+        if isinstance(x, Constant):
+            numpy = target.numpy()
+            return fold(("cast", target), lambda held: held.astype(numpy), x, shape=x.shape, name=name, dtype=target)
+        result = self.op("Cast", x, name=name, to=self._cast_to(target))
+        if self.opset < CAST_TAKES_ENUM:  # shape inference cannot read the type from a text
+            result.type = ir.TensorType(target)
+        return result
+
+    def _cast_to(self, dtype: ir.DataType) -> int | str:
+        return int(dtype) if self.opset >= CAST_TAKES_ENUM else dtype.name
+
+    # -- shape and position ----------------------------------------------------------------------------------------
+
+    def transpose(self, x: Operand, perm: Sequence[int], name: str = "transposed") -> Operand:
+        if x is None:
+            return None
+        if isinstance(x, Constant):
+            shape = [x.shape[axis] for axis in perm]
+            return fold(("transpose", *perm), lambda array: np.transpose(array, perm), x, shape=shape, name=name)
+        return self.op("Transpose", x, name=name, perm=list(perm))
+
+    def squeeze(self, x: Operand, axes: Sequence[int], name: str = "squeezed") -> Operand:
+        if x is None:
+            return None
+        if isinstance(x, Constant):
+            shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
+            return fold(("squeeze", *axes), lambda array: np.squeeze(array, tuple(axes)), x, shape=shape, name=name)
+        return self.op("Squeeze", x, name=name, axes=list(axes))
+
+    def unsqueeze(self, x: Operand, axes: Sequence[int], name: str = "unsqueezed") -> Operand:
+        if isinstance(x, Constant):
+            shape = list(x.shape)
+            for axis in sorted(axes):
+                shape.insert(axis, 1)
+            return fold(("unsqueeze", *axes), lambda held: np.expand_dims(held, tuple(axes)), x, shape=shape, name=name)
+        return self.op("Unsqueeze", x, name=name, axes=list(axes))
+
+    def slice(self, x: Operand, axis: int, start: int, end: int, name: str = "slice") -> Operand:
+        if x is None:
+            return None
+        if isinstance(x, Constant):
+            index = (slice(None),) * axis + (slice(start, end),)
+            shape = [*x.shape[:axis], len(range(*index[-1].indices(x.shape[axis]))), *x.shape[axis + 1 :]]
+            return fold(("slice", axis, start, end), lambda array: array[index], x, shape=shape, name=name)
+        return self.op("Slice", x, name=name, starts=[start], ends=[end], axes=[axis])
+
+    def split(self, x: Operand, axis: int, sizes: Sequence[int], names: Sequence[str]) -> list[Operand]:
+        """Consecutive parts of x; sizes are always given, runtimes disagree about the default."""
+        if len(sizes) == 1:
+            return [x]
+        if isinstance(x, ir.Value):
+            return list(self.op_multi("Split", [x], names, axis=axis, split=list(sizes)))
+        ends = np.cumsum(sizes).tolist()
+        return [self.slice(x, axis, end - size, end, name) for end, size, name in zip(ends, sizes, names, strict=True)]
+
+    def concat(self, parts: Sequence[Operand], axis: int, name: str = "joined") -> Operand:
+        if len(parts) == 1:
+            return parts[0]
+        constants = [part for part in parts if isinstance(part, Constant)]
+        if len(constants) == len(parts):
+            shape = list(constants[0].shape)
+            shape[axis] = sum(part.shape[axis] for part in constants)
+            return fold(("concat", axis), lambda *held: np.concatenate(held, axis), *constants, shape=shape, name=name)
+        return self.op("Concat", *parts, name=name, axis=axis)
+
+    def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
+        if isinstance(x, Constant):
+            sizes = list(shape)
+            if -1 in sizes:
+                sizes[sizes.index(-1)] = x.size // max(1, -math.prod(sizes))
+            return fold(("reshape", *sizes), lambda array: array.reshape(sizes), x, shape=sizes, name=name)
+        return self.op("Reshape", x, name=name, shape=list(shape))
+
+    def reshape_to(self, x: Operand, sizes: Sequence[Size], name: str = "reshaped") -> Operand:
+        """Reshape to sizes of which some are known at run time; 0 keeps the size at that axis."""
+        if all(isinstance(size, int) for size in sizes):
+            return self.reshape(x, [size for size in sizes if isinstance(size, int)], name)
+        return self.op("Reshape", x, self.shape_vector(sizes), name=name)
+
+    def gather(self, x: Operand, index: Operand, name: str = "gathered") -> ir.Value:
+        """x[index] on axis 0."""
+        return self.op("Gather", x, index, name=name, axis=0)
+
+    def size(self, x: Operand, axis: int, rank: int, name: str = "size") -> ir.Value:
+        """The size of an axis of x, of that rank, at run time: int64 [1]."""
+        if self.opset >= SHAPE_TAKES_RANGE:
+            return self.op("Shape", x, name=name, start=axis, end=axis + 1)
+        shape = self.op("Shape", x, name="shape")
+        if self.opset < SPLIT_TAKES_INTEGERS:
+            return self.op("Slice", shape, name=name, starts=[axis], ends=[axis + 1], axes=[0])
+        sizes = self.split(shape, 0, [1] * rank, [f"size_{k}" for k in range(rank)])
+        found = sizes[axis]
+        assert isinstance(found, ir.Value)
+        return found
+
+    def shape_vector(self, sizes: Sequence[Size], name: str = "shape") -> Operand:
+        """Sizes as one int64 vector."""
+        parts: list[Operand] = []
+        for size in sizes:
+            parts.append(constant([size], INT64) if isinstance(size, int) else size)
+        return self.concat(parts, 0, name)
+
+    def as_scalar(self, size: Size) -> Operand:
+        """A size as int64 scalar."""
+        return constant(size, INT64) if isinstance(size, int) else self.squeeze(size, [0], "scalar")
+
+    def zeros(self, sizes: Sequence[Size], name: str = "zeros") -> Operand:
+        """Zeros of these sizes; before ConstantOfShape, where there are rows and columns, a row of zeros is tiled."""
+        known = [size for size in sizes if isinstance(size, int)]
+        if len(known) == len(sizes) and (math.prod(known) <= LARGE or not exists("ConstantOfShape", self.opset)):
+            return filled(0.0, tuple(known), self.dtype)
+        if exists("ConstantOfShape", self.opset):
+            zero = ir.tensor(np.zeros(1, self.dtype.numpy()))
+            return self.op("ConstantOfShape", self.shape_vector(sizes), name=name, value=zero)
+        rows, columns = sizes
+        assert isinstance(rows, ir.Value)
+        assert isinstance(columns, int)
+        row = filled(0.0, (1, columns), self.dtype)
+        if exists("Tile", self.opset):
+            return self.op("Tile", row, self.shape_vector([rows, 1]), name=name)
+        # Before Tile counts from an input: a column of ones (0 * position + 1) times the row of zeros.
+        positions = self.cast(self.positions(rows), INT64, self.dtype, "rows")
+        return self.matmul(self.ones_like(self.unsqueeze(positions, [1], "column")), row, name)
+
+    def ones_like(self, x: Operand) -> Operand:
+        """1 wherever x is finite"""
+        return self.add(self.mul(x, self.scalar(0.0), "none"), self.scalar(1.0), "ones")
+
+    def positions(self, length: Size, name: str = "positions") -> Operand:
+        """0, 1 ... length - 1 as int64 [length]."""
+        if isinstance(length, int):
+            return constant(_positions(length), INT64)
+        if exists("Range", self.opset):
+            zero, one = (constant(number, INT64) for number in (0, 1))
+            return self.op("Range", zero, self.as_scalar(length), one, name=name)
+        if exists("NonZero", self.opset):
+            one_tensor = ir.tensor(np.ones(1, np.int64))
+            ones = self.op("ConstantOfShape", length, name=f"{name}_ones", value=one_tensor)
+            return self.squeeze(self.op("NonZero", ones, name=f"{name}_row"), [0], name)
+        return self._counting_loop(length, name)
+
+    def _counting_loop(self, length: ir.Value, name: str) -> ir.Value:
+        body = self.body()
+        with body.scope(name):
+            # Loop must carry something at these opsets, so it carries the condition once more.
+            inputs = [body.new_value("trip", INT64, [])]
+            inputs += [body.new_value(what, ir.DataType.BOOL, []) for what in ("condition", "carried")]
+            outputs = [body.op("Identity", inputs[index], name="passed_on") for index in (1, 2, 0)]
+            for output, dtype in zip(outputs, (ir.DataType.BOOL, ir.DataType.BOOL, INT64), strict=True):
+                output.type, output.shape = ir.TensorType(dtype), ir.Shape([])
+        graph = body.graph(inputs, outputs, f"{name}_body")
+        true = constant(True, ir.DataType.BOOL)
+        trips = self.as_scalar(length)
+        return self.op_multi("Loop", [trips, true, true], [f"{name}_carried", name], body=graph)[1]
+
+    def backward_positions(self, length: Size) -> Operand:
+        """length - 1 ... 1, 0 as int64 [length]."""
+        if isinstance(length, int):
+            return constant(_positions(length)[::-1], INT64)
+        positions = self.positions(length)
+        if self.opset >= BROADCASTS_BY_RULE:
+            last_position = self.op("Sub", length, constant(1, INT64), name="last")
+            return self.op("Sub", last_position, positions, name="backward_positions")
+        # Sub knows no integers yet, and its second operand must be the smaller.
+        last = self.sub(self.cast(self.as_scalar(length), INT64, self.dtype), self.scalar(1.0), "last")
+        minus = self.mul(self.cast(positions, INT64, self.dtype), self.scalar(-1.0), "minus_positions")
+        return self.cast(self.add(minus, last, "backward"), self.dtype, INT64, "backward_positions")
+
+    def flip(self, x: Operand, length: Size, name: str = "flipped") -> Operand:
+        """x with axis 0, of the given length, reversed; Gather does it at every opset and on every runtime."""
+        return self.gather(x, self.backward_positions(length), name)
+
+
+def _positions(length: int) -> np.ndarray:
+    if length > LARGE:
+        raise UnsupportedError(
+            f"{length} steps would take a constant of as many positions, and {LARGE} is the limit;"
+            " declare the length as a symbol"
+        )
+    return np.arange(length)
+
+
+def declare(operand: Operand, dtype: ir.DataType, shape: Sequence[int | str | None]) -> None:
+    """State type and shape of a value that was written; a constant has its own."""
+    if isinstance(operand, ir.Value):
+        operand.type, operand.shape = ir.TensorType(dtype), ir.Shape(shape)
+
+
+def detach(nodes: Sequence[ir.Node]) -> None:
+    """Take nodes that are not used out of the uses of what they read, bodies included."""
+    for node in nodes:
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                detach(list(attribute.as_graph()))
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+
+
+def node_key(op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What two nodes have in common that compute the same; None for nodes that are written each time."""
+    if op_type == "Identity" or any(isinstance(content, ir.Graph) for content in attributes.values()):
+        return None
+    contents = tuple(sorted((name, _comparable(content)) for name, content in attributes.items()))
+    return (op_type, tuple(inputs), contents)
+
+
+def _comparable(content: Any) -> str:
+    if hasattr(content, "tobytes") and hasattr(content, "dtype"):
+        return f"{content.dtype} {content.tobytes()!r} {content.shape}"
+    return repr(content)
+
+
+def _attribute(name: str, content: Any) -> ir.Attr:
+    if isinstance(content, str):
+        return ir.AttrString(name, content)
+    if isinstance(content, ir.Graph):
+        return ir.AttrGraph(name, content)
+    if isinstance(content, list):
+        return ir.AttrInt64s(name, content)
+    if isinstance(content, float):
+        return ir.AttrFloat32(name, content)
+    if isinstance(content, int):
+        return ir.AttrInt64(name, content)
+    return ir.AttrTensor(name, content)

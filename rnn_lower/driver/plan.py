@@ -1,0 +1,361 @@
+"""The plan of one lowering: which nodes, in which form, by which subgraphs; all before anything is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from rnn_lower.builder.constant_operands import known
+from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.names import Names
+from rnn_lower.builder.tensor_info import TensorInfo, info_of
+from rnn_lower.builder.versions import check_reviewed, exists, first_opset, same_signature
+from rnn_lower.driver.function_calls import Calls, check_target
+from rnn_lower.driver.restore_ranks import with_ranks
+from rnn_lower.errors import (
+    InvalidNodeError,
+    Requirement,
+    UnmetRequirementError,
+    UnsupportedError,
+    UnsupportedOpError,
+)
+from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes, taken_names, with_bodies
+from rnn_lower.legalize.conformance import ConstraintChecker
+from rnn_lower.legalize.legalizer import drop_unread, legalize
+from rnn_lower.lowering.lowering import builder_of, lower_node
+from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, axes_of, read_node
+from rnn_lower.options import Options
+from rnn_lower.shapes.shape_info import UNSAID, Facts
+from rnn_lower.shapes.stale_shapes import (
+    claims_of_bodies,
+    declared_in,
+    doubtful,
+    of_fixed_sizes,
+    reshaped,
+    warn_of_output,
+)
+from rnn_lower.targets import find_target
+from rnn_lower.tune import tune, weights_in_body
+
+logger = logging.getLogger("rnn_lower")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A recurrent node as read, with where it is."""
+
+    node: RecurrentNode
+    scope: Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """What takes the place of a recurrent node: nodes, and a new value for each output that is used.
+
+    called: where that is a call, the nodes of its function.  why: of the form.
+    """
+
+    site: Site
+    form: str
+    nodes: list[ir.Node]
+    old_values: list[ir.Value]
+    new_values: list[ir.Value]
+    called: Sequence[ir.Node] = ()
+    why: str = ""
+
+    @property
+    def emitted(self) -> Sequence[ir.Node]:
+        """The nodes that compute it: in a function that is called, or in its place."""
+        return self.called or self.nodes
+
+    @property
+    def count(self) -> int:
+        """Emitted nodes, bodies included."""
+        return count_nodes(self.emitted)
+
+
+class Plan:
+    """What the nodes of one model have in common while they are lowered, and what becomes of each.
+
+    That is the target, what is known of shapes, the names in use, the constants (stored once for all nodes) and the
+    limit of emitted nodes. Raises InvalidNodeError or UnsupportedError; the model is left as it is until `replacements`
+    has succeeded, which adds the new weights to the main graph.
+    """
+
+    def __init__(self, model: ir.Model, options: Options, facts: Facts | None = None) -> None:
+        self._model, self._options = model, options
+        self._target = find_target(options.target)
+        self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
+        self._left = options.max_nodes
+        self._facts = facts or Facts(model)
+        self._names = Names([*taken_names(model), *self._facts.symbols])
+        self._calls = Calls(model)
+        if options.as_function and options.target is not None:
+            check_target(self._target.name)
+
+    @functools.cached_property
+    def sites(self) -> list[Site]:
+        """The recurrent nodes that the options choose, in the order of the model."""
+        facts, chosen = self._facts, []
+        for node, scope in recurrent_nodes(self._model, self._options.op_types):
+            read = read_node(node, scope.opset, scope.path, facts)
+            selected = self._options.select is None or self._options.select(read)
+            if selected and not (self._options.keep_native and self._target.keeps(read)):
+                chosen.append(Site(read, scope))
+        return chosen
+
+    @functools.cached_property
+    def replacements(self) -> list[Replacement]:
+        """What takes the place of each node."""
+        planned = self._planned()
+        for opset in {site.scope.opset for site in self.sites}:
+            _review(opset)
+        replacements = [self._replacement(site, form) for site, form in planned]
+        for pool in self._pools.values():
+            if "weights_in_body" in self._target.tune and not pool.as_nodes:
+                weights_in_body(pool.initializers, with_bodies(node for new in replacements for node in new.nodes))
+            for value in pool.initializers:
+                self._model.graph.register_initializer(value)
+        self._calls.register()
+        self._unsay()
+        for new in replacements:
+            message, opset = new.site.node.describe(), new.site.scope.opset
+            logger.debug("%s: form %s, %d nodes of opset %d", message, new.form, new.count, opset)
+        for site in self.sites:
+            for note in site.node.notes:
+                logger.info("%s: %s", site.node.describe(), note)
+        return replacements
+
+    @functools.cached_property
+    def warnings(self) -> dict[ir.Node, str]:
+        """By node, how slowly a large unrolled graph loads; the first is logged."""
+        unrolled = [new for new in self.replacements if new.form == "unroll"]
+        together = sum(new.count for new in unrolled)
+        messages = [(new.site.node, self._target.slow_to_load(new.site.node, new.count, together)) for new in unrolled]
+        warnings = [(node, message) for node, message in messages if message]
+        for node, message in warnings[:1]:
+            more = f" (and {len(warnings) - 1} more nodes)" if len(warnings) > 1 else ""
+            logger.warning("%s%s: %s", node.describe(), more, message)
+        return {node.node: message for node, message in warnings}
+
+    def _unsay(self) -> None:
+        """Take back sizes that nothing confirms of what the nodes take and give, and those that inference contradicts.
+
+        Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else. So
+        those of the model's own outputs are taken back too where they are near, and only there, with a warning.
+        """
+        fixed = of_fixed_sizes(self._model, self._facts)
+        if not self.sites and not fixed:
+            return
+        taken = [value for site in self.sites for value in site.node.node.inputs if value is not None]
+        given = [value for site in self.sites for value in site.node.node.outputs]
+        bodies = dict(claims_of_bodies(taken))
+        near = dict.fromkeys((*doubtful(taken, self._facts), *given, *reshaped(given)))
+        main, ends = self._model.graph, set(self._model.graph.outputs)
+        kept = {*main.inputs, *(ends - near.keys() - fixed.keys())}
+        scopes = list({site.scope.graph: site.scope for site in self.sites}.values())
+        for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted(), *fixed)):
+            doubted = value in near or value not in fixed
+            shape = ir.Shape(self._facts.shape(value) or ()) if doubted else fixed[value]
+            for graph in (bodies.get(value), *declared_in(value, scopes)):
+                if isinstance(graph, ir.Graph) and (graph is not main or value not in kept):
+                    graph.meta.setdefault(UNSAID, {})[value.name] = shape
+            if value.shape is None or value in kept or value.is_initializer():
+                continue
+            said, value.shape = value.shape, shape
+            if value in ends:
+                warn_of_output(value, said, shape)
+
+    def _planned(self) -> list[tuple[Site, str]]:
+        """The form of each node. Raises UnmetRequirementError with all that any of them needs."""
+        planned: list[tuple[Site, str]] = []
+        unmet: list[tuple[Site, list[Requirement]]] = []
+        for site in self.sites:
+            form = self._form(site)
+            requirements = self._requirements(site, form)
+            if any(one.sizes for one in requirements):
+                site = self._with_sizes(site, self._facts.folded_sizes(site.node.node, site.node.layout))
+                form = self._form(site)
+                requirements = self._requirements(site, form)
+            planned.append((site, form))
+            unmet += [(site, requirements)] if requirements else []
+        if unmet:
+            (first, requirements), others = unmet[0], len(unmet) - 1
+            more = f" (and {others} more nodes lack something)" if others else ""
+            message = "; ".join(one.what for one in requirements) + more
+            everything = [one for _, requirements in unmet for one in requirements]
+            raise UnmetRequirementError(f"{first.node.describe()}: {message}", everything)
+        return planned
+
+    def _form(self, site: Site) -> str:
+        """The form that the options ask for, else the target's for this node."""
+        form = self._options.form
+        return self._target.choose(site.node, site.scope.opset) if form == "auto" else form
+
+    def _requirements(self, site: Site, form: str) -> list[Requirement]:
+        """What the form and the target need and the node lacks."""
+        node, opset, unmet = site.node, site.scope.opset, []
+        if form == "scan" and not exists("Scan", opset):
+            since = first_opset("Scan")
+            what = f"form scan needs opset {since}, the model is at opset {opset}"
+            others = tuple(other for other in self._target.forms if other != "scan")
+            unmet.append(Requirement(what, forms=others, opsets=(since, self._target.opsets[1])))
+        if form == "unroll" and node.static_length is None:
+            what = f"form unroll needs a known sequence length, here it is {node.told('seq_length')}"
+            others = tuple(other for other in self._target.forms_for(node, opset) if other != "unroll")
+            unmet.append(Requirement(what, forms=others, sizes=("seq_length",)))
+        return [*unmet, *self._target.lacks(node, form, opset)]
+
+    def _with_sizes(self, site: Site, sizes: Mapping[str, int]) -> Site:
+        """The site with sizes that folding tells, where nothing else does."""
+        node = site.node
+        known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
+        for name, size in known.items():
+            if size > LARGEST_SIZE:
+                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; no axis is longer than {LARGEST_SIZE}")
+        return dataclasses.replace(site, node=dataclasses.replace(node, **known)) if known else site
+
+    def _replacement(self, site: Site, form: str) -> Replacement:
+        node = site.node
+        try:
+            if self._options.as_function and node.outputs:
+                nodes, outputs, called = self._call(site, form)
+            else:
+                nodes, outputs = self._lowered(site, form)
+                called = ()
+        except UnmetRequirementError as error:
+            raise UnmetRequirementError(f"{node.describe()}: {error}", error.requirements) from None
+        except UnsupportedOpError as error:
+            raise self._unsupported(site, form, error) from None
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{node.describe()}: {error}") from None
+        for name, new in outputs.items():
+            old = node.outputs[name]
+            new.doc_string = old.doc_string
+            new.metadata_props.update(old.metadata_props)
+        olds, why = [node.outputs[name] for name in outputs], self._why(site, form)
+        return Replacement(site, form, nodes, olds, [*outputs.values()], called, why)
+
+    def _lowered(self, site: Site, form: str) -> tuple[list[ir.Node], dict[str, ir.Value]]:
+        """The nodes in the place of a node, and its outputs by name: canonical, tuned, legalized, checked."""
+        node, scope, target = site.node, site.scope, self._target
+        b = builder_of(node, scope.opset, self._names, self._pool(scope), max(0, self._left))
+        outputs = lower_node(node, b, form, self._options.fuse_directions)
+        rewrites = [name for name in target.tune if name != "name_batch" or scope.graph is self._model.graph]
+        results = tune(b, rewrites, [*outputs.values()])
+        nodes = drop_unread(b.nodes, results)
+        if form == "loop":
+            outputs = with_ranks(nodes, dict(zip(outputs, results, strict=True)), node, scope, self._names)
+            results = [*outputs.values()]
+        if not target.constraints.silent:
+            nodes, results = legalize(nodes, b, target.constraints, results, declared_infos(node).get)
+            self._conform(site, nodes)
+        self._check_import(site, nodes)
+        self._spend(node, count_nodes(nodes))
+        return nodes, dict(zip(outputs, results, strict=True))
+
+    def _call(self, site: Site, form: str) -> tuple[list[ir.Node], dict[str, ir.Value], Sequence[ir.Node]]:
+        """As `_lowered`, by a call of a function, and the nodes of that."""
+        node, scope = site.node, site.scope
+        call, inside, new = self._calls.call(node, scope, form, max(0, self._left))
+        if new:
+            self._check_import(site, inside)
+            self._spend(node, count_nodes(inside))
+        nodes = [call]
+        outputs = with_ranks(nodes, dict(zip(node.outputs, call.outputs, strict=True)), node, scope, self._names)
+        return nodes, outputs, inside
+
+    def _spend(self, node: RecurrentNode, count: int) -> None:
+        """Raises UnmetRequirementError when more nodes are emitted than may be."""
+        self._left -= count
+        if self._left < 0:
+            what = f"it takes {count} nodes, {-self._left} more than are left of the limit of {self._options.max_nodes}"
+            raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
+
+    def _why(self, site: Site, form: str) -> str:
+        """Why it has this form, for people."""
+        return self._target.why(site.node, form) if self._options.form == "auto" else "requested"
+
+    def _unsupported(self, site: Site, form: str, error: UnsupportedOpError) -> UnsupportedError:
+        """What the target does not support; perhaps another form does without it."""
+        message = f"{site.node.describe()}: target {self._target.name} {error}"
+        others = tuple(other for other in self._target.forms_for(site.node, site.scope.opset) if other != form)
+        if not others:
+            return UnsupportedError(message)
+        return UnmetRequirementError(message, [Requirement(message, forms=others)])
+
+    def _conform(self, site: Site, emitted: Sequence[ir.Node]) -> None:
+        """Hold every emitted node against the target's constraints. A violation is a mistake of ours, and no output."""
+        checker = ConstraintChecker(self._target.constraints, site.scope.opset, declared_infos(site.node).get)
+        for violation in checker.violations(emitted):
+            raise AssertionError(
+                f"{site.node.describe()}: emitted {violation.node.op_type} '{violation.node.name}', which target"
+                f" {self._target.name} does not support: {violation.rule}"
+            )
+
+    def _check_import(self, site: Site, emitted: Sequence[ir.Node]) -> None:
+        """A function may import another opset than its model as long as its operators are the same at both."""
+        own, of_model = site.scope.opset, default_opset(self._model.opset_imports)
+        if not site.scope.in_function or of_model in (None, own):
+            return
+        for op_type in sorted({node.op_type for node in with_bodies(emitted)}):
+            if not same_signature(op_type, own, of_model):
+                what = f"the function imports opset {own} and the model {of_model}, between which {op_type} changed"
+                raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
+
+    def _pool(self, scope: Scope) -> ConstantPool:
+        """Initializers of the main graph serve all; else Constant nodes, shared within the graph they are in."""
+        as_nodes = self._model.ir_version < 4 or scope.in_function
+        owner = scope.graph if as_nodes else self._model.graph
+        if owner not in self._pools:
+            self._pools[owner] = ConstantPool(self._names, as_nodes)
+        return self._pools[owner]
+
+
+def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
+    """What the sizes of a node tell of its inputs."""
+    infos = {}
+    for name, value in node.inputs.items():
+        axes = axes_of(name, node.operator.gates, node.num_directions, node.layout)
+        sizes = [(factor, getattr(node, size)) for factor, size in axes]
+        shape = tuple(factor * size if isinstance(size, int) else None for factor, size in sizes)
+        own = info_of(value)
+        dtype = ir.DataType.INT32 if name == "sequence_lens" else node.dtype
+        infos[value] = own if own.constant else TensorInfo(shape, dtype)
+    return infos
+
+
+def read_nodes(model: ir.Model, facts: Facts | None = None) -> list[RecurrentNode]:
+    """All recurrent nodes of a model. facts: about it, where there are some already."""
+    return [site.node for site in Plan(model, Options(), facts).sites]
+
+
+def _review(opset: int) -> None:
+    """Accept a newer opset than this program was written for while no emitted operator has changed in it."""
+    check_reviewed(opset)
+    if opset > (newest := newest_opset()):
+        logger.warning(
+            "opset %d is newer than the installed onnx knows (%d); it is lowered as if nothing changed", opset, newest
+        )
+
+
+def remove_unused(values: Iterable[ir.Value]) -> None:
+    """Drop weights (initializers, Constant nodes, and what moves them) of these that nothing uses any more."""
+    waiting = [value for value in values if known(value) is not None]
+    while waiting:
+        value = waiting.pop()
+        producer, owner = value.producer(), value.graph
+        if producer is not None:
+            if producer.graph is not None and not any(out.uses() or out.is_graph_output() for out in producer.outputs):
+                waiting += [one for one in producer.inputs if one is not None]
+                producer.graph.remove(producer, safe=True)
+        elif value.is_initializer() and owner is not None and not (
+            value.uses() or value.is_graph_output() or value.is_graph_input()
+        ):  # fmt: skip
+            owner.initializers.pop(value.name or "", None)

@@ -1,0 +1,90 @@
+"""Hold nodes against the constraints of a target, one by one: after every lowering, and for whole models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import Constant
+from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, answers, info_of
+from rnn_lower.legalize.constraints import NodeView, OpConstraints, view_of
+
+Declared = Callable[[ir.Value], TensorInfo | None]
+"""What is known of a value from elsewhere; None for what its node has to tell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A node that a runtime does not support, and the constraint, with its source where the target's file has one."""
+
+    node: ir.Node
+    rule: str
+
+
+class ConstraintChecker:
+    """Holds nodes of one opset against constraints, in their order, bodies included."""
+
+    def __init__(self, constraints: OpConstraints, opset: int, declared: Declared) -> None:
+        self.constraints, self.opset, self._declared = constraints, opset, declared
+        self._infos: dict[ir.Value, TensorInfo] = {}
+
+    def violation(self, node: ir.Node) -> str | None:
+        """The constraint that a node, without its bodies, breaks. Nodes are checked in the order in which they run."""
+        return self.constraints.broken(self.view(node))
+
+    def violations(self, nodes: Iterable[ir.Node]) -> Iterator[Violation]:
+        """The nodes that break a constraint."""
+        for node in nodes:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    yield from self.violations(attribute.as_graph())
+            rule = self.violation(node)
+            if rule is not None:
+                yield Violation(node, rule)
+
+    def view(self, node: ir.Node) -> NodeView:
+        """The node as constraints see it; from then on the infos of its outputs are known."""
+        bodies = [held.as_graph() for held in node.attributes.values() if held.type == ir.AttributeType.GRAPH]
+        inputs = tuple(None if value is None else self.info(value) for value in node.inputs)
+        plain = {
+            name: held.value for name, held in node.attributes.items()
+            if held.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and not held.is_ref()
+        }  # fmt: skip
+        inner = answers(node.op_type, bodies, self.info)
+        view = view_of(node.op_type, self.opset, inputs, plain, inner, len(node.outputs))
+        found = [*view.outputs, *[UNKNOWN] * (len(node.outputs) - len(view.outputs))]
+        outputs = tuple(
+            _fuller(self._declared(value), _fuller(info_of(value), one))
+            for value, one in zip(node.outputs, found, strict=False)
+        )
+        self._infos.update(zip(node.outputs, outputs, strict=False))
+        constant_state = any(body.outputs and _constant_state(node, body) for body in bodies)
+        return dataclasses.replace(view, outputs=outputs, constant_state=constant_state)
+
+    def info(self, operand: ir.Value | Constant) -> TensorInfo:
+        """What is known of an operand: its own content, else what is declared, else what its node tells."""
+        own = info_of(operand)
+        if own.constant or isinstance(operand, Constant):
+            return own
+        return _fuller(self._declared(operand), self._infos.get(operand) or own)
+
+
+def _fuller(declared: TensorInfo | None, found: TensorInfo) -> TensorInfo:
+    """What is declared, unless it leaves sizes open that are found."""
+    if declared is None or declared.shape is None or (declared.sizes is None and found.sizes is not None):
+        return found
+    return declared
+
+
+def _constant_state(node: ir.Node, body: ir.Graph) -> bool:
+    """Whether a Scan carries a state that depends on nothing that its body reads."""
+    if node.op_type != "Scan":
+        return False
+    scanned = node.attributes["num_scan_inputs"].as_int()
+    reached = set(body.inputs)
+    for inner in body:
+        if any(value in reached for value in inner.inputs):
+            reached.update(inner.outputs)
+    return any(value not in reached for value in body.outputs[: len(node.inputs) - scanned])

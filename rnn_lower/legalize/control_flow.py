@@ -1,0 +1,36 @@
+"""Legalization patterns of nodes that have bodies."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from rnn_lower.builder.graph_builder import Operand
+from rnn_lower.legalize.call import Call, PatternBuilder, Results
+
+
+def scan_between_flips(b: PatternBuilder, call: Call) -> Results:
+    """A Scan that runs backwards, along first axes, as one that runs forward: what it scans is flipped around it."""
+    axes = ("scan_input_axes", "scan_output_axes")
+    if any(any(call.parameters.get(name) or ()) for name in axes):
+        return None
+    count, body = call.parameters["num_scan_inputs"], call.parameters["body"]
+    states = len(call.inputs) - count
+    inputs = list(call.inputs)
+    backwards = call.parameters.get("scan_input_directions") or [0] * count
+    sequence, rank = inputs[states], len(b.checker.info(inputs[states]).shape or ())  # type: ignore[arg-type]
+    if not rank:
+        return None
+    sizes = b.checker.info(sequence).shape or ()  # type: ignore[arg-type]
+    known = sizes[0]
+    length = b.size(sequence, 0, rank, "length") if known is None else known
+    for k, backward in enumerate(backwards):
+        if backward:
+            inputs[states + k] = b.flip(inputs[states + k], length)
+    # The body moves over: a graph belongs to one node.
+    call.node.attributes.pop("body")
+    results: list[Operand] = list(b.op_multi("Scan", inputs, call.names, body=body, num_scan_inputs=count))
+    for k, backward in enumerate(call.parameters.get("scan_output_directions") or ()):
+        if backward:
+            results[states + k] = b.flip(results[states + k], length, call.names[states + k])
+    assert isinstance(body, ir.Graph)
+    return results

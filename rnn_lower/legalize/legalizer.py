@@ -1,0 +1,223 @@
+"""Legalization: every node that a target does not support becomes others that it does, until all are supported.
+
+For each unsupported node the patterns of its operator are tried in order, and what a pattern writes is legalized in
+turn. It ends, since on the way from a node to what it becomes no call may come twice, and no operator three times.
+Which pattern served is kept, so that a thousand steps that are alike are searched for once.
+
+A comparison that no pattern serves may stay until its readers are legalized, which may do without it.
+
+Before that, operators that overflow on the target get their operand clipped. Afterwards equal nodes are one, and nodes
+that nobody reads are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand, detach, node_key
+from rnn_lower.builder.tensor_info import TensorInfo
+from rnn_lower.errors import UnsupportedError, UnsupportedOpError
+from rnn_lower.ir.walk import with_bodies
+from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, call_of
+from rnn_lower.legalize.conformance import ConstraintChecker
+from rnn_lower.legalize.constraints import OpConstraints
+from rnn_lower.legalize.patterns import PATTERNS
+
+Key = tuple[Any, ...]
+COMPARISONS = ("Less", "Greater")
+Path = tuple[Key, ...]
+
+
+def legalize(
+    nodes: Sequence[ir.Node], b: GraphBuilder, constraints: OpConstraints, results: Sequence[ir.Value],
+    declared: Callable[[ir.Value], TensorInfo | None],
+) -> tuple[list[ir.Node], list[ir.Value]]:  # fmt: skip
+    """Nodes that the target supports, which compute the same, and the values that take the place of `results`.
+
+    nodes: of no graph, in the order in which they run; they are used up.  b: gives opset, element type, names and
+    constants.  declared: what is known of values beside what the nodes tell.
+    Raises UnsupportedOpError for an operator that no pattern makes supported ones of.
+    """
+    legalizer = _Legalizer(b, constraints, declared)
+    legal, replaced = legalizer.run(_constants_first(nodes), (), {})
+    values = [legalizer.latest(value, replaced) for value in results]
+    kept = drop_unread([*legalizer.constants, *legal], values)
+    legalizer.check_pending(kept)
+    return kept, values
+
+
+def _constants_first(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """The nodes with Constant nodes in front, and what casts these: a pattern may read them earlier than before."""
+    constants = {node for node in nodes if node.op_type == "Constant"}
+    constants |= {node for node in nodes if node.op_type == "Cast" and node.inputs[0].producer() in constants}  # type: ignore[union-attr]
+    return [node for node in nodes if node in constants] + [node for node in nodes if node not in constants]
+
+
+class _Legalizer:
+    def __init__(
+        self, b: GraphBuilder, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
+    ) -> None:
+        self._b, self._constraints = b, constraints
+        self._checker = ConstraintChecker(constraints, b.opset, declared)
+        self._patterns: dict[Key, Pattern | None] = {}
+        self._clipped: set[ir.Node] = set()
+        self._pending: dict[ir.Node, UnsupportedOpError] = {}
+        self.constants: list[ir.Node] = []
+
+    def run(
+        self, nodes: Iterable[ir.Node], path: Path, written: dict[Key, ir.Node]
+    ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
+        """Supported nodes in the place of `nodes`, and what took the place of which value.
+
+        written: nodes of this graph and of those around it, by what they compute.
+        """
+        legal: list[ir.Node] = []
+        replaced: dict[ir.Value, ir.Value] = {}
+        try:
+            for node in nodes:
+                for attribute in node.attributes.values():
+                    if attribute.type == ir.AttributeType.GRAPH:
+                        self._legalize_body(attribute.as_graph(), path, dict(written))
+                new, values = self._legalized(node, path, written)
+                legal += new
+                self._replace(node, values, replaced)
+        except UnsupportedError:
+            detach(legal)
+            raise
+        return legal, replaced
+
+    def check_pending(self, nodes: Iterable[ir.Node]) -> None:
+        """Raise UnsupportedOpError where a comparison that the target does not support is read after all."""
+        for node in with_bodies(nodes):
+            if node in self._pending:
+                raise self._pending[node]
+
+    def latest(self, value: ir.Value, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
+        """The value that stands in the place of one, after all replacements."""
+        while value in replaced:
+            value = replaced[value]
+        return value
+
+    def _legalize_body(self, body: ir.Graph, path: Path, written: dict[Key, ir.Node]) -> None:
+        nodes = list(body)
+        outputs = list(body.outputs)
+        body.remove(nodes)
+        legal, replaced = self.run(nodes, path, written)
+        for index, value in enumerate(outputs):
+            body.outputs[index] = self.latest(value, replaced)
+        body.extend(drop_unread(legal, list(body.outputs)))
+
+    def _legalized(
+        self, node: ir.Node, path: Path, written: dict[Key, ir.Node]
+    ) -> tuple[list[ir.Node], Sequence[ir.Value]]:
+        """The supported nodes in the place of one, and the values of its outputs."""
+        limit = self._constraints.saturates.get(node.op_type)
+        if limit is not None and node not in self._clipped and self._constraints.listed(node.op_type):
+            return self._clip_operand(node, limit, path, written)
+        view = self._checker.view(node)
+        rule = self._constraints.broken(view)
+        pending = [self._pending[one] for value in node.inputs if value is not None
+                   if (one := value.producer()) in self._pending]  # fmt: skip
+        if rule is None and not pending:
+            return self._written(node, written)
+        b = self._pattern_builder(node, view.outputs)
+        call = call_of(node, b, view.outputs)
+        key = (node.op_type, tuple(b.info(x) for x in call.inputs), len(call.names), repr(sorted(_plain(call))))
+        if key not in path and [step[0] for step in path].count(node.op_type) < 2:
+            known = self._patterns.get(key)
+            for pattern in PATTERNS.get(node.op_type, ()) if known is None else (known,):
+                made = self._attempt(pattern, node, call, view.outputs, (*path, key), written)
+                if made is not None:
+                    self._patterns[key] = pattern
+                    return made
+        error = pending[0] if rule is None else UnsupportedOpError(node.op_type, rule)
+        if node.op_type in COMPARISONS:
+            self._pending[node] = error
+            return [node], node.outputs
+        raise error
+
+    def _attempt(
+        self, pattern: Pattern, node: ir.Node, call: Call, results: Sequence[TensorInfo], path: Path,
+        written: dict[Key, ir.Node],
+    ) -> tuple[list[ir.Node], Sequence[ir.Value]] | None:  # fmt: skip
+        """What a pattern makes of a call, legalized; None where it does not fit or needs what is not supported."""
+        b = self._pattern_builder(node, results)
+        tried = {} if node.op_type == "Identity" else dict(written)  # two results must not become one value
+        try:
+            operands: Sequence[Operand] | None = pattern(b, call)
+            values = [] if operands is None else [b.value(operand) for operand in operands]
+            if operands is None or None in values:
+                detach(b.nodes)
+                return None
+            legal, replaced = self.run(b.nodes, path, tried)
+        except UnsupportedError:  # an operator is not supported either, or not there at this opset
+            detach(b.nodes)
+            return None
+        if node.op_type != "Identity":
+            written.update(tried)
+        return legal, [self.latest(value, replaced) for value in values if value is not None]
+
+    def _pattern_builder(self, node: ir.Node, results: Sequence[TensorInfo]) -> PatternBuilder:
+        floats = [info.dtype for info in results if info.dtype is not None and info.dtype.is_floating_point()]
+        scope = str(node.outputs[0].name).rpartition("/")[0]
+        outer = self._b
+        dtype = floats[0] if floats else outer.dtype
+        b = PatternBuilder(outer.opset, dtype, outer.names, outer.pool, scope, dict(node.metadata_props))
+        b.checker, b.constants = self._checker, self.constants
+        return b
+
+    def _clip_operand(
+        self, node: ir.Node, limit: float, path: Path, written: dict[Key, ir.Node]
+    ) -> tuple[list[ir.Node], Sequence[ir.Value]]:
+        """The node, of an operand within the limit."""
+        self._clipped.add(node)
+        b = self._pattern_builder(node, self._checker.view(node).outputs)
+        clipped = b.value(b.clip(node.inputs[0], -limit, limit, "limited"))
+        node.replace_input_with(0, clipped)
+        legal, replaced = self.run([*b.nodes, node], path, written)
+        return legal, [self.latest(value, replaced) for value in node.outputs]
+
+    def _written(self, node: ir.Node, written: dict[Key, ir.Node]) -> tuple[list[ir.Node], Sequence[ir.Value]]:
+        """The node itself, or the equal one that was written before."""
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        key = node_key(node.op_type, node.inputs, attributes)
+        if key is not None and key in written and len(written[key].outputs) == len(node.outputs):
+            return [], written[key].outputs
+        if key is not None:
+            written[key] = node
+        return [node], node.outputs
+
+    def _replace(self, node: ir.Node, values: Sequence[ir.Value], replaced: dict[ir.Value, ir.Value]) -> None:
+        """Read `values` wherever the outputs of a node were read."""
+        if all(old is new for old, new in zip(node.outputs, values, strict=True)):
+            return
+        for old, new in zip(node.outputs, values, strict=True):
+            if old is new:
+                continue
+            for user, index in list(old.uses()):
+                user.replace_input_with(index, new)
+            replaced[old] = new
+            if new.type is None:
+                new.type = old.type
+            if new.shape is None:
+                new.shape = old.shape
+        detach([node])
+
+
+def drop_unread(nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> list[ir.Node]:
+    """The nodes whose outputs somebody reads, or that are among the results."""
+    kept: list[ir.Node] = []
+    wanted = set(results)
+    for node in reversed(nodes):
+        if any(value in wanted or value.uses() for value in node.outputs):
+            kept.append(node)
+        else:
+            detach([node])
+    return kept[::-1]
+
+
+def _plain(call: Call) -> list[tuple[str, str]]:
+    return [(name, repr(value)) for name, value in call.parameters.items() if not isinstance(value, ir.Graph)]

@@ -1,0 +1,326 @@
+"""The table of legalization patterns: (operator, what the target lacks) -> nodes that it has.
+
+A pattern gets a builder and the call, and writes nodes that compute the same; it returns their results, or None where
+it does not fit the call. Patterns stand in the order in which they are tried: the exact ones first. Those that round,
+or differ for numbers that are not finite, say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import Constant, filled, fold, from_tensor, known_tensor
+from rnn_lower.builder.graph_builder import Operand
+from rnn_lower.builder.scalar_functions import DEFAULTS, EQUATIONS
+from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
+from rnn_lower.legalize import control_flow, data_movement
+from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, is_float, result_sizes, sizes_of
+
+NEAR = 128.0
+"""How wide a Clip by Relu may be: it rounds to the unit in the last place of its width."""
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _minus_one(b: PatternBuilder, operand: Operand) -> bool:
+    info = b.info(operand)
+    return info is not None and info.constant and info.content == (-1.0,)
+
+
+def _identity_by_sum(b: PatternBuilder, call: Call) -> Results:
+    """x + 0; -0 becomes 0. A node even where x is a constant: a result of the model must not be an initializer."""
+    broadcast = {"broadcast": 1} if b.opset < BROADCASTS_BY_RULE else {}
+    return [b.op("Add", call.x, b.scalar(0.0), name=call.name, **broadcast)] if is_float(b, call.x) else None
+
+
+def _sub_by_add(b: PatternBuilder, call: Call) -> Results:
+    left, right = call.inputs
+    if not is_float(b, left):
+        return None
+    return [b.add(b.mul(right, b.scalar(-1.0), f"minus_{call.name}"), left, call.name)]
+
+
+def _add_by_sub(b: PatternBuilder, call: Call) -> Results:
+    left, right = call.inputs
+    if not is_float(b, left) or b.opset < BROADCASTS_BY_RULE:
+        return None
+    if isinstance(right, Constant):
+        return [
+            b.op("Sub", left, fold(("negate",), np.negative, right, shape=right.shape, name="minus"), name=call.name)
+        ]
+    return [b.op("Sub", left, b.mul(right, b.scalar(-1.0), "minus"), name=call.name)]
+
+
+def _minus_by_neg(b: PatternBuilder, call: Call) -> Results:
+    left, right = call.inputs
+    return [b.op("Neg", left, name=call.name)] if _minus_one(b, right) else None
+
+
+def _minus_by_sub(b: PatternBuilder, call: Call) -> Results:
+    """0 - x; 0 stays 0 where its sign would change."""
+    left, right = call.inputs
+    return [b.op("Sub", b.scalar(0.0), left, name=call.name)] if _minus_one(b, right) and b.opset >= 7 else None
+
+
+def _div_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
+    """Rounds once more."""
+    left, right = call.inputs
+    return [b.mul(left, b.op("Reciprocal", right, name="inverse"), call.name)]
+
+
+def _reciprocal_by_div(b: PatternBuilder, call: Call) -> Results:
+    if b.opset < BROADCASTS_BY_RULE:
+        return None
+    return [b.op("Div", b.scalar(1.0), call.x, name=call.name)]
+
+
+def _abs_by_relu(b: PatternBuilder, call: Call) -> Results:
+    below = b.op("Relu", b.mul(call.x, b.scalar(-1.0), "minus_x"), name="below_zero")
+    return [b.add(b.op("Relu", call.x, name="above_zero"), below, call.name)]
+
+
+def _relu_by_max(b: PatternBuilder, call: Call) -> Results:
+    return [b.op("Max", call.x, b.scalar(0.0), name=call.name)] if b.opset >= MAX_BROADCASTS else None
+
+
+def _relu_by_clip(b: PatternBuilder, call: Call) -> Results:
+    double = b.dtype != ir.DataType.FLOAT and b.opset < CLIP_TAKES_DOUBLE
+    return None if double else [b.op_direct("Clip", call.x, name=call.name, min=0.0, max=None)]
+
+
+def _clip_by_min_max(b: PatternBuilder, call: Call) -> Results:
+    low, high = call.parameters["min"], call.parameters["max"]
+    if high is None or b.opset < MAX_BROADCASTS:
+        return None
+    above = b.op_direct("Max", call.x, _number_like(b, low, call.x), name=f"{call.name}_below")
+    return [b.op_direct("Min", above, _number_like(b, high, call.x), name=call.name)]
+
+
+def _number_like(b: PatternBuilder, number: float, x: Operand) -> Operand:
+    """A number, of the rank of x where a runtime cares about ranks."""
+    info = b.info(x)
+    ranked = any("ranks" in b.checker.constraints.limits.get(one, {}) for one in ("Max", "Min"))
+    rank = len(info.shape) if ranked and info is not None and info.shape is not None else 0
+    return b.reshape(b.scalar(number), [1] * rank)
+
+
+def _clip_in_rank_four(b: PatternBuilder, call: Call) -> Results:
+    """All of a Clip of several nodes between two Reshapes, not each of them, where a runtime takes rank 4 only."""
+    sizes, limits = sizes_of(b, call.x), b.checker.constraints.limits
+    if sizes is None or len(sizes) > 3 or not any("ranks" in limits.get(one, {}) for one in ("Max", "Min", "Relu")):
+        return None
+    x = b.reshape(call.x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4")
+    inner = b.op("Clip", x, name=f"{call.name}_of_rank_4", **call.parameters)
+    return [b.reshape(inner, list(sizes), call.name)]
+
+
+def _clip_by_relu(b: PatternBuilder, call: Call) -> Results:
+    """high - max(0, width - max(0, x - low)); rounds to the last place of the width, so that must be small."""
+    low, high = call.parameters["min"], call.parameters["max"]
+    if high is None or not 0 < high - low <= NEAR:
+        return None
+    from_low = b.op("Relu", b.add(call.x, b.scalar(-low), "from_low") if low else call.x, name="above_low")
+    to_high = b.add(b.mul(from_low, b.scalar(-1.0), "minus"), b.scalar(high - low), "to_high")
+    below = b.mul(b.op("Relu", to_high, name="below_high"), b.scalar(-1.0), "minus_rest")
+    return [b.add(below, b.scalar(high), call.name)]
+
+
+def _clip_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
+    """min(x, high) as 1 / max(1 / x, 1 / high) on both sides of zero; rounds relatively, for a Clip that is wide."""
+    low, high = call.parameters["min"], call.parameters["max"]
+    return None if high is None else [b.clip_by_reciprocal(call.x, low, high, call.name)]
+
+
+def _less_by_greater(b: PatternBuilder, call: Call) -> Results:
+    left, right = call.inputs
+    return [b.op("Greater", right, left, name=call.name)] if b.opset >= BROADCASTS_BY_RULE else None
+
+
+def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
+    """Positions and lengths compared as floating-point numbers, which hold them exactly up to 2^24."""
+    left, right = call.inputs
+    info = b.info(left)
+    if (
+        info is None
+        or info.dtype is None
+        or not info.dtype.is_integer()
+        or "rnn_lower.node" not in call.node.metadata_props
+    ):
+        return None
+    numbers = [b.cast(operand, info.dtype, b.dtype, "number") for operand in (left, right)]
+    return [b.op_direct("Less", *numbers, name=call.name)]
+
+
+def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
+    """m x + (1 - m) y: NaN and infinity of what is not selected come through."""
+    mask, chosen, other = call.inputs
+    if not is_float(b, chosen):
+        return None
+    numbers = b.cast(mask, ir.DataType.BOOL, b.dtype, "mask")
+    kept = None if _zero(b, chosen) else b.mul(numbers, chosen)
+    rest = None if _zero(b, other) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), other)
+    return None if kept is None and rest is None else [b.add(kept, rest, call.name)]
+
+
+def _zero(b: PatternBuilder, operand: Operand) -> bool:
+    info = b.info(operand)
+    return info is not None and info.constant and info.content == (0.0,)
+
+
+def _cast_by_where(b: PatternBuilder, call: Call) -> Results:
+    """Truth values to numbers."""
+    info = b.info(call.x)
+    if info is None or info.dtype != ir.DataType.BOOL or call.parameters["to"] != int(b.dtype):
+        return None
+    return [b.op_direct("Where", call.x, b.scalar(1.0), b.scalar(0.0), name=call.name)]
+
+
+def _cast_of_less(b: PatternBuilder, call: Call) -> Results:
+    """The truth of position < length as a number: min(1, max(0, length - position)), for integers."""
+    node = call.x.producer() if isinstance(call.x, ir.Value) else None
+    if node is None or node.op_type not in ("Less", "Greater") or call.parameters["to"] != int(b.dtype):
+        return None
+    low, high = node.inputs if node.op_type == "Less" else node.inputs[::-1]
+    dtype = None if low is None else b.checker.info(low).dtype
+    if dtype is None or not dtype.is_integer():
+        return None
+    position, length = (b.cast(_operand(b, value), dtype, b.dtype, "number") for value in (low, high))
+    return [b.clip(b.sub(length, position, "left"), 0.0, 1.0, call.name)]
+
+
+def _operand(b: PatternBuilder, value: ir.Value | None) -> Operand:
+    tensor = known_tensor(value)
+    return value if tensor is None else from_tensor(tensor)
+
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+
+def _sigmoid_by_tanh(b: PatternBuilder, call: Call) -> Results:
+    """(tanh(x / 2) + 1) / 2; rounds to the last place of 1."""
+    half = b.scalar(0.5)
+    bent = b.mul(b.unary("Tanh", b.mul(call.x, half, "half")), half, "bent")
+    return [b.add(bent, half, call.name)]
+
+
+def _tanh_by_sigmoid(b: PatternBuilder, call: Call) -> Results:
+    """2 sigmoid(2 x) - 1; rounds to the last place of 1."""
+    two = b.scalar(2.0)
+    bent = b.mul(b.unary("Sigmoid", b.mul(call.x, two, "twice")), two, "bent")
+    return [b.add(bent, b.scalar(-1.0), call.name)]
+
+
+def _sigmoid_by_exp(b: PatternBuilder, call: Call) -> Results:
+    """1 / (1 + e^-x), where an infinite e^-x gives 0."""
+    grown = b.op("Exp", b.mul(call.x, b.scalar(-1.0), "minus_x"), name="grown")
+    return [b.op("Reciprocal", b.add(grown, b.scalar(1.0)), name=call.name)]
+
+
+def _by_equation(b: PatternBuilder, call: Call) -> Results:
+    """An activation by its equation."""
+    if not is_float(b, call.x):
+        return None
+    alpha, beta = DEFAULTS.get(call.op_type, (0.0, 0.0))
+    alpha, beta = call.parameters.get("alpha", alpha), call.parameters.get("beta", beta)
+    with b.scope(call.name):
+        return [EQUATIONS[call.op_type](b, call.x, alpha, beta)]
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+
+def _columns(b: PatternBuilder, matrix: Operand) -> tuple[int, int] | None:
+    sizes = sizes_of(b, matrix)
+    return (sizes[0], sizes[1]) if sizes is not None and len(sizes) == 2 else None
+
+
+def _matmul_by_rows(b: PatternBuilder, call: Call) -> Results:
+    """A stack of matrices as one matrix."""
+    (left, right), (before, after) = call.inputs, (sizes_of(b, call.inputs[0]), result_sizes(b, call))
+    if before is None or after is None or len(before) < 3 or _columns(b, right) is None:
+        return None
+    rows = b.reshape(left, [math.prod(before[:-1]), before[-1]], "rows")
+    return [b.reshape(b.matmul(rows, right), after, call.name)]
+
+
+def _matmul_by_gemm(b: PatternBuilder, call: Call) -> Results:
+    (left, right), columns = call.inputs, _columns(b, call.inputs[1])
+    before = b.info(left)
+    if columns is None or before is None or before.shape is None or len(before.shape) != 2:
+        return None
+    more = [] if b.opset >= 11 else [filled(0.0, (columns[1],), b.dtype)]  # before, C must be there
+    return None if b.opset < BROADCASTS_BY_RULE else [b.op("Gemm", left, right, *more, name=call.name)]
+
+
+def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
+    """A Conv of 1 x 1 over [1, K, rows, 1]: channels are the columns, places the rows."""
+    (left, right), (before, after) = call.inputs, (sizes_of(b, call.inputs[0]), result_sizes(b, call))
+    columns = _columns(b, right)
+    if before is None or after is None or columns is None or len(before) < 2 or b.dtype != ir.DataType.FLOAT:
+        return None  # onnxruntime, which judges, has Conv in float32 only
+    (K, M), rows = columns, math.prod(before[:-1])
+    kernel = b.transpose(right, [1, 0], "kernel_rows")
+    if isinstance(kernel, Constant):
+        kernel = fold(
+            ("kernel",), lambda held: held[:, :, np.newaxis, np.newaxis], kernel, shape=(M, K, 1, 1), name="kernel"
+        )
+    else:
+        kernel = b.reshape(kernel, [M, K, 1, 1], "kernel")
+    if rows == 1:
+        x = b.reshape(left, [1, K, 1, 1], "channels")
+        return [b.reshape(b.op("Conv", x, kernel, name="conv", kernel_shape=[1, 1]), after, call.name)]
+    x = b.transpose(b.reshape(left, [1, rows, K, 1], "places"), [0, 2, 1, 3], "channels")
+    y = b.op("Conv", x, kernel, name="conv", kernel_shape=[1, 1])
+    return [b.reshape(b.transpose(y, [0, 2, 1, 3], "rows"), after, call.name)]
+
+
+_OF_CONCATS = tuple(functools.partial(data_movement.concat_of_concats, most) for most in (7, 4, 2))
+"""7 and the result are the 8 buffers that a WebGPU shader has."""
+
+_BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
+    "Abs": (_abs_by_relu,),
+    "Add": (_add_by_sub,),
+    "Cast": (_cast_by_where, _cast_of_less),
+    "Clip": (_clip_by_min_max, _clip_in_rank_four, _clip_by_relu, _clip_by_reciprocal),
+    "Concat": (data_movement.concat_of_one, *_OF_CONCATS, data_movement.in_block, data_movement.as_channels),
+    "Div": (_div_by_reciprocal,),
+    "Gather": (data_movement.gather_by_slices,),
+    "Identity": (data_movement.by_reshape, _identity_by_sum),
+    "Less": (_less_by_greater, _less_of_floats),
+    "MatMul": (_matmul_by_rows, _matmul_by_gemm, _matmul_by_conv),
+    "Mul": (_minus_by_neg, _minus_by_sub),
+    "Reciprocal": (_reciprocal_by_div,),
+    "Relu": (_relu_by_max, _relu_by_clip),
+    "Reshape": (data_movement.reshape_by_ones, data_movement.reshape_by_parts),
+    "Scan": (control_flow.scan_between_flips,),
+    "Sigmoid": (_sigmoid_by_tanh, _sigmoid_by_exp),
+    "Slice": (
+        data_movement.slice_by_split, data_movement.slice_by_gather, data_movement.slice_of_all_axes,
+        data_movement.in_block,
+    ),
+    "Split": (data_movement.split_by_slices, data_movement.in_block),
+    "Squeeze": (data_movement.by_reshape, data_movement.squeeze_by_gather),
+    "Sub": (_sub_by_add,),
+    "Tanh": (_tanh_by_sigmoid,),
+    "Transpose": (data_movement.by_reshape, data_movement.transpose_by_parts),
+    "Unsqueeze": (data_movement.by_reshape,),
+    "Where": (_where_by_sum,),
+    **dict.fromkeys(EQUATIONS, (_by_equation,)),
+}  # fmt: skip
+
+_RANKED = (
+    "Abs", "Add", "Clip", "Div", "Elu", "Exp", "HardSigmoid", "LeakyRelu", "Log", "Max", "Min", "Mul", "Neg",
+    "Reciprocal", "Relu", "Sigmoid", "Softplus", "Softsign", "Sub", "Tanh", "Transpose",
+)  # fmt: skip
+"""Operators that some runtimes support in rank 4 only."""
+
+PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
+    op_type: (*((data_movement.in_rank_four,) if op_type in _RANKED else ()), *_BY_OPERATOR.get(op_type, ()))
+    for op_type in sorted({*_BY_OPERATOR, *_RANKED})
+}

@@ -1,0 +1,66 @@
+"""A guard against sequences without steps, which onnxruntime's Scan refuses.
+
+if seq_length > 0: the Scan
+else:              the initial states, and a Y without steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import constant
+from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand
+from rnn_lower.builder.versions import LESS_TAKES_INTEGERS
+
+
+def guard_empty_scan(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
+    """Put each Scan of unknown length into an If; zeros and sizes are made once, outside."""
+    replaced: dict[ir.Value, ir.Value] = {}
+    for scan in nodes:
+        if scan.op_type == "Scan" and b.opset >= LESS_TAKES_INTEGERS:
+            replaced.update(_guard(b, scan))
+    return replaced
+
+
+def _guard(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
+    states = len(scan.inputs) - scan.attributes["num_scan_inputs"].as_int()
+    sequence, initial = scan.inputs[states], [value for value in scan.inputs[:states] if value is not None]
+    if sequence is None or (sequence.shape is not None and isinstance(sequence.shape[0], int)):
+        return {}
+    rank = 3 if sequence.shape is None else len(sequence.shape)
+    before, inside = b.body(), b.body()
+    length = before.size(sequence, 0, rank, "seq_length")
+    some = before.op("Less", constant([0], INT64), length, name="has_steps")
+    empty: list[Operand] = [inside.op("Identity", value, name="initial") for value in initial]
+    for k in range(states, len(scan.outputs)):
+        shape: list[Operand] = [constant([0] if _is_stacked_state(scan, k) else [0, 1], INT64)]
+        zeros = initial[0].producer()
+        made = zeros is not None and zeros.op_type == "ConstantOfShape"
+        shape.append(zeros.inputs[0] if made and zeros is not None else inside.op("Shape", initial[0], name="state"))
+        zero = ir.tensor(np.zeros(1, b.dtype.numpy()))
+        y = inside.op("ConstantOfShape", inside.concat(shape, 0, "shape"), name="Y_empty", value=zero)
+        empty.append(inside.op("Identity", y, name="Y_empty") if y in empty else y)
+    results = [ir.Value(name=b.unique_name("guarded"), type=value.type, shape=value.shape) for value in scan.outputs]
+    for old, new in zip(scan.outputs, results, strict=True):
+        old.replace_all_uses_with(new)
+        old.name, new.name = new.name, old.name
+    then_branch = ir.Graph((), list(scan.outputs), nodes=[scan], name=b.unique_name("then_branch"))
+    outputs = [value for value in empty if isinstance(value, ir.Value)]
+    for value, old in zip(outputs, scan.outputs, strict=True):
+        value.type = old.type or ir.TensorType(b.dtype)
+    else_branch = inside.graph((), outputs, "else_branch")
+    branches = [ir.AttrGraph("then_branch", then_branch), ir.AttrGraph("else_branch", else_branch)]
+    guarded = ir.Node("", "If", [some], branches, outputs=results, name=b.unique_name("if"))
+    guarded.metadata_props.update(scan.metadata_props)
+    place = b.nodes.index(scan)
+    b.nodes[place : place + 1] = [*before.nodes, guarded]
+    return dict(zip(scan.outputs, results, strict=True))
+
+
+def _is_stacked_state(scan: ir.Node, k: int) -> bool:
+    """Whether result k is of states as they are, [batch_size, hidden_size] each, and not of [1, ...]."""
+    value = scan.attributes["body"].as_graph().outputs[k]
+    return value.shape is not None and len(value.shape) == 2
