@@ -52,6 +52,7 @@ class Options:
     fuse_directions: bool = _option(
         False, "let both directions of a small node share one loop; a NaN of one direction then reaches the other"
     )
+    legalize_all: bool = _option(False, "replace other nodes too that the target does not support, where others serve")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
     def __post_init__(self) -> None:
@@ -71,6 +72,8 @@ class Options:
         check_numbers(max_nodes=self.max_nodes)
         if self.keep_native and self.target is None:
             raise RnnLowerError("keep_native keeps the nodes that a target runs right natively; name the target")
+        if self.legalize_all and self.target is None:
+            raise RnnLowerError("legalize_all replaces nodes that a target does not support; name the target")
         if self.select is not None and not callable(self.select):
             raise RnnLowerError("select must be callable: it is asked about each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
@@ -95,6 +98,7 @@ class Keywords(TypedDict, total=False):
     keep_native: bool
     as_function: bool
     fuse_directions: bool
+    legalize_all: bool
     max_nodes: int
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import Scope, nodes
-from rnn_lower.lowering.function_body import function_of
+from rnn_lower.lowering.function_body import Finish, function_of
 from rnn_lower.lowering.node import RecurrentNode
 
 logger = logging.getLogger("rnn_lower")
@@ -44,7 +44,7 @@ class Calls:
         self._callers: list[Scope] = []
 
     def call(
-        self, node: RecurrentNode, scope: Scope, form: str, max_nodes: int | None
+        self, node: RecurrentNode, scope: Scope, form: str, max_nodes: int | None, finish: Finish
     ) -> tuple[ir.Node, Sequence[ir.Node], bool]:
         """A node that computes what a recurrent one does, what is in its function, and whether that is a new one.
 
@@ -57,7 +57,7 @@ class Calls:
         new = key not in self._functions
         if new:
             name = self._names.unique(f"{node.op_type}_{form}")
-            self._functions[key] = function_of(node, form, scope.opset, self.domain, name, max_nodes)
+            self._functions[key] = function_of(node, form, scope.opset, self.domain, name, max_nodes, finish=finish)
         self._callers.append(scope)
         function = self._functions[key]
         outputs = [ir.Value(name=f"{node.name}/{name}") for name in node.outputs]

@@ -16,6 +16,7 @@ from onnx_ir import convenience
 from typing_extensions import Unpack
 
 from rnn_lower.driver.call_dependent import inline_undecided
+from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import UnsupportedError, public
@@ -201,6 +202,8 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
             new.site.scope.graph, new.site.node.node, [new.site.node.node], new.nodes, new.old_values, new.new_values
         )
     remove_unused(read)
+    if options.legalize_all:
+        legalize_rest(model, find_target(options.target), Facts(model))
     _warn_of_others(model)
     return [
         Record(

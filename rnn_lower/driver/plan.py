@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
 from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo, info_of
 from rnn_lower.builder.versions import check_reviewed, exists, first_opset, same_signature
@@ -253,9 +254,7 @@ class Plan:
         if form == "loop":
             outputs = with_ranks(nodes, dict(zip(outputs, results, strict=True)), node, scope, self._names)
             results = [*outputs.values()]
-        if not target.constraints.silent:
-            nodes, results = legalize(nodes, b, target.constraints, results, declared_infos(node).get)
-            self._conform(site, nodes)
+        nodes, results = self._legal(node, b, nodes, results)
         self._check_import(site, nodes)
         self._spend(node, count_nodes(nodes))
         return nodes, dict(zip(outputs, results, strict=True))
@@ -263,7 +262,7 @@ class Plan:
     def _call(self, site: Site, form: str) -> tuple[list[ir.Node], dict[str, ir.Value], Sequence[ir.Node]]:
         """As `_lowered`, by a call of a function, and the nodes of that."""
         node, scope = site.node, site.scope
-        call, inside, new = self._calls.call(node, scope, form, max(0, self._left))
+        call, inside, new = self._calls.call(node, scope, form, max(0, self._left), self._legal)
         if new:
             self._check_import(site, inside)
             self._spend(node, count_nodes(inside))
@@ -290,14 +289,23 @@ class Plan:
             return UnsupportedError(message)
         return UnmetRequirementError(message, [Requirement(message, forms=others)])
 
-    def _conform(self, site: Site, emitted: Sequence[ir.Node]) -> None:
-        """Hold every emitted node against the target's constraints. A violation is a mistake of ours, and no output."""
-        checker = ConstraintChecker(self._target.constraints, site.scope.opset, declared_infos(site.node).get)
-        for violation in checker.violations(emitted):
+    def _legal(
+        self, node: RecurrentNode, b: GraphBuilder, nodes: list[ir.Node], results: list[ir.Value]
+    ) -> tuple[list[ir.Node], list[ir.Value]]:
+        """Nodes that the target supports, and results, in the place of those of a node; held against its constraints.
+
+        A violation that is left is a mistake of ours, and no output.
+        """
+        constraints, declared = self._target.constraints, declared_infos(node)
+        if constraints.silent:
+            return nodes, results
+        nodes, results = legalize(nodes, b, constraints, results, declared.get)
+        for violation in ConstraintChecker(constraints, b.opset, declared.get).violations(nodes):
             raise AssertionError(
-                f"{site.node.describe()}: emitted {violation.node.op_type} '{violation.node.name}', which target"
+                f"{node.describe()}: emitted {violation.node.op_type} '{violation.node.name}', which target"
                 f" {self._target.name} does not support: {violation.rule}"
             )
+        return nodes, results
 
     def _check_import(self, site: Site, emitted: Sequence[ir.Node]) -> None:
         """A function may import another opset than its model as long as its operators are the same at both."""

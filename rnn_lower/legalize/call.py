@@ -87,9 +87,12 @@ class PatternBuilder(GraphBuilder):
             node, info = x.producer(), self.info(x)
             if info is not None and info.sizes == tuple(shape):
                 return x
-            before = None if node is None or node.op_type not in MOVES_NOTHING else node.inputs[0]
+            emitted = node is not None and (node.graph is None or "rnn_lower.node" in node.metadata_props)
+            if node is None or not emitted or node.op_type not in MOVES_NOTHING or 0 in shape:
+                break
+            before = node.inputs[0]
             info = None if before is None else self.info(before)
-            if before is None or info is None or info.sizes is None or 0 in shape or before.is_graph_input():
+            if before is None or info is None or info.sizes is None:
                 break
             x = before
         return super().reshape(x, shape, name)

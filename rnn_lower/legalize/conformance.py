@@ -78,6 +78,13 @@ def _fuller(declared: TensorInfo | None, found: TensorInfo) -> TensorInfo:
     return declared
 
 
+def _is_zero(node: ir.Node) -> bool:
+    """Whether a node multiplies by the number 0, which compilers fold."""
+    return node.op_type == "Mul" and any(
+        value is not None and info_of(value).content in ((0.0,), (0,)) for value in node.inputs
+    )
+
+
 def _constant_state(node: ir.Node, body: ir.Graph) -> bool:
     """Whether a Scan carries a state that depends on nothing that its body reads."""
     if node.op_type != "Scan":
@@ -85,6 +92,6 @@ def _constant_state(node: ir.Node, body: ir.Graph) -> bool:
     scanned = node.attributes["num_scan_inputs"].as_int()
     reached = set(body.inputs)
     for inner in body:
-        if any(value in reached for value in inner.inputs):
+        if any(value in reached for value in inner.inputs) and not _is_zero(inner):
             reached.update(inner.outputs)
     return any(value not in reached for value in body.outputs[: len(node.inputs) - scanned])

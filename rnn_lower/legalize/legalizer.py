@@ -21,7 +21,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, Operand, detach, node_
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError, UnsupportedOpError
 from rnn_lower.ir.walk import with_bodies
-from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, call_of
+from rnn_lower.legalize.call import MOVES_NOTHING, Call, Pattern, PatternBuilder, call_of
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.constraints import OpConstraints
 from rnn_lower.legalize.patterns import PATTERNS
@@ -52,7 +52,8 @@ def legalize(
 def _constants_first(nodes: Sequence[ir.Node]) -> list[ir.Node]:
     """The nodes with Constant nodes in front, and what casts these: a pattern may read them earlier than before."""
     constants = {node for node in nodes if node.op_type == "Constant"}
-    constants |= {node for node in nodes if node.op_type == "Cast" and node.inputs[0].producer() in constants}  # type: ignore[union-attr]
+    made = {value for node in constants for value in node.outputs}
+    constants |= {node for node in nodes if node.op_type == "Cast" and node.inputs[0] in made}
     return [node for node in nodes if node in constants] + [node for node in nodes if node not in constants]
 
 
@@ -122,7 +123,7 @@ class _Legalizer:
         pending = [self._pending[one] for value in node.inputs if value is not None
                    if (one := value.producer()) in self._pending]  # fmt: skip
         if rule is None and not pending:
-            return self._written(node, written)
+            return self._simplified(node, view.outputs, written) or self._written(node, written)
         b = self._pattern_builder(node, view.outputs)
         call = call_of(node, b, view.outputs)
         key = (node.op_type, tuple(b.info(x) for x in call.inputs), len(call.names), repr(sorted(_plain(call))))
@@ -139,6 +140,23 @@ class _Legalizer:
             return [node], node.outputs
         raise error
 
+    def _simplified(
+        self, node: ir.Node, results: Sequence[TensorInfo], written: dict[Key, ir.Node]
+    ) -> tuple[list[ir.Node], Sequence[ir.Value]] | None:
+        """What takes the place of a Reshape that reads another one; None for any other node."""
+        sizes, x = results[0].sizes if results else None, node.inputs[0] if node.inputs else None
+        before = None if x is None else x.producer()
+        if node.op_type != "Reshape" or sizes is None or before is None or before.op_type not in MOVES_NOTHING:
+            return None
+        b = self._pattern_builder(node, results)
+        value = b.reshape(x, list(sizes), str(node.outputs[0].name).rpartition("/")[2])
+        if not isinstance(value, ir.Value) or (b.nodes and b.nodes[-1].inputs[0] is x):
+            detach(b.nodes)
+            return None
+        if not b.nodes:
+            return [], [value]
+        return self._written(b.nodes[-1], written)
+
     def _attempt(
         self, pattern: Pattern, node: ir.Node, call: Call, results: Sequence[TensorInfo], path: Path,
         written: dict[Key, ir.Node],
@@ -152,6 +170,8 @@ class _Legalizer:
             if operands is None or None in values:
                 detach(b.nodes)
                 return None
+            if node in self._clipped:
+                self._clipped.update(one for one in b.nodes if one.op_type == node.op_type)
             legal, replaced = self.run(b.nodes, path, tried)
         except UnsupportedError:  # an operator is not supported either, or not there at this opset
             detach(b.nodes)

@@ -146,12 +146,9 @@ def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
     """Positions and lengths compared as floating-point numbers, which hold them exactly up to 2^24."""
     left, right = call.inputs
     info = b.info(left)
-    if (
-        info is None
-        or info.dtype is None
-        or not info.dtype.is_integer()
-        or "rnn_lower.node" not in call.node.metadata_props
-    ):
+    if info is None or info.dtype is None or not info.dtype.is_integer():
+        return None
+    if "rnn_lower.node" not in call.node.metadata_props:  # integers of the model may be larger
         return None
     numbers = [b.cast(operand, info.dtype, b.dtype, "number") for operand in (left, right)]
     return [b.op_direct("Less", *numbers, name=call.name)]

@@ -7,7 +7,7 @@ what attributes say is in it, what sizes are not known it finds out when it runs
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -16,6 +16,7 @@ from onnx_ir import convenience
 
 from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
@@ -34,18 +35,22 @@ from rnn_lower.lowering.node import (
     version_at,
 )
 
+Finish = Callable[[RecurrentNode, GraphBuilder, list[ir.Node], list[ir.Value]], tuple[list[ir.Node], list[ir.Value]]]
+"""(node, builder, nodes, results) -> nodes and results in their place."""
+
 FIRST_OPSET = 9
 """From which on there are Scan and Loop as a body needs them."""
 
 
 def function_of(
     node: RecurrentNode, form: str, opset: int, domain: str, name: str, max_nodes: int | None = None,
-    formal: Sequence[str] | None = None,
+    formal: Sequence[str] | None = None, finish: Finish | None = None,
 ) -> ir.Function:  # fmt: skip
     """The function that computes what a node does.
 
     Its inputs and outputs have the names of the ONNX text and are those that the node has, or `formal` inputs, of which
     those that the node lacks are not read. Sizes of the node that are symbols are not known in the function.
+    finish: changes what was lowered, for a target.
     Raises UnsupportedError as `lower_node`.
     """
     inputs = {key: ir.Value(name=key, type=value.type, shape=_plain(value.shape)) for key, value in node.inputs.items()}
@@ -59,6 +64,9 @@ def function_of(
     b = builder_of(bare, opset, names, ConstantPool(names, as_nodes=True), max_nodes)
     results = lower_node(bare, b, form)
     nodes = drop_unread(b.nodes, [*results.values()])
+    if finish is not None:
+        nodes, values = finish(bare, b, nodes, [*results.values()])
+        results = dict(zip(results, values, strict=True))
     for key, value in results.items():
         value.name = key
     given = [inputs.get(key) or ir.Value(name=key) for key in (formal or inputs)]

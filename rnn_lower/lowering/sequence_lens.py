@@ -64,10 +64,10 @@ def read_masking(b: GraphBuilder, node: RecurrentNode, positions: Callable[[], O
     if isinstance(lengths, Constant) and node.static_length is not None:
         steps = node.static_length
         if steps * lengths.size * columns <= LARGEST_MASK:
-            whole = _known_mask(b, lengths, steps, columns, truth)
-            first = _known_mask(b, lengths, 1, columns, truth)
-            of_y = b.unsqueeze(whole, [1], "Y_mask")
-            return Masking(lambda: whole, lambda: of_y, whole.dtype, columns, None, lambda: b.squeeze(first, [0]))
+            known = _known_mask(b, lengths, steps, columns, truth)
+            first = b.squeeze(_known_mask(b, lengths, 1, columns, truth), [0])
+            all_y = b.unsqueeze(known, [1], "Y_mask")
+            return Masking(lambda: known, lambda: all_y, known.dtype, columns, None, lambda: first)
 
     def within(times: Operand, rank: int, axes: Sequence[int] = (1, 2)) -> Operand:
         """times < lengths as a mask; times: int64, [seq_length] with rank 1, one number with rank 0.

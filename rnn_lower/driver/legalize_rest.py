@@ -1,0 +1,106 @@
+"""Legalize nodes beside the recurrent ones: whatever the target does not support and the patterns can mend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import onnx_ir as ir
+from onnx_ir import convenience
+
+from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.graph_builder import GraphBuilder, detach
+from rnn_lower.builder.names import Names
+from rnn_lower.builder.tensor_info import TensorInfo
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import Scope, nodes, taken_names
+from rnn_lower.legalize.conformance import ConstraintChecker
+from rnn_lower.legalize.legalizer import legalize
+from rnn_lower.lowering.node import OPERATORS
+from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.targets.profile import Target
+
+logger = logging.getLogger("rnn_lower")
+
+
+def legalize_rest(model: ir.Model, target: Target, facts: Facts) -> int:
+    """How many nodes of the model were replaced by ones that the target supports; the others stay as they are."""
+    if target.constraints.silent:
+        return 0
+    names, count = Names(taken_names(model)), 0
+    pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
+    for node, scope in list(_unsupported(model, target, facts)):
+        as_nodes = model.ir_version < 4 or scope.in_function
+        owner = scope.graph if as_nodes else model.graph
+        pool = pools.setdefault(owner, ConstantPool(names, as_nodes))
+        count += _replace(node, scope, target, declared_by(facts), GraphBuilder(
+            scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type.lower()))  # fmt: skip
+    for pool in pools.values():
+        for value in pool.initializers:
+            model.graph.register_initializer(value)
+    if count:
+        logger.info("%d other node(s) were replaced by ones that target %s supports", count, target.name)
+    return count
+
+
+def can_mend(node: ir.Node, scope: Scope, target: Target, facts: Facts) -> bool:
+    """Whether the patterns make supported nodes of one that the target does not support; the model is not touched."""
+    names = Names(())
+    b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, ConstantPool(names, False), "draft")
+    try:
+        emitted, _ = _legalized(node, target, declared_by(facts), b)
+    except UnsupportedError:
+        return False
+    detach(emitted)
+    return True
+
+
+def declared_by(facts: Facts) -> Callable[[ir.Value], TensorInfo | None]:
+    """What is known of a value of the model, as constraints read it."""
+
+    def declared(value: ir.Value) -> TensorInfo | None:
+        shape = facts.shape(value)
+        if shape is None:
+            return None
+        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
+
+    return declared
+
+
+def _unsupported(model: ir.Model, target: Target, facts: Facts) -> Iterator[tuple[ir.Node, Scope]]:
+    """Nodes without bodies that the target does not support, and that no lowering has emitted."""
+    checkers: dict[int, ConstraintChecker] = {}
+    for node, scope in nodes(model):
+        checker = checkers.setdefault(
+            scope.opset, ConstraintChecker(target.constraints, scope.opset, declared_by(facts))
+        )
+        bodies = any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
+        own = node.domain in DEFAULT_DOMAINS and node.op_type not in OPERATORS
+        if own and not bodies and checker.violation(node) is not None:
+            yield node, scope
+
+
+def _replace(
+    node: ir.Node, scope: Scope, target: Target, declared: Callable[[ir.Value], TensorInfo | None], b: GraphBuilder
+) -> bool:
+    try:
+        emitted, results = _legalized(node, target, declared, b)
+    except UnsupportedError:
+        return False
+    convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, node.outputs, results)
+    return True
+
+
+def _legalized(
+    node: ir.Node, target: Target, declared: Callable[[ir.Value], TensorInfo | None], b: GraphBuilder
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Supported nodes that compute what a node does, and their results; the node itself stays."""
+    outputs = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
+    twin = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs, name=node.name)
+    infos = {new: declared(old) for new, old in zip(outputs, node.outputs, strict=True)}
+    try:
+        return legalize([twin], b, target.constraints, outputs, lambda value: infos.get(value) or declared(value))
+    except UnsupportedError:
+        detach([twin])
+        raise

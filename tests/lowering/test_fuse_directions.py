@@ -1,0 +1,66 @@
+"""Both directions of a small node as one block-diagonal cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from judge import agrees, every_node, loops, lowered
+from onenode import OPTIONAL, Case, build
+
+import rnn_lower
+
+FORMS = ("scan", "loop", "unroll")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("op", OPTIONAL)
+@pytest.mark.parametrize("opset", [7, 9, 11, 14, 22])
+def test_every_input_layout_and_form(op, opset, form):
+    if form == "scan" and opset < 9:
+        pytest.skip("there is no such Scan")
+    states = tuple(name for name in OPTIONAL[op] if name != "sequence_lens")
+    for optional in ((), ("B",), states):
+        for dynamic in (False, True) if form != "unroll" else (False,):
+            for layout in (0, 1) if opset >= 14 else (0,):
+                case = Case(op, opset, "bidirectional", optional=optional, dynamic=dynamic, layout=layout)
+                agrees(case, form, fuse_directions=True)
+
+
+@pytest.mark.parametrize("op", OPTIONAL)
+def test_one_loop_serves_both_and_is_proved(op):
+    case = Case(op, 17, "bidirectional", optional=("B",), lbr=1 if op == "GRU" else None)
+    model, _ = lowered(case, "scan", fuse_directions=True)
+    assert loops(model) == 1
+    assert rnn_lower.prove(build(case)[0], model).ok
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("GRU", 17, "forward"),
+        Case("GRU", 17, "bidirectional", optional=("sequence_lens",)),
+        Case("GRU", 17, "bidirectional", activations=("Sigmoid", "Tanh", "Tanh", "Tanh")),
+        Case("GRU", 17, "bidirectional", H=130),
+    ],
+)
+def test_nodes_that_have_loops_of_their_own(case):
+    with_option, _ = lowered(case, "scan", fuse_directions=True)
+    assert loops(with_option) == loops(lowered(case, "scan")[0])
+
+
+def test_the_caveat_holds_for_nan_only():
+    """A NaN of one direction reaches the other; without the option it does not."""
+    case = Case("RNN", 17, "bidirectional", T=3, N=1, weights="input")
+    model, feeds = build(case)
+    feeds = {name: value.copy() for name, value in feeds.items()}
+    feeds["W"][0, 0, 0] = np.nan
+    import onnxruntime
+
+    def y(**options: object) -> np.ndarray:
+        proto = rnn_lower.lower(model, form="scan", **options)
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        return session.run(None, feeds)[0]
+
+    assert not np.isnan(y()[:, 1]).any()
+    assert np.isnan(y(fuse_directions=True)[:, 1]).any()
+    assert every_node(model)

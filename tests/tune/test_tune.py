@@ -1,0 +1,88 @@
+"""Rewrites for onnxruntime: the same numbers, fewer kernels per step, nothing for other targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from judge import agrees, close, every_node, expected, run_onnxruntime
+from onenode import OPTIONAL, Case, build
+
+import rnn_lower
+from rnn_lower.targets import TARGETS
+from rnn_lower.tune import REWRITES
+
+FILE = Path(rnn_lower.__file__).parent / "targets" / "onnxruntime.toml"
+
+
+def with_rewrites(path: Path, names: list[str]) -> str:
+    """A target that asks for these rewrites and is otherwise as onnxruntime's; returns its path."""
+    lines = [
+        "tune = " + str(names).replace("'", '"') if line.startswith("tune = ") else line
+        for line in FILE.read_text().splitlines()
+    ]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def body_of(model: onnx.ModelProto) -> onnx.GraphProto:
+    (scan,) = [node for node in every_node(model) if node.op_type == "Scan"]
+    return next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+
+
+@pytest.mark.parametrize("rewrite", [*REWRITES, "all"])
+@pytest.mark.parametrize("op", OPTIONAL)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_each_alone_and_all_together(rewrite, op, dynamic, tmp_path):
+    target = with_rewrites(tmp_path / "mine.toml", [*REWRITES] if rewrite == "all" else [rewrite])
+    for direction in ("forward", "reverse", "bidirectional"):
+        for optional in (("B",), OPTIONAL[op]):
+            for outputs in (("Y",), ("Y", "Y_h")):
+                case = Case(op, 17, direction, dynamic=dynamic, optional=optional, outputs=outputs)
+                agrees(case, "scan", target=target)
+    proof = rnn_lower.prove(build(case)[0], rnn_lower.lower(build(case)[0], form="scan", target=target))
+    assert proof.ok, [node.reason for node in proof.nodes]
+
+
+def test_the_rewrites_do_what_they_are_named_after(tmp_path):
+    model, _ = build(Case("LSTM", 17, dynamic=True, optional=("B",)))
+    plain = rnn_lower.lower(model, form="scan", target=with_rewrites(tmp_path / "a.toml", []))
+    assert [node.op_type for node in body_of(plain).node].count("MatMul") == 1
+    assert not body_of(plain).initializer
+
+    def body(name: str) -> onnx.GraphProto:
+        return body_of(rnn_lower.lower(model, form="scan", target=with_rewrites(tmp_path / "b.toml", [name])))
+
+    assert [node.op_type for node in body("product_per_activation").node].count("MatMul") == 2
+    assert "Unsqueeze" not in {node.op_type for node in body("last_operation_outside").node}
+    assert len(body("weights_in_body").initializer) >= 1
+    guarded = rnn_lower.lower(model, form="scan", target=with_rewrites(tmp_path / "c.toml", ["guard_empty_scan"]))
+    assert [node.op_type for node in every_node(guarded)].count("If") == 1
+    count = len(every_node(guarded)) - len(every_node(plain))
+    assert count <= 8
+
+
+@pytest.mark.parametrize("op", OPTIONAL)
+def test_no_steps_under_the_guard(op):
+    for optional in ((), OPTIONAL[op]):
+        agrees(Case(op, 17, "bidirectional", T=0, dynamic=True, optional=optional), "scan", target="onnxruntime")
+
+
+def test_only_targets_that_ask_get_them():
+    assert {name for name, target in TARGETS.items() if target.tune} == {
+        "onnxruntime", "onnxruntime@1.17", "onnxruntime@1.20", "onnxruntime-web", "onnxruntime-webgpu",
+    }  # fmt: skip
+
+
+def test_weights_that_two_nodes_share_stay_outside():
+    model, feeds = build(Case("LSTM", 17))
+    second = onnx.NodeProto()
+    second.CopyFrom(model.graph.node[0])
+    second.name, second.output[:] = "second", ["Y2", "Y2_h", "Y2_c"]
+    model.graph.node.append(second)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("Y2", 1, None))
+    lowered = rnn_lower.lower(model, form="scan", target="onnxruntime")
+    results = run_onnxruntime(lowered, feeds)
+    close(results[:1], expected(Case("LSTM", 17))[:1])
+    close(results[-1:], results[:1])
