@@ -50,7 +50,7 @@ def test_one_that_is_bad_does_not_keep_the_others(models, jobs, tmp_path, capfd)
     assert told["schema"] == 1
     assert [(Path(file["input"]).stem, file["exit"]) for file in told["files"]] == [("LSTM", 0), ("GRU", 2), ("RNN", 0)]
     assert "not an ONNX model" in told["files"][1]["error"]
-    assert told["files"][0]["nodes"][0]["form"] == "unroll"
+    assert told["files"][0]["nodes"][0]["form"] == "scan"
 
 
 def run(*arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -85,7 +85,7 @@ def test_more_or_less_is_told(models, tmp_path, capfd):
     assert cli.main([*command, "--quiet"]) == cli.DONE
     assert capfd.readouterr() == ("", "")
     assert cli.main([*command, "--verbose"]) == cli.DONE
-    assert "form unroll, " in capfd.readouterr().err
+    assert "form scan, " in capfd.readouterr().err
     assert cli.main([*command, "--quiet", "--json"]) == cli.DONE
     assert json.loads(capfd.readouterr().out)["nodes"]
     assert cli.main(["inspect", str(tmp_path / "no.onnx"), "--quiet"]) == cli.BAD

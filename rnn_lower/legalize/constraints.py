@@ -136,6 +136,7 @@ def _steps(told: Sequence[int], use: NodeView) -> str | None:
 
 def _elements(told: int, use: NodeView) -> str | None:
     counts = [None if one.sizes is None else math.prod(one.sizes) for one in use.parameters]
+    counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
     return next((f"{count}" for count in counts if count != told), None)
 
 

@@ -207,10 +207,17 @@ def _cell(b: GraphBuilder, node: RecurrentNode, k: int) -> Cell:
 def _initial_state(b: GraphBuilder, node: RecurrentNode, name: str, masking: Masking | None, k: int) -> Operand:
     if name not in node.inputs:
         return None
-    state = _of_direction(b, operand_of(node.inputs[name]), node.num_directions, k, node.layout, name)
-    state = to_arithmetic(b, state, node.dtype, f"{name}_cast")
+    states = to_arithmetic(b, operand_of(node.inputs[name]), node.dtype, f"{name}_cast")
     # A sequence of length 0 ends in zeros: its initial state is dropped.
-    return state if masking is None else select(b, masking.nonempty(), state, None, f"{name}_valid")
+    of_both = node.layout == 0 and b.opset >= BROADCASTS_BY_RULE
+    if masking is not None and of_both:
+        states = select(b, masking.nonempty(), states, None, f"{name}_valid")
+    if states is None:
+        return None
+    state = _of_direction(b, states, node.num_directions, k, node.layout, name)
+    if masking is None or of_both:
+        return state
+    return select(b, masking.nonempty(), state, None, f"{name}_valid")
 
 
 # -- the outputs -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from rnn_lower.options import Dims, Options
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
 from rnn_lower.targets import find_target
+from rnn_lower.targets.profile import Target
 
 logger = logging.getLogger("rnn_lower")
 
@@ -79,11 +80,27 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
         if options.form == "auto" and "unroll" in target.forms:
             options = dataclasses.replace(options, form="unroll")
     options = dataclasses.replace(options, dims=dims or None)
+    if found.late and options.form in ("auto", "scan"):
+        options = _for_empty_chunks(options, target, str(found.late[0]))
     if wish.keep_fused:
         options = dataclasses.replace(options, select=lambda _: False)
     ready, left = prepared(found.document.copied(), options)
     records = lower_document(ready, left)
     return Made(ready, left.dims, records, found)
+
+
+def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
+    """Options of a form that runs chunks without frames, which a Scan does not: a Loop.
+
+    Raises UnsupportedError for a target that was not seen to run a Loop without trips.
+    """
+    if options.target is not None and not target.name.startswith("onnxruntime"):
+        raise UnsupportedError(
+            f"{late}: its frames come late, so that a chunk may have none, which target {target.name} was not seen to"
+            " run; stream without --target, or for onnxruntime"
+        )
+    logger.info("form loop, since frames come late and a Scan does not run on a chunk that has none yet")
+    return dataclasses.replace(options, form="loop")
 
 
 @contextlib.contextmanager

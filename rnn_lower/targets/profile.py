@@ -131,7 +131,9 @@ class Target:
             if self.forms == ("unroll",):
                 return f"{self.name} takes no other"
             return "one step" if node.static_length == 1 else f"{node.static_length} steps, few for {self.name}"
-        return f"the first of {self.name}" if form == self.forms[0] else f"{self.forms[0]} does not serve here"
+        if form == self.forms[0] and self.path == Path():
+            return "canonical"
+        return f"the fastest on {self.name}" if form == self.forms[0] else f"{self.forms[0]} does not serve here"
 
     def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
         """The forms that a node at this opset can take, given that its length serves."""

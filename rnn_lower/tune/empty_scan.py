@@ -2,6 +2,8 @@
 
 if seq_length > 0: the Scan
 else:              the initial states, and a Y without steps
+
+The If takes 4 us a run: 1 to 3 % of an LSTM or GRU of 64 steps, but 10 % of an RNN, which is left as it is.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import INT64, GraphBuilder, Operand
 from rnn_lower.builder.versions import LESS_TAKES_INTEGERS
+from rnn_lower.tune.weights import is_short
 
 
 def guard_empty_scan(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
     """Put each Scan of unknown length into an If; zeros and sizes are made once, outside."""
     replaced: dict[ir.Value, ir.Value] = {}
     for scan in nodes:
-        if scan.op_type == "Scan" and b.opset >= LESS_TAKES_INTEGERS:
+        if scan.op_type == "Scan" and b.opset >= LESS_TAKES_INTEGERS and not is_short(scan):
             replaced.update(_guard(b, scan))
     return replaced
 

@@ -6,13 +6,22 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+SHORT = 5
+"""Nodes of a body up to which what a rewrite costs once is more than what it saves in 64 steps: an RNN."""
+
+
+def is_short(loop: ir.Node) -> bool:
+    """Whether the body of a Scan or Loop has so few nodes that it is left as it is."""
+    return len(list(loop.attributes["body"].as_graph())) <= SHORT
+
 
 def weights_in_body(initializers: Iterable[ir.Value], emitted: Iterable[ir.Node]) -> None:
     """Make a value an initializer of the body of a Scan or Loop whose nodes alone read it; costs no node.
 
     initializers: of no graph yet.  emitted: all nodes that were written, with those in branches.
     """
-    bodies = {node.attributes["body"].as_graph() for node in emitted if node.op_type in ("Scan", "Loop")}
+    loops = [node for node in emitted if node.op_type in ("Scan", "Loop") and not is_short(node)]
+    bodies = {node.attributes["body"].as_graph() for node in loops}
     for value in initializers:
         graphs = {node.graph for node, _ in value.uses()}
         body = next(iter(graphs)) if len(graphs) == 1 else None

@@ -948,7 +948,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
-    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not take Add: it is not among the operators that it takes, and rnn_lower has no other way to say it")
+    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not among the operators that it takes, and no equivalent is known")
     yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine takes a batch of 1 only, here it is 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
     yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")

@@ -94,7 +94,7 @@ def test_names_are_only_ever_text(name):
     model.graph.initializer[0].name = node.input[1] = f"W{name}"
     model.graph.input[0].name = node.input[0] = f"X{name}"
     node.output[0] = model.graph.output[0].name = name
-    svg = rnn_lower.draw(model, form="scan")
+    svg = rnn_lower.draw(model, form="unroll")
     root = ElementTree.fromstring(svg)
     known = {"svg", "g", "path", "polygon", "polyline", "ellipse", "text", "title", "style"}
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= known

@@ -63,7 +63,7 @@ def test_the_rewrites_do_what_they_are_named_after(tmp_path):
     assert count <= 8
 
 
-@pytest.mark.parametrize("op", OPTIONAL)
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
 def test_no_steps_under_the_guard(op):
     for optional in ((), OPTIONAL[op]):
         agrees(Case(op, 17, "bidirectional", T=0, dynamic=True, optional=optional), "scan", target="onnxruntime")
