@@ -202,7 +202,7 @@ def test_a_lack_of_memory_is_an_error_of_ours_too(tmp_path, monkeypatch):
         ],
     }
     for place, functions in calls.items():
-        room = "emit" if place.startswith("names") else "model"
+        room = {"names": "builder", "session": "driver", "document": "modelio"}[place.partition(".")[0]]
         with monkeypatch.context() as patch:
             patch.setattr(f"rnn_lower.{room}.{place}", lack)
             for function in functions:

@@ -49,7 +49,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
         raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows 1 to {newest}")
     if all(root.opset == opset for root in roots(model)):
         return
-    _raise_ir_version(model, opset)
+    raise_ir_version(model, ir_version_of(opset))
     recurrent = dict(recurrent_nodes(model))
     facts, names = Facts(model, outline), Names(taken_names(model))
     changes = []
@@ -300,16 +300,18 @@ def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir
             yield made
 
 
-def _raise_ir_version(model: ir.Model, opset: int) -> None:
-    """Raise the IR version to what the opset asks for.
+def raise_ir_version(model: ir.Model, version: int) -> None:
+    """Raise the IR version of a model to at least this one.
 
     Before IR version 4 every initializer had to be listed as an input too, which made it no less a constant; later
     that means that the caller may override it. So the listing ends here.
     """
+    if (model.ir_version or 0) >= version:
+        return
     if model.ir_version < 4:
         inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
         model.graph.inputs[:] = inputs
-    model.ir_version = max(model.ir_version, ir_version_of(opset))
+    model.ir_version = version
 
 
 def ir_version_of(opset: int) -> int:
