@@ -297,8 +297,16 @@ def _of_version(name: str) -> Target | None:
     return None
 
 
+@functools.cache
+def _without_target() -> Target:
+    """As for onnxruntime, and at every opset, since nobody asked for a runtime."""
+    target = TARGETS["onnxruntime"]
+    rules = dataclasses.replace(target.rules, opsets=(1, 99))
+    return dataclasses.replace(target, habits=dataclasses.replace(target.habits, rules=rules))
+
+
 def find_target(name: str | None) -> Target:
-    """A target by its name, in any case, or by the path of its file; None is onnxruntime.
+    """A target by its name, in any case, or by the path of its file; None is onnxruntime, at any opset.
 
     A version may follow, as in opencv@4; without one it is the newest that was measured.
 
@@ -306,7 +314,9 @@ def find_target(name: str | None) -> Target:
     """
     if isinstance(name, str) and (name.endswith(".toml") or os.sep in name):
         return load_target(Path(name))
-    wanted = "onnxruntime" if name is None else str(name).lower()
+    if name is None:
+        return _without_target()
+    wanted = str(name).lower()
     target = TARGETS.get(wanted) or _of_version(wanted)
     if target is None:
         raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(TARGETS)}, or the path of a .toml file")

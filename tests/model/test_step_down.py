@@ -64,7 +64,7 @@ REFUSED = [
 @pytest.mark.parametrize("opset", [9, 11, 13])
 @pytest.mark.parametrize(("op_type", "current", "constants", "attributes"), SERVES)
 def test_the_older_node_computes_the_same(op_type, current, constants, attributes, opset):
-    first = {"Pad": 11, "Resize": 13, "ScatterND": 11}.get(op_type, 9)
+    first = {"Pad": 11, "Resize": 13, "ScatterND": 11, "Split": 11}.get(op_type, 9)
     original = model(op_type, current, constants, attributes.get("num_outputs", 1), **attributes)
     view = ir.from_proto(original)
     if opset < first:

@@ -313,3 +313,13 @@ def test_two_opsets_of_the_default_domain_are_refused(entries, in_function):
         rnn_lower.lower(model, opset=17)
     with pytest.raises(rnn_lower.RnnLowerError, match=told):
         rnn_lower.lower(ir.from_proto(model))
+
+
+@pytest.mark.parametrize("opset", range(1, 9))
+def test_a_target_converts_to_its_first_opset(opset):
+    """Without a target the opset stays, whatever runs it."""
+    case = Case("LSTM", opset, output_sequence=1 if opset < 7 else None, optional=("B",))
+    model, feeds = lowered(case, target="onnxruntime")
+    assert model.opset_import[0].version == max(7, opset)
+    close(run_onnxruntime(model, feeds), expected(restamped(case)))
+    assert lowered(case)[0].opset_import[0].version == opset
