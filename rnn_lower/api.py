@@ -15,7 +15,7 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.lowering import function_body as function_bodies
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.modelio import external_data, files, output_path
+from rnn_lower.modelio import external_data, files, output_path, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Keywords, Options, takes_options
 from rnn_lower.sandbox.limited import one_child
@@ -102,8 +102,8 @@ def lower_file(
 
     Source and destination may be the same file. The destination appears by one rename, whole or not at all; a link is
     followed, a device or FIFO is written to, "-" is the standard output. Weights in external files are copied, never
-    loaded, to one new file beside it, `DESTINATION.<16 hex digits>.data`; a data file that the replaced model alone
-    referred to is removed.
+    loaded, to one new file beside it, `DESTINATION.<16 hex digits>.data`; the one of the replaced model is removed
+    where no other model beside it refers to it. Data under other names stays.
     accept: called with the path of the finished file before it is put in place; False leaves the destination as it is.
     progress: called with (name, index, total) per written weight.  force: replace a read-only file.
     Raises as `lower`, with the file in the message, and RnnLowerError when a file cannot be read or written.
@@ -189,7 +189,7 @@ def stream_file(
     return _told_with(source, work)
 
 
-def _kept(document: Document, source: Any, destination: Any) -> frozenset[output_path.Inode]:
+def _kept(document: Document, source: Any, destination: Any) -> frozenset[stale_files.Inode]:
     """The data files of a model that stays."""
     in_place = os.path.realpath(source) == os.path.realpath(output_path.name_of(destination))
     return frozenset() if in_place else files.data_of(document)

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 """Ctrl-C, kill, and a terminal that closes."""
@@ -44,3 +44,22 @@ def stopped_as_by_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def signals_blocked(numbers: Collection[int] | None = None) -> Iterator[None]:
+    """Hold signals back, interruptions unless others are listed, so that what is half done is done wholly."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    interruptions = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, interruptions if numbers is None else numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_signals(numbers: Collection[int]) -> None:
+    """Let a child that was forked while signals were blocked receive them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

@@ -53,6 +53,47 @@ def test_one_that_is_bad_does_not_keep_the_others(models, jobs, tmp_path, capfd)
     assert told["files"][0]["nodes"][0]["form"] == "scan"
 
 
+@pytest.mark.parametrize("link", ["symbolic", "hard", "folder"])
+def test_a_result_that_is_a_later_input_is_refused(link, tmp_path, capfd):
+    folder, out = tmp_path / "q", tmp_path / "out"
+    for name in ("a", "q"):
+        (tmp_path / name).mkdir()
+    onnx.save(build(Case("GRU"))[0], tmp_path / "a" / "x.onnx")
+    onnx.save(build(Case("LSTM"))[0], folder / ("x.onnx" if link == "folder" else "m.onnx"))
+    if link == "folder":
+        out.symlink_to(folder)
+        models = [tmp_path / "a" / "x.onnx", folder / "x.onnx"]
+        (tmp_path / "a" / "x.onnx").rename(tmp_path / "a" / "y.onnx")
+        models = [tmp_path / "a" / "y.onnx", tmp_path / "b.onnx"]
+        models[1].symlink_to(folder / "y.onnx")
+        onnx.save(build(Case("LSTM"))[0], folder / "y.onnx")
+    else:
+        out.mkdir()
+        models = [tmp_path / "a" / "x.onnx", folder / "m.onnx"]
+        if link == "symbolic":
+            (out / "x.onnx").symlink_to(folder / "m.onnx")
+        else:
+            os.link(folder / "m.onnx", out / "x.onnx")
+    before = [path.read_bytes() for path in models]
+    assert cli.main(["lower", *map(str, models), "--out-dir", str(out)]) == cli.BAD
+    assert "is the same file as" in capfd.readouterr().err
+    assert [path.read_bytes() for path in models] == before
+
+
+def test_results_that_are_one_file_are_refused(models, tmp_path, capfd):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "GRU.onnx").symlink_to("LSTM.onnx")
+    assert cli.main(["lower", *map(str, models), "--out-dir", str(out)]) == cli.BAD
+    assert "which are one file" in capfd.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["GRU.onnx"]
+
+
+def test_models_are_lowered_in_place(models, tmp_path):
+    assert cli.main(["lower", *map(str, models), "--out-dir", str(tmp_path)]) == cli.DONE
+    assert not any(remaining(onnx.load(path)) for path in models)
+
+
 def run(*arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "rnn_lower", *map(str, arguments)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -78,7 +78,36 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RnnLowerError(f"--out-dir {folder}: {error.strerror or error}; name a folder") from None
+    _check_files(arguments.models, list(taken))
     return list(taken)
+
+
+def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raise where two outputs are one file, by links or by spelling, or an output is the input of another model."""
+    inputs = {_identity(model): model for model in reversed(models)}
+    written: dict[object, str] = {}
+    for model, output in zip(models, outputs, strict=True):
+        file = _identity(output)
+        if file in written:
+            told = f"{written[file]} and {model} would both be written to {output}, which are one file"
+            raise RnnLowerError(f"{told}; lower one of them by itself, with -o OUT.onnx")
+        if file in inputs and _identity(model) != file:
+            told = f"{output} is the same file as {inputs[file]}, and {model} would be written there"
+            raise RnnLowerError(f"{told}; name another folder")
+        written[file] = model
+
+
+def _identity(path: str) -> object:
+    """Equal for paths of one file: by device and number where it exists, else by its folder's and its name."""
+    real = os.path.realpath(path)
+    try:
+        status = os.stat(real)
+    except OSError:
+        with contextlib.suppress(OSError):
+            status = os.stat(os.path.dirname(real))
+            return status.st_dev, status.st_ino, os.path.basename(real)
+        return real
+    return (status.st_dev, status.st_ino) if os.path.isfile(real) else real
 
 
 def _ends(work: Command, each: Sequence[argparse.Namespace], jobs: int) -> Iterator[End]:

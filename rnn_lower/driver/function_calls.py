@@ -16,6 +16,7 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import Scope, nodes
 from rnn_lower.lowering.function_body import Finish, function_of
 from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.opset.convert import raise_ir_version
 
 logger = logging.getLogger("rnn_lower")
 
@@ -71,7 +72,7 @@ class Calls:
             return
         if self._model.ir_version < IR_VERSION:
             logger.info("IR version raised from %d to %d, the first with functions", self._model.ir_version, IR_VERSION)
-            self._model.ir_version = IR_VERSION
+            raise_ir_version(self._model, IR_VERSION)
         for function in self._functions.values():
             self._model.functions[function.identifier()] = function
         self._model.opset_imports[self.domain] = 1

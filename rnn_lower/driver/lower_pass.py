@@ -23,6 +23,7 @@ from rnn_lower.errors import UnsupportedError, public
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes, recurrent_nodes
 from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.modelio import validate
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset import convert
 from rnn_lower.options import Keywords, Options, takes_options
@@ -85,6 +86,9 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
 
 def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
     """Lower a model that someone else holds: an error leaves it as it was."""
+
+    for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        validate.check_imports(imports.items())
 
     def work() -> list[Record]:
         chosen = at_opset_of_target(model, options)

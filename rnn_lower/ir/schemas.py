@@ -41,6 +41,14 @@ def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
         return None
 
 
+def signature_of(schema: onnx.defs.OpSchema) -> object:
+    """What a version of an operator declares but for the types that it supports."""
+    attributes = {
+        name: (a.type, a.required, a.default_value.SerializeToString()) for name, a in schema.attributes.items()
+    }
+    return attributes, *([(value.name, value.option) for value in side] for side in (schema.inputs, schema.outputs))
+
+
 def version_of(op_type: str, opset: int) -> int:
     """The version of an operator in an opset, or 0 where there is no such operator."""
     schema = schema_of(op_type, opset)

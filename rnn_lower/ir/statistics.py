@@ -27,9 +27,12 @@ class Count:
     @property
     def shown_size(self) -> str:
         """For people."""
-        units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-        found = (f"{self.size / factor:.3g} {unit}" for unit, factor in units if self.size >= factor)
-        return next(found, f"{self.size} bytes")
+        if self.size < 1000:
+            return f"{self.size} bytes"
+        units = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9))
+        factor, unit = next(((f, u) for u, f in units if self.size < 999.5 * f), (1e9, "GB"))
+        size = self.size / factor
+        return f"{size:.0f} {unit}" if size >= 999.5 else f"{size:.3g} {unit}"
 
 
 def count(model: onnx.ModelProto) -> Count:

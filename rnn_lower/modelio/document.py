@@ -46,6 +46,7 @@ class Document:
     def __init__(self, proto: onnx.ModelProto, folder: Path | None = None) -> None:
         self.proto, self.folder = proto, folder
         self._origin: dict[ir.Node, onnx.NodeProto] = {}
+        self._has_fixed_dims = False
         self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []
         with _as_no_model():
             self._in_order = validate.check(proto, folder)
@@ -165,6 +166,7 @@ class Document:
         """
         nesting = self.check_nesting()
         self.__dict__.pop("outline", None)  # of what the protobuf was, and large
+        self._has_fixed_dims = bool(dims)
         if dims:  # first, so that sizes of values that nothing confirms are taken back as well
             fix_proto_dims(self.proto, dims)
         try:
@@ -215,7 +217,7 @@ class Document:
         unsaid = graph.meta.get(UNSAID, {})
         for info in (*proto.value_info, *proto.output, *(() if graph is self.model.graph else proto.input)):
             if info.name in unsaid:
-                _unsay(info, unsaid[info.name])
+                _redeclare(info, unsaid[info.name], self._has_fixed_dims)
         described = {info.name for info in (*proto.value_info, *proto.output)}
         for node in new:
             for value in node.outputs:
@@ -289,8 +291,8 @@ def _sort(model: ir.Model) -> None:
         raise InvalidNodeError("the nodes need each other's results in a circle") from None
 
 
-def _unsay(info: onnx.ValueInfoProto, shape: ir.Shape) -> None:
-    """Take back sizes that the view has taken back."""
+def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> None:
+    """Drop numbers that the view no longer declares; everywhere: declare all that it does."""
     tensor = info.type.tensor_type
     if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return
@@ -298,8 +300,12 @@ def _unsay(info: onnx.ValueInfoProto, shape: ir.Shape) -> None:
         tensor.ClearField("shape")
         return
     for dim, known in zip(tensor.shape.dim, shape, strict=True):
-        if dim.HasField("dim_value") and known != dim.dim_value:
+        if isinstance(known, int) and everywhere:
+            dim.dim_value = known
+        elif dim.HasField("dim_value") and known != dim.dim_value:
             dim.ClearField("dim_value")
+            if everywhere and isinstance(known, ir.SymbolicDim) and known.value is not None:
+                dim.dim_param = known.value
 
 
 def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:

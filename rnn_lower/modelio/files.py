@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
-import re
 import secrets
 import stat
 import sys
@@ -21,8 +20,12 @@ import onnx_ir as ir
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.modelio import external_data, stale_files
 from rnn_lower.modelio.document import Document
-from rnn_lower.modelio.output_path import Inode, checked_destination, inode_of, name_of, to_stdout
+from rnn_lower.modelio.output_path import checked_destination, name_of, to_stdout
+from rnn_lower.modelio.stale_files import Inode, inode_of
 from rnn_lower.options import Dims
+from rnn_lower.stopping import signals_blocked
+
+logger = logging.getLogger("rnn_lower")
 
 EMBEDDED_UP_TO = 1_500_000_000
 """Bytes of weights up to which they stay in the .onnx file if they were there; protobuf ends at 2 GB."""
@@ -32,8 +35,6 @@ SMALL = 1024
 
 ALIGNMENT = 4096
 """Where weights begin in a data file, so that they can be mapped."""
-
-_ODD = re.compile(r"[\\:]")
 
 Progress = Callable[[str, int, int], None]
 """Called while weights are written: name, index, total."""
@@ -89,72 +90,68 @@ def _serialized(model: ir.Model) -> onnx.ModelProto:
 class Staged:
     """A model that is written but not yet in place.
 
-    kept: files that stay, whoever no longer needs them.
+    kept: data files of other models, which stay.
     path: a complete model file that loads as it stands.  commit: put it in place by one rename; until then, and after
-    an error, whatever was at the destination is whole and as it was.
+    an error, whatever was at the output path is whole and as it was.
     """
 
     def __init__(self, destination: Path, folder: Path, token: str, kept: Collection[Inode] = ()) -> None:
         self._destination, self.folder, self._kept = destination, folder, kept
-        # The name of the data is written in the model, as text, where what Windows takes for a path would be refused.
-        name = f"{_ODD.sub('_', destination.name.encode('utf-8', 'replace').decode())}.{token}"
+        name = f"{stale_files.stem_of(destination)}.{token}"
         self.path = folder / f".{name}{stale_files.TMP}"
         self.data = folder / f"{name}.data"
-        self._journal = folder / f".{name}{stale_files.OLD}"
-        self._held: list[BinaryIO] = []
+        self._open: list[BinaryIO] = []
         self._begun = False
 
     def open(self, path: Path) -> BinaryIO:
-        """A new file, locked while this run lives, so that no other takes it for left behind."""
-        file = stale_files.create(path)
-        self._held.append(file)
-        self._begun |= path == self.path  # the model comes first, so that data without one is nobody's leftover
+        """A new file, locked while this run lives, so that no other takes it for stale."""
+        file = stale_files.create_locked(path)
+        self._open.append(file)
+        self._begun |= path == self.path
         return file
 
     def commit(self) -> None:
-        """Raises RnnLowerError when the destination cannot be replaced."""
+        """Put the model in place. Raises RnnLowerError when the output cannot be replaced."""
         try:
             self._commit()
         except OSError as error:
             raise _unwritable(os.fspath(self._destination), error) from None
 
     def _commit(self) -> None:
-        with stale_files.alone(self.folder):
-            self._replace()
-
-    def _replace(self) -> None:
         exists = self._destination.exists()
-        old = stale_files.referred(self._destination) if exists else set()
-        old = {name for name in old if inode_of(self.folder / name) not in self._kept}
         for path in (self.path, self.data):
             if exists and path.exists():
                 os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
-        if old:  # should this run be killed after the rename, the next one finishes the job
-            journal = self.open(self._journal)
-            marks = {name: stale_files.mark_of(self.folder / name) for name in sorted(old)}
-            journal.write(json.dumps(marks).encode())
-            sync(journal)
-        with stale_files.undisturbed():
-            os.replace(self.path, self._destination)
-            _sync_folder(self.folder)
-            for name in old:
-                stale_files.remove_unreferred(self.folder / name)
-            self._journal.unlink(missing_ok=True)
+        with stale_files.folder_lock(self.folder) as locked:
+            left = stale_files.unused_data(self._destination, self._kept) if exists else []
+            stale = stale_files.stale_data(self._destination, self.path, locked, self._kept)  # before signals wait
+            self._close_files()  # Windows renames no open file
+            with signals_blocked():
+                os.replace(self.path, self._destination)
+                _sync_folder(self.folder)
+                stale_files.remove(stale)
+        for name in left:
+            logger.warning("%s stays, which %s no longer refers to", self.folder / name, self._destination)
+
+    def _close_files(self) -> None:
+        for file in self._open:
+            file.close()
 
     @property
     def committed(self) -> bool:
-        """The rename itself tells, so that no interruption can come between it and a note of it."""
+        """Whether the rename has happened, so that no interruption can come between it and a note of it."""
         return self._begun and not self.path.exists()
 
     def close(self) -> None:
         """Remove what was not committed."""
+        if os.name == "nt":
+            self._close_files()
         if not self.committed:
             self._begun = False
-            for path in (self._journal, self.path, self.data):
+            for path in (self.path, self.data):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-        for file in self._held:
-            file.close()
+        self._close_files()
 
 
 @contextlib.contextmanager
@@ -174,7 +171,9 @@ def staged(
                 streamed = str(path) == "-" or (path.exists() and not path.is_file())
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
                 if not streamed:
-                    stale_files.remove_left_behind(folder)
+                    with stale_files.folder_lock(folder) as locked:
+                        if locked:
+                            stale_files.remove_unfinished(path)
                 made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), kept)
                 stack.callback(made.close)
                 _write(document, made, progress, dims)
@@ -311,6 +310,7 @@ class _DataFile:
                     entries[key].value = text
                 else:
                     tensor.external_data.add(key=key, value=text)
+            external_data.remove_if(tensor.external_data, lambda entry: entry.key == "checksum")  # of the other file
 
     def _copy(self, tensor: onnx.TensorProto, folder: Path) -> int:
         assert self.file is not None

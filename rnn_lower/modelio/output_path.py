@@ -13,9 +13,7 @@ import onnx.serialization
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio import stale_files
-
-Inode = tuple[int, int]
-"""A file, whatever its names: device and number."""
+from rnn_lower.modelio.stale_files import Inode, inode_of
 
 
 def checked_destination(
@@ -62,21 +60,15 @@ def _owner(path: Path, kept: Collection[Inode]) -> str | None:
     """The model that has weights in a file: the one that is read, or a neighbour."""
     if inode_of(path) in kept:
         return "the model that is read"
+    if path.suffix == ".onnx":
+        return None
     with contextlib.suppress(OSError):
         for other in sorted(path.parent.glob("*.onnx")):
-            if other != path and stale_files.speaks_of(other, os.fsencode(path.name)):
-                places = (path.parent / name for name in stale_files.spans(other))
+            if other != path and stale_files.mentions(other, os.fsencode(path.name)):
+                places = (path.parent / name for name in stale_files.data_spans(other))
                 if any(os.path.realpath(place) == os.fspath(path) for place in places):
                     return str(other)
     return None
-
-
-def inode_of(path: Path) -> Inode | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def to_stdout(content: bytes) -> bool:

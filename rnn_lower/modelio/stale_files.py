@@ -1,97 +1,199 @@
-"""What a run that was killed has left in a folder, and what a replaced model no longer needs: found, named, removed.
+"""Stale files: what killed runs and replaced models leave beside an output path, and when it may be deleted.
 
-Files of a run are locked while it lives. A data file goes only when no file of its folder speaks of it, and never when
-it is a model, or holds more than weights: what a model names as the place of its weights may be any file, its own not
-excepted.
+Only files under names that this module makes are ever deleted: DEST.<16 hex digits>.data, and the hidden file that
+becomes DEST. They are stale when DEST does not refer to them, no other model in the folder does, and no live run has
+them locked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import re
-import signal
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import onnx
+import onnx.serialization
 
-from rnn_lower import foreign
 from rnn_lower.modelio import external_data
 
 try:
     import fcntl
-except ImportError:  # Windows: what a killed run has left is not told from what a live one writes, so it stays
+except ImportError:  # Windows: files of a live run look like those of a killed one, so both stay
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("rnn_lower")
 
-TMP, OLD = ".rnn_lower.tmp", ".rnn_lower.old"
-"""Endings of a model until it is in place, which stands there before its data does, and of a journal."""
+TMP = ".rnn_lower.tmp"
+"""The ending of a file until it is renamed to its output path."""
 
-_OURS = re.compile(rf"\.(.+\.[0-9a-f]{{16}})({re.escape(TMP)}|{re.escape(OLD)})")
+NAME_BYTES = 255 - len(f"..{'0' * 16}{TMP}")
+"""Bytes that file systems leave for the name of the output in the names of its temporary and data files."""
+
+SEARCHED = 1 << 28
+"""Bytes of other models that are searched for the name of a stale file; where there are more, it is kept."""
+
+_ODD = re.compile(r"[\\:]")
+
+Inode = tuple[int, int]
+"""A file, whatever its names: device and number."""
 
 
-_NUMBER, _LENGTH = 0, 2
-_FIELDS = {
-    field.number: _NUMBER if field.type == field.TYPE_INT64 else _LENGTH for field in onnx.ModelProto.DESCRIPTOR.fields
-}
-"""How protobuf writes each field of a model: a number, or a length and as many bytes."""
+def inode_of(path: Path) -> Inode | None:
+    """The identity of a file, or None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
-def create(path: Path) -> BinaryIO:
-    """A new file, locked while this process has it open."""
+def stem_of(path: Path) -> str:
+    """The name of an output in the names of its other files: valid text on every system, and short enough."""
+    name = _ODD.sub("_", path.name.encode("utf-8", "replace").decode())
+    content = name.encode()
+    if len(content) <= NAME_BYTES:
+        return name
+    mark = f"~{hashlib.blake2s(content, digest_size=4).hexdigest()}"
+    return content[: NAME_BYTES - len(mark)].decode("utf-8", "ignore") + mark
+
+
+def create_locked(path: Path) -> BinaryIO:
+    """A new file, locked while this process has it open, where the file system can lock."""
     while True:
         file = open(path, "xb")  # noqa: SIM115
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:
+        with contextlib.suppress(OSError):  # ENOSYS and the like: such a folder is never cleaned up
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if os.name == "nt" or os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # another run was faster to lock it, and tidied it away
+        file.close()  # another run locked and removed it first
 
 
 @contextlib.contextmanager
-def undisturbed(by: Collection[int] | None = None) -> Iterator[None]:
-    """Interruptions, or what signals are given, wait, so that what is half done is done wholly."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _interruptions() if by is None else by)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def disturbed(by: Collection[int]) -> None:
-    """In a child that was forked while signals waited: they do so no longer."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, by)
-
-
-def _interruptions() -> set[signal.Signals]:
-    return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One run at a time: of two that replace one model each removes what the other has replaced."""
+def folder_lock(folder: Path) -> Iterator[bool]:
+    """Lock a folder, since concurrent commits could delete each other's data; yields whether it can be locked."""
     handle = None
-    with contextlib.suppress(OSError):  # not every file system locks folders
+    try:
         if fcntl is not None:
             handle = os.open(folder, os.O_RDONLY)
             fcntl.flock(handle, fcntl.LOCK_EX)
+            locked = True
+        else:
+            locked = False
+    except OSError:
+        locked = False
     try:
-        yield
+        yield locked
     finally:
         if handle is not None:
             os.close(handle)
 
 
-def spans(path: Path) -> dict[str, tuple[int, int]]:
+def remove_unfinished(path: Path) -> None:
+    """Delete the temporary files of killed runs that were to become this one, and name them."""
+    pattern = re.compile(rf"\.{re.escape(stem_of(path))}\.[0-9a-f]{{16}}{re.escape(TMP)}")
+    remove(dict.fromkeys(_unlocked(path.parent, pattern), True))
+
+
+def unused_data(path: Path, kept: Collection[Inode]) -> list[str]:
+    """Data files under names of the user's that only the model to be replaced needs, as far as is known; they stay."""
+    pattern = _data_pattern(path)
+    names = [name for name in data_spans(path) if not pattern.fullmatch(name)]
+    return [name for name in names if (path.parent / name).is_file() and inode_of(path.parent / name) not in kept]
+
+
+def stale_data(path: Path, current: Path, locked: bool, kept: Collection[Inode]) -> dict[Path, bool]:
+    """The data files that an output will leave unused once the model `current` takes its path.
+
+    Each with whether a killed run left it; the others are of the model that is replaced.
+    locked: whether this process has locked the folder. Without, a file may be of a live run, unless the model that is
+    replaced has it.  kept: files of other models.
+    """
+    found = [one for one in _unlocked(path.parent, _data_pattern(path)) if inode_of(one) not in kept]
+    if not found:
+        return {}
+    in_use = data_spans(current).keys()
+    replaced = data_spans(path).keys()
+    found = [one for one in found if one.name not in in_use and (locked or one.name in replaced)]
+    return {one: one.name not in replaced for one in _unmentioned(found, [path, current])}
+
+
+def _data_pattern(path: Path) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(stem_of(path))}\.[0-9a-f]{{16}}\.data")
+
+
+def remove(stale: Mapping[Path, bool]) -> None:
+    """Delete stale files, and name those that a killed run left."""
+    for path, left in stale.items():
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if left:
+                logger.warning("removed %s, which an interrupted run left", path)
+
+
+def _unlocked(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """Plain writable files of a folder, by their names, that nobody has locked and that have no other name."""
+    found = []
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not pattern.fullmatch(entry.name):
+            continue
+        status = entry.stat(follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or not status.st_mode & stat.S_IWUSR:
+            continue
+        with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+            if not _is_locked(file):
+                found.append(Path(entry.path))
+    return found
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody can lock it
+        pass
+    return False
+
+
+def _unmentioned(found: list[Path], own: Collection[Path]) -> list[Path]:
+    """Those that no link and no other model of the folder names; all stay where too many bytes would be searched."""
+    if not found:
+        return []
+    folder = found[0].parent
+    others = [Path(entry.path) for entry in os.scandir(folder) if Path(entry.path) not in own]
+    links = {other.resolve() for other in others if other.is_symlink()}
+    models = [other for other in others if other not in found and _may_be_model(other)]
+    if sum(model.stat().st_size for model in models) > SEARCHED:
+        logger.warning("%s may be stale; it stays, since other models in %s may refer to it", found[0], folder)
+        return []
+    contents = [model.read_bytes() for model in models]
+    return [
+        path
+        for path in found
+        if path.resolve() not in links and not any(name in content for content in contents for name in _spelled(path))
+    ]
+
+
+def _spelled(path: Path) -> set[bytes]:
+    """A file name as models hold it, those in JSON included."""
+    return {os.fsencode(path.name), json.dumps(path.name)[1:-1].encode()}
+
+
+def _may_be_model(path: Path) -> bool:
+    suffixes = onnx.serialization.registry.get_format_from_file_extension
+    return path.is_file() and (path.suffix in ("", ".ort") or suffixes(path.suffix) is not None)
+
+
+def data_spans(path: Path) -> dict[str, tuple[int, int]]:
     """The files that a model names for its weights: where the first weight begins, and where the last one ends."""
     try:
         model = onnx.load(path, load_external_data=False)
@@ -107,87 +209,7 @@ def spans(path: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def referred(path: Path) -> set[str]:
-    """The data files that a model refers to, as names in its folder.
-
-    They are weights from the first byte to the last: what has a header, as .safetensors or .npz do, or something behind
-    the weights, is more than the data of a model.
-    """
-    return {
-        name for name, (begin, end) in spans(path).items()
-        if name and os.path.basename(name) == name and begin == 0 and _size(path.parent / name) == end
-    }  # fmt: skip
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
-def remove_unreferred(path: Path) -> bool:
-    """Delete a file, unless it is a link, a model or read-only, or has another name, or another file speaks of it.
-
-    That is any file of its folder, and any .onnx file in the two folders above.
-    """
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or not status.st_mode & stat.S_IWUSR:
-            return False
-        if _is_model(path):
-            return False
-        others = [*path.parent.iterdir()]
-        for above in path.absolute().parents[1:3]:
-            with contextlib.suppress(OSError):
-                others += above.glob("*.onnx")
-        others = [other for other in others if other != path]
-        if any(other.is_symlink() and other.resolve() == path.resolve() for other in others):
-            return False
-        names = {os.fsencode(path.name), json.dumps(path.name)[1:-1].encode()}  # in a model that is JSON, too
-        if any(speaks_of(other, name) for other in others if _may_be_a_model(other) for name in names):
-            return False
-        path.unlink()
-    except OSError:
-        return False
-    return True
-
-
-def _is_model(path: Path) -> bool:
-    """Whether a file is made of the fields of a ModelProto, a graph among them; told without reading what they hold."""
-    found, size = set(), path.stat().st_size
-    with open(path, "rb") as file, contextlib.suppress(EOFError):
-        while file.tell() < size:
-            field, written_as = divmod(_varint(file), 8)
-            if _FIELDS.get(field) != written_as:
-                return False
-            number = _varint(file)
-            if written_as == _LENGTH:
-                file.seek(number, os.SEEK_CUR)
-            found.add(field)
-        return file.tell() == size and onnx.ModelProto.GRAPH_FIELD_NUMBER in found
-    return False
-
-
-def _varint(file: BinaryIO) -> int:
-    """A number as protobuf writes it: seven bits in each byte, the lowest first. Raises EOFError."""
-    number = 0
-    for place in range(10):
-        byte = file.read(1)
-        if not byte:
-            raise EOFError
-        number |= (byte[0] & 0x7F) << (7 * place)
-        if byte[0] < 0x80:
-            break
-    return number
-
-
-def _may_be_a_model(path: Path) -> bool:
-    """What is not a journal, nor too large for protobuf."""
-    return path.is_file() and not path.name.endswith(OLD) and path.stat().st_size < 1 << 31
-
-
-def speaks_of(path: Path, name: bytes) -> bool:
+def mentions(path: Path, name: bytes) -> bool:
     """Whether a file holds a name; that is cheaper than parsing it, and errs on the side of keeping."""
     overlap = b""
     with open(path, "rb") as file:
@@ -196,41 +218,3 @@ def speaks_of(path: Path, name: bytes) -> bool:
                 return True
             overlap = piece[-len(name) :]
     return False
-
-
-def mark_of(path: Path) -> list[int]:
-    """What tells a file from another of its name: a journal that came with a folder from elsewhere removes nothing."""
-    status = path.lstat()
-    return [status.st_dev, status.st_ino, status.st_mtime_ns]
-
-
-def finish(journal: Path) -> None:
-    """Remove what a run that was killed right after putting its model in place had still to remove."""
-    with contextlib.suppress(*foreign.UNSOUND, OSError):
-        for name, mark in foreign.loads(journal.read_bytes()).items():
-            path = journal.parent / name
-            if os.path.basename(name) == name and mark_of(path) == mark and remove_unreferred(path):
-                _tell_of(path)
-    journal.unlink(missing_ok=True)
-    _tell_of(journal)
-
-
-def _tell_of(path: Path) -> None:
-    logger.warning("removed %s, which an interrupted run had left", path)
-
-
-def remove_left_behind(folder: Path) -> None:
-    """Remove, and name, what a killed run has left in a folder: files of ours that no live run holds."""
-    for path in sorted(folder.iterdir()) if fcntl is not None and folder.is_dir() else ():
-        ours = _OURS.fullmatch(path.name)
-        if ours is None or path.is_symlink() or not path.is_file():
-            continue
-        with contextlib.suppress(OSError), open(path, "rb") as file:  # gone, or held by a run that lives
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.name.endswith(OLD):
-                finish(path)
-                continue
-            path.unlink()  # first, since it speaks of its data
-            _tell_of(path)
-            if remove_unreferred(folder / f"{ours[1]}.data"):
-                _tell_of(folder / f"{ours[1]}.data")

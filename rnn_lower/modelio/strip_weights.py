@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -20,6 +20,9 @@ UNSEEN = "rnn_lower.unseen"
 
 FOLLOWING = {"seconds": 5, "size": 1 << 29}
 """Limits of following the numbers of shapes, worth no more: onnx 1.23 counts sizes one by one, however large."""
+
+Shapes = Mapping[str, "tuple[int, Sequence[int | str | None]]"]
+"""By name of a value its element type and the sizes of its axes."""
 
 _A = onnx.AttributeProto
 _UNSEEN = (_A.SPARSE_TENSOR, _A.SPARSE_TENSORS, _A.TYPE_PROTO, _A.TYPE_PROTOS)
@@ -59,10 +62,10 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def without_annotations(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> onnx.ModelProto:
     """A copy in which, but for functions, only inputs and initializers of the main graph say their shape.
 
-    What an initializer holds is no fact either where the caller may give something else for it.
+    What an initializer holds is no fact either where the caller may give something else for it. hints: certain shapes.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
@@ -70,22 +73,29 @@ def without_annotations(proto: onnx.ModelProto) -> onnx.ModelProto:
     external_data.remove_if(copy.graph.initializer, lambda tensor: tensor.name in inputs)
     for function in copy.functions:
         function.ClearField("value_info")
+    types = {info.name: info.type.tensor_type.elem_type for info in (*copy.graph.value_info, *copy.graph.output)}
     _clear_shapes(copy.graph, [*copy.graph.output])
+    outputs = {info.name: info for info in copy.graph.output}
+    for name, (dtype, shape) in (hints or {}).items():
+        told = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)
+        outputs[name].CopyFrom(told) if name in outputs else copy.graph.value_info.append(told)
     return copy
 
 
-def inferred(proto: onnx.ModelProto, follow: bool = False) -> onnx.ModelProto:
+def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None = None) -> onnx.ModelProto:
     """What shape inference finds out about a model when it is given no annotation to lean on.
 
     Of nodes only those that have bodies are there, in their order. follow: follow the numbers of shapes through the
     graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
     """
     limits = FOLLOWING if follow else {}
-    return onnx.ModelProto.FromString(limited(_infer, proto, follow, **limits))
+    return onnx.ModelProto.FromString(limited(_infer, proto, follow, hints, **limits))
 
 
-def _infer(proto: onnx.ModelProto, follow: bool) -> onnx.ModelProto:
-    content = without_annotations(proto).SerializeToString()  # so that the copy is gone when the next ones are made
+def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.ModelProto:
+    content = without_annotations(
+        proto, hints
+    ).SerializeToString()  # so that the copy is gone when the next ones are made
     found: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
     del content
     del found.functions[:]

@@ -42,6 +42,9 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     for entry in (*model.opset_import, *(entry for function in model.functions for entry in function.opset_import)):
         if entry.domain in DEFAULT_DOMAINS and not 1 <= entry.version < 1 << 31:
             raise UnsupportedError(f"the model imports opset {entry.version} of the default domain; opsets start at 1")
+    check_imports((entry.domain, entry.version) for entry in model.opset_import)
+    for function in model.functions:
+        check_imports((entry.domain, entry.version) for entry in function.opset_import)
     for tensor in external_data.tensors(model):
         external_data.check_data(tensor, folder)
     _check_functions(model)
@@ -59,6 +62,14 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
             raise InvalidNodeError(f"{path}: nothing computes '{min(free)}'")
         in_order &= its_order
     return in_order
+
+
+def check_imports(imports: Iterable[tuple[str, int]]) -> None:
+    """Raise RnnLowerError for two opsets of the default domain: runtimes take the last entry, of either name."""
+    versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
+    if len(versions) > 1:
+        told = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
+        raise RnnLowerError(f"{told}; runtimes take the last, so remove the other entries")
 
 
 def _check_functions(model: onnx.ModelProto) -> None:

@@ -1,6 +1,6 @@
 """Bring a model to another opset.
 
-Conversion goes node by node: what an operator's version changes is asked of onnx's converter, or onnxscript's, with a
+Conversion goes node by node: what an operator's version changes is asked of onnx's converter, with a
 model of that one node. So nothing but the converted nodes changes, wherever they are, and weights never pass through.
 """
 
@@ -17,7 +17,7 @@ from onnx_ir import convenience
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of, signature_of
 from rnn_lower.ir.walk import (
     Scope,
     default_opset,
@@ -31,11 +31,9 @@ from rnn_lower.lowering.node import display_name, version_at
 from rnn_lower.modelio import external_data
 from rnn_lower.modelio.strip_weights import SHOWN, UNSEEN
 from rnn_lower.opset.semantic_changes import meant, unknown_value
+from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.shapes.shape_info import Facts
-
-SCRIPT_CONVERTER = range(18, 26)
-"""Opsets between which onnxscript's converter works."""
 
 
 def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None = None) -> None:
@@ -49,7 +47,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
         raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows 1 to {newest}")
     if all(root.opset == opset for root in roots(model)):
         return
-    _raise_ir_version(model, opset)
+    raise_ir_version(model, ir_version_of(opset))
     recurrent = dict(recurrent_nodes(model))
     facts, names = Facts(model, outline), Names(taken_names(model))
     changes = []
@@ -122,7 +120,7 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         if node.op_type == "Loop" and new.since_version < 11 and len(node.inputs) < 3:
             raise _refusal(node, scope.opset, opset, "before opset 11 a Loop must carry a value")
         return False
-    if _signature(old) != _signature(new) or scope.opset < 7 or new.deprecated:
+    if signature_of(old) != signature_of(new) or scope.opset < 7 or new.deprecated:
         return True
     # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11),
     # values of attributes. The texts of OneHot and ConvTranspose (11) say otherwise of odd cases; runtimes do not.
@@ -166,13 +164,6 @@ def _is_int(attribute: ir.Attr) -> bool:
     return attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS) and not attribute.is_ref()
 
 
-def _signature(schema: onnx.defs.OpSchema) -> object:
-    attributes = {
-        name: (a.type, a.required, a.default_value.SerializeToString()) for name, a in schema.attributes.items()
-    }
-    return attributes, *([(value.name, value.option) for value in side] for side in (schema.inputs, schema.outputs))
-
-
 def _refusal(node: ir.Node, current: int, opset: int, why: object) -> ConversionError:
     return ConversionError(f"opset {current} -> {opset}: {node.op_type} '{display_name(node)}': {_reason(why)}")
 
@@ -195,12 +186,12 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     said = meant(node, current, opset, facts)
     if isinstance(said, str):
         raise _refusal(node, current, opset, said)
-    alone = _alone(node, current, opset, facts)
+    alone, at = _alone(node, current, opset, facts)
     kinds = {value.name: facts.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
     first_error: Exception | str | None = None
-    for convert in (_with_onnx, _with_onnxscript):
+    for convert in (_as_it_is, _with_onnx):
         try:
-            found = convert(alone, current, opset)
+            found = convert(alone, at, opset)
         except Exception as error:  # converters raise whatever their adapters raise
             first_error = first_error or error
             continue
@@ -220,7 +211,21 @@ def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None])
     return f"{node.op_type} is unknown there" if schema is None else _wrong(node, schema, lambda v: kinds.get(v.name))
 
 
-def _with_onnx(model: onnx.ModelProto, _: int, opset: int) -> ir.Model:
+def _as_it_is(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | None:
+    """The node where it has been stepped down all the way."""
+    op_type = model.graph.node[0].op_type
+    older, newer = schema_of(op_type, opset), schema_of(op_type, current)
+    same = older is not None and newer is not None and signature_of(older) == signature_of(newer)
+    if current != opset and not (current > opset >= 8 and same):
+        return None
+    model.opset_import[0].version = opset
+    try:
+        return ir.serde.deserialize_model(model)
+    finally:
+        model.opset_import[0].version = current
+
+
+def _with_onnx(model: onnx.ModelProto, current: int, opset: int) -> ir.Model:
     try:
         content = limited(onnx.version_converter.convert_version, model, opset)  # which dies of some nodes
     except RnnLowerError as error:
@@ -228,18 +233,8 @@ def _with_onnx(model: onnx.ModelProto, _: int, opset: int) -> ir.Model:
     return ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
 
 
-def _with_onnxscript(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | None:
-    if current not in SCRIPT_CONVERTER or opset not in SCRIPT_CONVERTER:
-        return None
-    from onnxscript import version_converter
-
-    converted = ir.serde.deserialize_model(model)
-    version_converter.convert_version(converted, target_version=opset)
-    return converted
-
-
-def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> onnx.ModelProto:
-    """A model of one node at its current opset, with what is known of its inputs and outputs."""
+def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> tuple[onnx.ModelProto, int]:
+    """A model of one node, stepped down as far as that goes, with what is known of its values, and its opset."""
     inputs, initializers = {}, {}
     for value in node.inputs:
         tensor = known_tensor(value)
@@ -248,9 +243,15 @@ def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> onnx.ModelP
         elif value is not None:
             inputs[value.name] = _value_info(value, facts)
     outputs = [_value_info(value, facts) for value in node.outputs if value.name]
-    proto = _without_idle(ir.serde.serialize_node(node), current, opset)
+    stepped = stepped_down(node, ir.serde.serialize_node(node), current, opset, facts)
+    proto = _without_idle(stepped.proto, stepped.opset, opset)
+    inputs = {name: info for name, info in inputs.items() if name in proto.input}
+    initializers = {name: tensor for name, tensor in initializers.items() if name in proto.input}
+    for name, content in stepped.constants.items():
+        initializers[name] = onnx.numpy_helper.from_array(content, name)
     graph = onnx.helper.make_graph([proto], "one", list(inputs.values()), outputs, list(initializers.values()))
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", current)], ir_version=10)
+    imports = [onnx.helper.make_opsetid("", stepped.opset)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10), stepped.opset
 
 
 def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeProto:
@@ -300,16 +301,18 @@ def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir
             yield made
 
 
-def _raise_ir_version(model: ir.Model, opset: int) -> None:
-    """Raise the IR version to what the opset asks for.
+def raise_ir_version(model: ir.Model, version: int) -> None:
+    """Raise the IR version of a model to at least this one.
 
     Before IR version 4 every initializer had to be listed as an input too, which made it no less a constant; later
     that means that the caller may override it. So the listing ends here.
     """
+    if (model.ir_version or 0) >= version:
+        return
     if model.ir_version < 4:
         inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
         model.graph.inputs[:] = inputs
-    model.ir_version = max(model.ir_version, ir_version_of(opset))
+    model.ir_version = version
 
 
 def ir_version_of(opset: int) -> int:

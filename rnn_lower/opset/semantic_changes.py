@@ -54,10 +54,19 @@ VALUES = {
 """Values that an attribute has not always had -> the version of the operator that came with them."""
 
 
+VANISHED = {
+    ("Resize", "coordinate_transformation_mode", "tf_half_pixel_for_nn"): 13,
+    ("Upsample", "mode", "bilinear"): 7,
+}
+"""Values that an attribute no longer has -> the first version of the operator without them."""
+
+
 def unknown_value(node: ir.Node, version: int) -> str:
     """A value of an attribute that a version of the node's operator does not know, or nothing."""
-    for (op_type, name, value), since in VALUES.items():
-        said = node.attributes.get(name) if node.op_type == op_type and version < since else None
+    unknown = [key for key, since in VALUES.items() if version < since]
+    unknown += [key for key, until in VANISHED.items() if version >= until]
+    for op_type, name, value in unknown:
+        said = node.attributes.get(name) if node.op_type == op_type else None
         if said is not None and not said.is_ref() and said.value == value:
             return f"its attribute '{name}' says {value}, which is unknown there"
     return ""

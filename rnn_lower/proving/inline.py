@@ -38,6 +38,10 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     if opset is not None and opset != opset_of(before):  # to which conversion has raised it
         least = max(least, ir_version_of(opset))
     result.ir_version = min(after.ir_version, least)
+    if result.ir_version < 4:  # where weights are listed among the inputs, which the newer version for calls ended
+        inputs = {value.name for value in after.graph.input} | {tensor.name for tensor in after.graph.initializer}
+        del result.graph.input[:]
+        result.graph.input.extend(value for value in before.graph.input if value.name in inputs)
     return result
 
 

@@ -13,10 +13,10 @@ from rnn_lower.checking.wrap_node import is_recurrent
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, version_of
 from rnn_lower.modelio import external_data
+from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.strip_weights import inferred, sizes_of
 from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proving.inline import without_made_calls
-from rnn_lower.shapes.fixed_dims import fix_proto_dims
 from rnn_lower.shapes.shape_info import RESHAPES
 
 COUNTS = ("Shape", "Gather", "Mul", "Add", "Sub")
@@ -47,7 +47,7 @@ def only_recurrent_nodes_changed(
     if dims:
         copy = onnx.ModelProto()
         copy.CopyFrom(old)
-        fix_proto_dims(copy, dims)
+        copy = Document(copy, old_folder).fixed(dims).proto
         fixed = {one.name for one, other in zip(_said(old), _said(copy), strict=True) if one != other}
         old = copy
     versions = None if opset is None else (_default_opset(old), opset)

@@ -25,7 +25,7 @@ from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.proving.model_diff import MEMBERS
 from rnn_lower.proving.node_proof import Question, answer
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
-from rnn_lower.shapes.fixed_dims import fix_proto_dims, place
+from rnn_lower.shapes.fixed_dims import place
 
 Graphs = dict[ir.Graph | ir.Function, ir.Graph | ir.Function]
 
@@ -97,7 +97,7 @@ def _with_sizes_of(lowered: Document, original: Document) -> Document:
     """The original with the sizes of its inputs fixed as they were for the lowered model."""
     fixed = samples.fixed_sizes(original.model, lowered.proto)
     dims = {place(name, axis): size for (name, axis), size in fixed.items()}
-    return original.copied(lambda copy: fix_proto_dims(copy, dims)) if dims else original
+    return original.copied().fixed(dims) if dims else original
 
 
 def _with_inputs_of(lowered: Document, original: Document) -> Document:

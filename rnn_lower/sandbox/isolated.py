@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.modelio.stale_files import disturbed, undisturbed
+from rnn_lower.stopping import signals_blocked, unblock_signals
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,7 +81,7 @@ def _may_fork() -> bool:
 def forked(work: Callable[[], object]) -> int:
     """The number of a child that does this and ends. All signals wait in it until it has seen to them."""
     # Python's own hooks around a fork hold locks, and do not release them where a handler raises.
-    with undisturbed(signal.valid_signals()), warnings.catch_warnings():
+    with signals_blocked(signal.valid_signals()), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
         child = os.fork()
         if child:
@@ -100,7 +100,7 @@ def _in_child(work: Callable[[], bytes]) -> bytes:
     child, code = 0, 0
     _flush()  # or what waits to be printed would come from the child as well
     try:
-        with undisturbed(signal.valid_signals()):  # or an interruption would lose it
+        with signals_blocked(signal.valid_signals()):  # or an interruption would lose it
             child = forked(lambda: _work(work, reader, writer))
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
@@ -120,7 +120,7 @@ def _work(work: Callable[[], bytes], reader: int, writer: int) -> None:
     os.close(reader)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an assertion says so on stderr before it aborts
     signal.signal(STOP, signal.default_int_handler)
-    disturbed(signal.valid_signals())
+    unblock_signals(signal.valid_signals())
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(work() + _DONE)
     _flush()

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.modelio.stale_files import undisturbed
 from rnn_lower.sandbox.isolated import forked
+from rnn_lower.stopping import signals_blocked
 
 try:
     import fcntl
@@ -84,7 +84,7 @@ def one_child() -> Iterator[None]:
 
 def close() -> None:
     """End the child of this thread, if there is one."""
-    with undisturbed(signal.valid_signals()):
+    with signals_blocked(signal.valid_signals()):
         child, _HERE.child = _HERE.child, None
         if child is not None:
             child.end()
@@ -138,7 +138,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _child() -> _Child:
-    with undisturbed(signal.valid_signals()):  # or an interruption would lose it
+    with signals_blocked(signal.valid_signals()):  # or an interruption would lose it
         child = _HERE.child = _HERE.child or _Child()
     return child
 

@@ -17,7 +17,7 @@ from rnn_lower.options import Dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 
 FIXED = "rnn_lower.fixed"
-"""Where a model keeps the values, no inputs, of which a size became a number, so that runtimes believe all of them."""
+"""Where a model keeps the values, no inputs, with declared sizes, which may be false once inputs are fixed."""
 
 Shapes = Mapping[str, Sequence[Dim] | None]
 """What the inputs declare, by name; None where there is no shape."""
@@ -70,14 +70,10 @@ def fix_dims(model: ir.Model, dims: Dims) -> None:
     for value in values(model):
         if value.shape is not None:
             owner = value.name if value in inputs else None
-            said = value.shape
-            value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(said)])
-            if owner is None and _numbers(value.shape) > _numbers(said):
+            declared = value.shape
+            value.shape = ir.Shape([fixed.size(owner, k, plain_dim(dim)) for k, dim in enumerate(declared)])
+            if owner is None and not value.is_initializer():
                 model.meta.setdefault(FIXED, {})[value] = None
-
-
-def _numbers(shape: ir.Shape) -> int:
-    return sum(1 for dim in shape if isinstance(dim, int))
 
 
 def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:

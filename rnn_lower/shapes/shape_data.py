@@ -5,6 +5,8 @@ onnx's inference follows such numbers too, but has been wrong with too much; thi
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from collections.abc import Callable, Sequence
 
@@ -37,13 +39,18 @@ def counted_sizes(node: RecurrentNode, facts: Facts) -> dict[str, int]:
     return {name: size for name, size in found.items() if isinstance(size, int)}
 
 
-def counted_shape(value: ir.Value, facts: Facts) -> Sequence[Dim] | None:
-    """The shape of a value as far as facts and computed sizes tell it; None where not even the rank is known."""
+def counted_shape(value: ir.Value, facts: Facts, inferred_only: bool = False) -> Sequence[Dim] | None:
+    """The shape of a value as far as facts and computed sizes tell it; None where not even the rank is known.
+
+    inferred_only: names of sizes that are only declared do not count.
+    """
     known: dict[ir.Value, Sequence[Dim] | None] = {}  # each worked out once: every size of a Reshape asks again
+
+    told = facts.verified_shape if inferred_only else facts.shape
 
     def shape(value: ir.Value, depth: int) -> Sequence[Dim] | None:
         if value not in known:
-            known[value] = _followed(value, facts.shape(value), lambda one: shape(one, depth + 1), depth)
+            known[value] = _followed(value, told(value), lambda one: shape(one, depth + 1), depth)
         return known[value]
 
     return shape(value, 0)
@@ -68,10 +75,33 @@ def _reshape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
     sizes = None if target is None else numbers(target, shape)
     if x is None or sizes is None or said(node, "allowzero", _INT, 0) != 0:
         return None
-    given = shape(x) if 0 in sizes else ()
-    if given is None or any(size == 0 and place >= len(given) for place, size in enumerate(sizes)):
+    given = shape(x) if 0 in sizes or -1 in sizes else ()
+    if 0 in sizes and (given is None or any(size == 0 and axis >= len(given) for axis, size in enumerate(sizes))):
         return None
-    return [given[place] if size == 0 else None if size == -1 else size for place, size in enumerate(sizes)]
+    kept = [given[axis] if size == 0 and given else size for axis, size in enumerate(sizes)]
+    return [_rest(given, kept) if size == -1 else size for size in kept]
+
+
+def _rest(given: Sequence[Dim] | None, sizes: Sequence[Dim]) -> Dim:
+    """The size that -1 stands for: what the other sizes, numbers or names, leave of the elements."""
+    if given is None:
+        return None
+    before, after = list(given), [size for size in sizes if size != -1]
+    for size in [one for one in after if isinstance(one, str)]:
+        if size in before:
+            before.remove(size)
+            after.remove(size)
+    if len(before) == 1 and not [size for size in after if size != 1]:
+        return before[0]
+    numbers_before = [one for one in before if isinstance(one, int)]
+    numbers_after = [one for one in after if isinstance(one, int)]
+    names = [one for one in before if not isinstance(one, int)]
+    if len(numbers_after) < len(after) or 0 in numbers_after:
+        return None
+    left, rest = divmod(math.prod(numbers_before), math.prod(numbers_after))
+    if not names:
+        return left if not rest else None
+    return names[0] if len(names) == 1 and left == 1 and not rest else None
 
 
 def _transpose(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
@@ -92,21 +122,42 @@ def _recurrent(node: ir.Node, place: int, shape: Shape) -> Numbers | None:
     return [given[0], None, given[1], None]
 
 
+def _constant_of_shape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
+    target = _input(node, 0)
+    return None if target is None else numbers(target, shape)
+
+
+def _expand(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
+    x, target = _input(node, 0), _input(node, 1)
+    given = None if x is None else shape(x)
+    sizes = None if target is None else numbers(target, shape)
+    if given is None or sizes is None:
+        return None
+    count = max(len(given), len(sizes))
+    one: Numbers = [1]
+    pairs = zip(*(one * (count - len(dims)) + list(dims) for dims in (given, sizes)), strict=True)
+    return [b if a == 1 else a if b in (1, a) or (isinstance(a, int) and a > 1) else None for a, b in pairs]
+
+
 def _input(node: ir.Node, place: int) -> ir.Value | None:
     return node.inputs[place] if place < len(node.inputs) else None
 
 
 SHAPES: dict[str, Callable[[ir.Node, int, Shape], Numbers | None]] = {
-    "Reshape": _reshape, "Transpose": _transpose, **dict.fromkeys(OP_TYPES, _recurrent),
+    "Reshape": _reshape, "Transpose": _transpose, "Expand": _expand,
+    "ConstantOfShape": _constant_of_shape, **dict.fromkeys(OP_TYPES, _recurrent),
 }  # fmt: skip
 
 
 def numbers(value: ir.Value, shape: Shape, depth: int = 0) -> Numbers | None:
-    """The integers of a vector as far as they are known, sizes by name included; None where not even their count is."""
+    """The integers of a vector as far as they are known, sizes by name included; None where not even their count is.
+
+    A single number is a vector of one.
+    """
     tensor = known_tensor(value)
     if tensor is not None:
-        plain = tensor.dtype.is_integer() and len(tensor.shape) == 1
-        return [int(number) for number in tensor.numpy()] if plain else None
+        plain = tensor.dtype.is_integer() and len(tensor.shape) <= 1
+        return [int(number) for number in tensor.numpy().ravel()] if plain else None
     node = value.producer()
     if node is None or node.domain not in DEFAULT_DOMAINS or None in node.inputs or not node.inputs or depth > NESTED:
         return None
@@ -115,10 +166,21 @@ def numbers(value: ir.Value, shape: Shape, depth: int = 0) -> Numbers | None:
         found = shape(taken[0])
         start, end = (said(node, name, _INT, at) for name, at in (("start", 0), ("end", sys.maxsize)))
         return None if found is None or start is None or end is None else list(found)[start:end]
+    if node.op_type in ("Squeeze", "Unsqueeze", "Cast"):
+        return _alike(node, taken[0], shape, depth)
     count = VECTORS.get(node.op_type)
     vectors = [numbers(one, shape, depth + 1) for one in taken] if count is not None else []
     known = [one for one in vectors if one is not None]
     return None if count is None or len(known) < len(vectors) else count(known)
+
+
+def _alike(node: ir.Node, value: ir.Value, shape: Shape, depth: int) -> Numbers | None:
+    """The numbers of what only changes its rank, between a number and a vector of one, or its integer type."""
+    found = numbers(value, shape, depth + 1)
+    if node.op_type == "Cast":
+        to = said(node, "to", _INT, None)
+        return found if to in (ir.DataType.INT64, ir.DataType.INT32) else None
+    return found if found is not None and len(found) == 1 else None
 
 
 def _slice(vectors: Sequence[Numbers]) -> Numbers | None:
@@ -135,7 +197,36 @@ def _product(vectors: Sequence[Numbers]) -> Numbers | None:
     if any(len(one) != 1 for one in vectors):
         return None
     rest = [one[0] for one in vectors if one[0] != 1]
-    return [rest[0] if len(rest) == 1 else 1 if not rest else None]
+    if all(isinstance(one, int) for one in rest):
+        return [math.prod(one for one in rest if isinstance(one, int))]
+    return [rest[0] if len(rest) == 1 else None]
+
+
+def _gather(vectors: Sequence[Numbers]) -> Numbers | None:
+    """Of a vector, by known places."""
+    found, places = vectors
+    if not all(isinstance(place, int) and -len(found) <= place < len(found) for place in places):
+        return None
+    return [found[place] for place in places if isinstance(place, int)]
+
+
+def _arithmetic(operation: Callable[[int, int], int]) -> Callable[[Sequence[Numbers]], Numbers | None]:
+    def of(vectors: Sequence[Numbers]) -> Numbers | None:
+        if len(vectors) != 2 or any(len(one) != 1 for one in vectors):
+            return None
+        a, b = vectors[0][0], vectors[1][0]
+        return [operation(a, b) if isinstance(a, int) and isinstance(b, int) else None]
+
+    return of
+
+
+def _quotient(a: int, b: int) -> int:
+    """Rounded to zero; what is divided by 0 never runs."""
+    return 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _first(vectors: Sequence[Numbers]) -> Numbers:
+    return vectors[0]
 
 
 def _as_vector(vectors: Sequence[Numbers]) -> Numbers | None:
@@ -147,5 +238,10 @@ VECTORS: dict[str, Callable[[Sequence[Numbers]], Numbers | None]] = {
     "Mul": _product,
     "Reshape": _as_vector,
     "Slice": _slice,
+    "Gather": _gather,
+    "Add": _arithmetic(operator.add),
+    "Sub": _arithmetic(operator.sub),
+    "Div": _arithmetic(_quotient),
+    "Identity": _first,
 }
 """What nodes make of vectors of integers."""

@@ -14,11 +14,12 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
-from rnn_lower.errors import UnsupportedError
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import nodes, owner_of, recurrent_nodes, subgraphs, values
 from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.external_data import graphs_of
-from rnn_lower.modelio.strip_weights import inferred, outline_of, sizes_of
+from rnn_lower.modelio.strip_weights import Shapes, inferred, outline_of, sizes_of
 
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 
@@ -27,6 +28,9 @@ UNSAID = "rnn_lower.unsaid"
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 """Operators that change the shape of a value alone."""
+
+ROUNDS = 6
+"""How often inference goes on from sizes that were computed here; a layer of a model may take one round."""
 
 NO_NAMES = ("?", "None", "none", "unknown", "-1")
 """What exporters write for every size that they do not know, so that it names none."""
@@ -42,10 +46,19 @@ class Facts:
     def __init__(self, model: ir.Model, outline: onnx.ModelProto | None = None) -> None:
         self._model, self._given = model, outline
         self._inputs = set(model.graph.inputs)
+        self._found: _Inferred | None = None
 
     @functools.cached_property
     def _outline(self) -> onnx.ModelProto:
         return outline_of(self._model) if self._given is None else self._given
+
+    def verified_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """The same without the names of sizes that are only declared."""
+        constant = known(value)
+        if constant is not None or value in self._inputs or value.is_initializer():
+            return self.shape(value)
+        found = self._inferred_type(value)
+        return tuple(map(self._told, found.shape.dim)) if found is not None and found.HasField("shape") else None
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
@@ -69,14 +82,21 @@ class Facts:
         return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
 
     def confirmed(self, value: ir.Value) -> tuple[Dim, ...]:
-        """What a value declares, without the numbers that inference does not come to, shapes followed or not."""
+        """The sizes that inference finds, and else the declared ones, without numbers that nothing confirms."""
         declared = tuple(map(plain_dim, value.shape or ()))
-        left = {axis for axis, dim in enumerate(declared) if isinstance(dim, int)}
-        for sizes_by in (self.shape, self._followed_sizes):  # the second takes its time
-            found = sizes_by(value) if left else None
-            if found is not None and len(found) == len(declared):
-                left -= {axis for axis in left if found[axis] == declared[axis]}
-        return tuple(None if axis in left else dim for axis, dim in enumerate(declared))
+        found = self.verified_shape(value)
+        if found is not None and len(found) != len(declared):
+            return found
+        inferred = (None,) * len(declared) if found is None else found
+        left = {axis for axis, dim in enumerate(declared) if isinstance(dim, int) and inferred[axis] is None}
+        further = self._followed_sizes(value) if left else None  # which takes its time
+        if further is not None and len(further) == len(declared):
+            left -= {axis for axis in left if further[axis] == declared[axis]}
+        sizes = []
+        for axis, (old, new) in enumerate(zip(declared, inferred, strict=True)):
+            same_kind = new is None or (isinstance(old, str) and isinstance(new, str))
+            sizes.append(None if axis in left else old if same_kind else new)
+        return tuple(sizes)
 
     def _followed_sizes(self, value: ir.Value) -> Sequence[Dim] | None:
         info = self._followed.get(owner_of(value), {}).get(value.name)
@@ -186,20 +206,51 @@ class Facts:
     def _inferred_info(self, value: ir.Value) -> onnx.ValueInfoProto | None:
         return self._inferred.get(owner_of(value), {}).get(value.name)
 
-    @functools.cached_property
+    @property
     def _inferred(self) -> _Inferred:
-        """By graph and name: what shape inference finds out with no annotation to lean on."""
-        return self._infer(follow=False)
+        """By graph and name: what inference finds out with no annotation to lean on, but for sizes computed here.
+
+        onnx's inference stops where a model computes the sizes of a Reshape itself. These are computed here from what
+        inference has found so far, and inference goes on from there.
+        """
+        if self._found is None:
+            self._found = self._infer(follow=False)
+            hints: dict[str, tuple[int, Sequence[Dim]]] = {}
+            for _ in range(ROUNDS):
+                more = self._hints()
+                if not more.keys() - hints.keys() and all(more[name] == hints[name] for name in more):
+                    break
+                hints |= more
+                self._found = self._infer(False, hints)
+        return self._found
+
+    def _hints(self) -> dict[str, tuple[int, Sequence[Dim]]]:
+        """Shapes of the main graph's values that inference lacks, though the numbers that make them are known."""
+        from rnn_lower.shapes.shape_data import SHAPES, counted_shape
+
+        found: dict[str, tuple[int, Sequence[Dim]]] = {}
+        for node in self._model.graph:
+            if node.op_type not in SHAPES or node.domain not in DEFAULT_DOMAINS:
+                continue
+            for value in node.outputs:
+                info = self._inferred_type(value)
+                if not value.name or info is None or not info.elem_type:
+                    continue
+                known = tuple(map(self._told, info.shape.dim)) if info.HasField("shape") else None
+                shape = counted_shape(value, self, inferred_only=True) if known is None or None in known else None
+                if shape is not None and (known is None or list(shape) != list(known)):
+                    found[value.name] = info.elem_type, [None if dim in NO_NAMES else dim for dim in shape]
+        return found
 
     @functools.cached_property
     def _followed(self) -> _Inferred:
         """The same with the numbers of shapes followed, which is no fact: too much has been wrong with it."""
         return self._infer(follow=True)
 
-    def _infer(self, follow: bool) -> _Inferred:
+    def _infer(self, follow: bool, hints: Shapes | None = None) -> _Inferred:
         try:
-            found = inferred(self._outline, follow)
-        except Exception:  # whatever inference, or the outline for it, stumbles over, what it could tell is unknown
+            found = inferred(self._outline, follow, hints)
+        except (RnnLowerError, ir.serde.SerdeError):  # what inference fails on is unknown
             return {}
         pairs = _same_graphs(self._model.graph, found.graph)
         return {

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -22,6 +22,7 @@ from rnn_lower.modelio import files, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
+from rnn_lower.stopping import signals_blocked
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
 from rnn_lower.targets import find_target
@@ -121,10 +122,13 @@ def staged_states(
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"
         )
-    made, before = (place.with_name(f".{place.name}.{secrets.token_hex(8)}{stale_files.TMP}") for _ in range(2))
+    made, before = (
+        place.with_name(f".{stale_files.stem_of(place)}.{secrets.token_hex(8)}{stale_files.TMP}") for _ in range(2)
+    )
 
-    def put(commit: Callable[[], None]) -> None:
-        with stale_files.undisturbed():
+    def put(commit: Callable[[], None], file: BinaryIO) -> None:
+        file.close()  # Windows renames no open file
+        with signals_blocked():
             if place.exists():
                 os.replace(place, before)
             try:
@@ -141,10 +145,13 @@ def staged_states(
         try:
             if place.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with stale_files.create(made) as file:
+            with stale_files.folder_lock(place.parent) as locked:
+                if locked:
+                    stale_files.remove_unfinished(place)
+            with stale_files.create_locked(made) as file:
                 np.savez(file, **held)  # type: ignore[arg-type]
                 files.sync(file)
-                yield put
+                yield lambda commit: put(commit, file)
         except OSError as error:
             raise RnnLowerError(f"{place}: cannot be written: {error.strerror or error}") from None
     finally:

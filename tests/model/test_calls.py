@@ -237,3 +237,18 @@ def test_bodies_of_a_sequence_map_take_nodes(form):
     lowered = rnn_lower.lower(mapped, form=form)
     assert not {node.op_type for node in every_node(lowered)} & {"RNN", "GRU", "LSTM"}
     close(run_onnxruntime(lowered, feeds), expected(case))
+
+
+def test_weights_that_an_old_model_lists_as_inputs_are_none_of_a_newer_one():
+    """From IR version 4 on a caller may override them, which nobody could before."""
+    model, feeds = build(Case("LSTM", 11, optional=("B",)))
+    given = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name not in given:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    model.ir_version = 3
+    lowered = rnn_lower.lower(model, as_function=True)
+    assert lowered.ir_version >= 8
+    assert not {value.name for value in lowered.graph.input} & {tensor.name for tensor in lowered.graph.initializer}
+    assert rnn_lower.check(model, lowered, inputs=feeds).ok
+    assert rnn_lower.prove(model, lowered).ok

@@ -42,6 +42,23 @@ class Drawn:
         ends = end - len(self.shape) if end < len(self.shape) and self.rng.random() < 0.5 else end
         return self.add("Slice", [whole, self.given([start]), self.given([ends]), *axes])
 
+    def size(self, x: str, axis: int) -> str:
+        """One size as a vector, by Gather and idle arithmetic."""
+        found = self.add("Gather", [self.add("Shape", [x]), self.given([axis - len(self.shape) * (axis % 2)])])
+        two = self.given([2])
+        found = self.add("Sub", [self.add("Add", [found, two]), two])
+        found = self.add("Div", [self.add("Mul", [found, two]), two])
+        return self.add("Identity", [self.add("Cast", [found], to=TensorProto.INT64)])
+
+    def filled(self, x: str) -> str:
+        """Zeros of the same shape, one axis of size 1 expanded again."""
+        sizes = [self.size(x, axis) for axis in range(len(self.shape))]
+        axis = int(self.rng.integers(len(sizes)))
+        zeros = self.add(
+            "ConstantOfShape", [self.add("Concat", [*sizes[:axis], self.given([1]), *sizes[axis + 1 :]], axis=0)]
+        )
+        return self.add("Expand", [zeros, self.add("Concat", sizes[axis:], axis=0)])
+
     def turned(self, x: str) -> str:
         perm = [int(axis) for axis in self.rng.permutation(len(self.shape))]
         self.shape = [self.shape[axis] for axis in perm]
@@ -83,7 +100,7 @@ def drawn(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         if len(made.shape) == 3 and made.rng.random() < 0.2:
             x = made.recurrent(x)
         else:
-            x = made.turned(x) if made.rng.random() < 0.4 else made.reshaped(x)
+            x = made.rng.choice([made.turned, made.reshaped, made.reshaped, made.filled])(x)
         values.append(x)
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in values]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["time", 1 if shape[1] == 1 else "batch", 4])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 import stat
 import subprocess
@@ -154,17 +155,24 @@ def test_in_place_leaves_one_model_and_one_data_file(tmp_path):
     for _ in range(2):
         rnn_lower.lower_file(source, source)
         right(source)
-        (data,) = data_files(tmp_path, "m.onnx")
-        assert entries(tmp_path) == {"m.onnx", data.name}
-        assert data.name != "m.onnx.data"
+        (data,) = [path for path in data_files(tmp_path, "m.onnx") if path.name != "m.onnx.data"]
+        assert entries(tmp_path) == {"m.onnx", data.name, "m.onnx.data"}
 
 
-def test_replacing_an_unrelated_output_removes_what_only_that_referred_to(tmp_path):
+def test_data_under_a_name_of_the_users_stays_and_is_named(tmp_path, caplog):
     source = save(tmp_path / "in.onnx")
     save(tmp_path / "out.onnx", "old.weights", OTHER)
-    rnn_lower.lower_file(source, tmp_path / "out.onnx")
+    with caplog.at_level(logging.WARNING, "rnn_lower"):
+        rnn_lower.lower_file(source, tmp_path / "out.onnx")
     right(tmp_path / "out.onnx")
-    assert entries(tmp_path) == {"in.onnx", "out.onnx"}
+    assert entries(tmp_path) == {"in.onnx", "out.onnx", "old.weights"}
+    assert "old.weights stays, which" in caplog.text
+
+
+def test_replacing_an_output_of_ours_removes_its_data(tmp_path):
+    rnn_lower.lower_file(save(tmp_path / "in.onnx", "in.weights"), tmp_path / "out.onnx")
+    rnn_lower.lower_file(save(tmp_path / "other.onnx"), tmp_path / "out.onnx")
+    assert entries(tmp_path) == {"in.onnx", "in.weights", "other.onnx", "out.onnx"}
 
 
 @pytest.mark.parametrize("owner", ["model.onnx", "other.onnx", "weights"])
@@ -183,7 +191,12 @@ def test_a_model_that_is_named_as_data_stays(owner, tmp_path):
     assert cli.main(["lower", str(path), "-o", str(path)]) == 0
     right(path)
     assert before is None or named.read_bytes() == before
-    assert entries(tmp_path) == {"model.onnx", owner, *(data.name for data in data_files(tmp_path, "model.onnx"))}
+    assert entries(tmp_path) == {
+        "model.onnx",
+        "weights.bin",
+        owner,
+        *(data.name for data in data_files(tmp_path, "model.onnx")),
+    }
 
 
 def test_data_in_a_file_with_a_header_stays(tmp_path):
@@ -214,7 +227,6 @@ def test_left_behind_files_of_a_dead_run_are_removed_and_named(tmp_path, capsys)
     assert cli.main(["lower", str(source), "-o", str(tmp_path / "out.onnx")]) == 0
     err = capsys.readouterr().err
     assert f".out.onnx.{token}.rnn_lower.tmp" in err
-    assert f"/out.onnx.{token}.data" in err
     (data,) = data_files(tmp_path, "out.onnx")
     assert entries(tmp_path) == {"in.onnx", "in.weights", "out.onnx", data.name}
 
@@ -307,7 +319,7 @@ def test_in_place_through_a_link(tmp_path):
     assert os.readlink(link) == "m.onnx"
     right(target)
     (data,) = data_files(tmp_path, "m.onnx")
-    assert entries(tmp_path) == {"m.onnx", "link.onnx", data.name}
+    assert entries(tmp_path) == {"m.onnx", "m.weights", "link.onnx", data.name}
 
 
 # -- where weights may lie ------------------------------------------------------------------------------------------------
@@ -330,7 +342,7 @@ def test_data_of_constants_in_place(tmp_path):
         rnn_lower.lower_file(source, source)
         right(source, case)
         (data,) = data_files(tmp_path, "m.onnx")
-        assert entries(tmp_path) == {"m.onnx", data.name}
+        assert entries(tmp_path) == {"m.onnx", "m.weights", data.name}
 
 
 def test_data_in_a_folder_below(tmp_path):
@@ -520,9 +532,11 @@ def test_a_file_that_is_not_yet_locked_is_not_lost(data, tmp_path, monkeypatch):
     source, lock, times = save(tmp_path / "in.onnx", data), fcntl.flock, []
 
     def late(file: Any, flags: int) -> None:
-        if flags == fcntl.LOCK_EX and len(times) < 2:  # once for the data, once for the model
+        if (
+            not isinstance(file, int) and flags == fcntl.LOCK_EX and len(times) < 2
+        ):  # once for the data, once for the model
             times.append(file.name)
-            stale_files.remove_left_behind(tmp_path)
+            stale_files.remove_unfinished(tmp_path / "out.onnx")
         lock(file, flags)
 
     monkeypatch.setattr(stale_files.fcntl, "flock", late)
@@ -722,15 +736,15 @@ def test_data_that_shrinks_while_it_is_read(tmp_path):
 
 
 def test_files_that_only_look_like_ours_stay(tmp_path):
-    """Nothing is removed but what a run of this program, and of no other, can have left."""
+    """Nothing is removed but what a run of this program with the same output can have left."""
     source = save(tmp_path / "in.onnx", "in.weights")
     token = "0123456789abcdef"
-    foreign = [f"thesis.{token}.old", f".photo.{token}.tmp", f"w.{token}.data", f"in.onnx.{token}.data"]
+    foreign = [f"thesis.{token}.old", f".photo.{token}.tmp", f"w.{token}.data"]
     for name in foreign:
         (tmp_path / name).write_bytes(b"precious")
     rnn_lower.lower_file(source, tmp_path / "out.onnx")
     rnn_lower.lower_file(source, source)
-    assert [(tmp_path / name).read_bytes() for name in foreign] == [b"precious"] * 4
+    assert [(tmp_path / name).read_bytes() for name in foreign] == [b"precious"] * 3
 
 
 def test_data_that_a_model_in_the_folder_above_refers_to_stays(tmp_path):

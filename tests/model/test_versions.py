@@ -295,3 +295,31 @@ def test_both_names_of_the_default_domain_at_once():
     result = rnn_lower.lower(model, opset=13)
     assert {entry.version for entry in result.opset_import} == {13}
     assert feeds
+
+
+@pytest.mark.parametrize("entries", itertools.permutations([("", 11), ("ai.onnx", 13)]))
+@pytest.mark.parametrize("in_function", [False, True])
+def test_two_opsets_of_the_default_domain_are_refused(entries, in_function):
+    """onnxruntime takes the last, of either name; rewriting one would change what a Softmax beside it computes."""
+    model, _ = build(Case("LSTM", 13, optional=("B",)))
+    holder = model
+    if in_function:
+        holder = model.functions.add(domain="own", name="f", output=["c"])
+        holder.node.append(onnx.helper.make_node("Constant", [], ["c"], value_float=1.0))
+    del holder.opset_import[:]
+    holder.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in entries)
+    told = r"imports opsets \d+ and \d+ of the default domain"
+    with pytest.raises(rnn_lower.RnnLowerError, match=told):
+        rnn_lower.lower(model, opset=17)
+    with pytest.raises(rnn_lower.RnnLowerError, match=told):
+        rnn_lower.lower(ir.from_proto(model))
+
+
+@pytest.mark.parametrize("opset", range(1, 9))
+def test_a_target_converts_to_its_first_opset(opset):
+    """Without a target the opset stays, whatever runs it."""
+    case = Case("LSTM", opset, output_sequence=1 if opset < 7 else None, optional=("B",))
+    model, feeds = lowered(case, target="onnxruntime")
+    assert model.opset_import[0].version == max(7, opset)
+    close(run_onnxruntime(model, feeds), expected(restamped(case)))
+    assert lowered(case)[0].opset_import[0].version == opset
