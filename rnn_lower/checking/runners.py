@@ -12,19 +12,23 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
-from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.checking import reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio import external_data
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
+from rnn_lower.opset import convert
 from rnn_lower.transforms.evaluate import evaluator
 from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
 REFERENCE = "onnx.reference with rnn_lower.checking.reference"
+
+BROADCASTS_BY_RULE = 7
+"""The first opset at which binary operators broadcast as they do today."""
 
 Run = Callable[[Feeds], list[Any]]
 Change = Callable[[onnx.ModelProto], object]
@@ -76,25 +80,28 @@ def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
     return found.pop()
 
 
-def open_reference(document: Document, change: Change | None = None) -> Run:
-    """A runner on onnx.reference, with this project's recurrent operators in place of onnx's own. change: as above."""
-    ready = reference_evaluator(document, reference.OPERATORS, change)
-    return lambda feeds: list(ready.run(None, feeds))
+def open_reference(
+    document: Document, change: Change | None = None, operators: Iterable[type] = reference.OPERATORS
+) -> Run:
+    """A runner on onnx.reference. change: as above.  operators: in place of onnx's own.
 
-
-def reference_evaluator(
-    document: Document, operators: Iterable[type], change: Change | None = None
-) -> ReferenceEvaluator:
-    """onnx's evaluator of a copy of the model with its weights. operators: in place of onnx's own."""
+    Below opset 7, where the evaluator takes many operators for their later versions, the model is converted first.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(document.proto)
     if change is not None:
         change(proto)
     if document.folder is not None:
         external_data.embed(proto, document.folder)
+    if (opset_of(proto) or 0) < BROADCASTS_BY_RULE:
+        copy = Document(proto)
+        convert.convert_opset(copy.model, BROADCASTS_BY_RULE, copy.outline)
+        convert.restamp_rest(copy.model)
+        proto = copy.write_back()
     if proto.functions:  # the evaluator does not pass its operators on to functions
         proto = inlined(proto)
-    return evaluator(proto, operators)
+    ready = evaluator(proto, operators)
+    return lambda feeds: list(ready.run(None, feeds))
 
 
 def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:

@@ -8,7 +8,7 @@ import onnx.inliner
 from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio import external_data
 from rnn_lower.opset.convert import ir_version_of
-from rnn_lower.proving.evaluator import MARK
+from rnn_lower.proving.program import MARK
 
 
 def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
