@@ -136,12 +136,13 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
 def _sizes(x: np.ndarray) -> np.ndarray:
     """What the absolute tolerance is a part of: the largest number of each unit, those of the last axis.
 
-    One unit of large numbers hides no other. A unit that is smaller than most has the size of most: it may be what is
-    left of larger numbers.
+    One unit of large numbers hides no other. A unit that is smaller than most, or than 1, may be what is left of larger
+    numbers, or what a gate has closed: it has the size of most, or 1, but never more than the largest of all.
     """
     numbers = np.where(np.isfinite(x), np.abs(x), 0.0).reshape(-1, x.shape[-1] if x.ndim else 1)
     units = numbers.max(axis=0)
-    return np.asarray(np.maximum(units, np.median(units))) if x.ndim else np.asarray(units[0])
+    least = min(float(units.max()), max(float(np.median(units)), 1.0))
+    return np.asarray(np.maximum(units, least)) if x.ndim else np.asarray(units[0])
 
 
 def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:

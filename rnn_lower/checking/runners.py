@@ -14,21 +14,18 @@ import onnx
 import onnxruntime
 
 from rnn_lower.checking import reference
+from rnn_lower.checking.old_operators import FIRST_TODAY, OLD_OPERATORS
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio import external_data
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
-from rnn_lower.opset import convert
 from rnn_lower.transforms.evaluate import evaluator
 from rnn_lower.transforms.inline import inlined
 
 ORT = f"onnxruntime {onnxruntime.__version__}"
 REFERENCE = "onnx.reference with rnn_lower.checking.reference"
-
-BROADCASTS_BY_RULE = 7
-"""The first opset at which binary operators broadcast as they do today."""
 
 Run = Callable[[Feeds], list[Any]]
 Change = Callable[[onnx.ModelProto], object]
@@ -83,21 +80,15 @@ def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
 def open_reference(
     document: Document, change: Change | None = None, operators: Iterable[type] = reference.OPERATORS
 ) -> Run:
-    """A runner on onnx.reference. change: as above.  operators: in place of onnx's own.
-
-    Below opset 7, where the evaluator takes many operators for their later versions, the model is converted first.
-    """
+    """A runner on onnx.reference. change: as above.  operators: in place of onnx's own."""
     proto = onnx.ModelProto()
     proto.CopyFrom(document.proto)
     if change is not None:
         change(proto)
     if document.folder is not None:
         external_data.embed(proto, document.folder)
-    if (opset_of(proto) or 0) < BROADCASTS_BY_RULE:
-        copy = Document(proto)
-        convert.convert_opset(copy.model, BROADCASTS_BY_RULE, copy.outline)
-        convert.restamp_rest(copy.model)
-        proto = copy.write_back()
+    if (opset_of(proto) or 0) < FIRST_TODAY:
+        operators = (*operators, *OLD_OPERATORS)
     if proto.functions:  # the evaluator does not pass its operators on to functions
         proto = inlined(proto)
     ready = evaluator(proto, operators)

@@ -23,7 +23,7 @@ from rnn_lower.opset import convert
 from rnn_lower.proving import model_diff
 from rnn_lower.proving.algebraic_patterns import is_constant
 from rnn_lower.proving.equations import INPUTS
-from rnn_lower.proving.inline import without_made_calls
+from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
@@ -43,7 +43,10 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
             raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
     try:
         read_nodes(before.model, before.facts)  # only to refuse what is no valid node
-        plain = without_made_calls(after.proto, before.proto)
+        try:
+            plain = without_made_calls(after.proto, before.proto)
+        except CallError as error:
+            return Proof((), (str(error),))
         after = after if plain is after.proto else Document(plain, after.folder)
         before = _with_sizes_of(after, before)
         opsets = [opset_of(document.proto) for document in (before, after)]
