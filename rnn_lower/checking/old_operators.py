@@ -31,7 +31,7 @@ def _unary(function: Callable[[Array], Array]) -> Callable[..., Array]:
 
 
 def _divide(a: Array, b: Array) -> Array:
-    return a / b if a.dtype.kind == "f" else a // b
+    return np.asarray(a / b if a.dtype.kind == "f" else a // b)
 
 
 def _cast(x: Array, to: Any = None, **_: Any) -> Array:
@@ -45,7 +45,7 @@ def _reshape(x: Array, shape_input: Array | None = None, shape: Any = None, **_:
 
 
 def _clip(x: Array, min: float | None = None, max: float | None = None, **_: Any) -> Array:
-    return np.clip(x, -np.inf if min is None else min, np.inf if max is None else max).astype(x.dtype)
+    return np.asarray(np.clip(x, -np.inf if min is None else min, np.inf if max is None else max), x.dtype)
 
 
 def _split(x: Array, sizes: Array | None = None, axis: int = 0, split: Any = None, outputs: int = 1) -> list[Array]:
