@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -147,9 +148,9 @@ def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
     read = {node for task in tasks for node in _needed(task.replaced, task)[0]}
     for graph in graphs:
         for node in graph:
-            if MARK not in node.metadata_props or node in read:
+            if MARK not in node.metadata_props or node in read or node.op_type == "Constant":
                 continue
-            own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is graph)
+            own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is node.graph)
             fitting = next((index for index in own if not _needed(node.outputs, tasks[index])[1]), None)
             if fitting is None:
                 yield f"emitted node '{node.name or node.outputs[0].name}' belongs to no recurrent node"
@@ -204,6 +205,11 @@ class _Pairs:
     graphs: dict[Graph, Graph]
     around: dict[Graph, Graph]
 
+    @functools.cached_property
+    def _functions(self) -> dict[Graph, Graph]:
+        """The functions by the graphs that their inputs name as theirs."""
+        return {ours.graph: theirs for ours, theirs in self.graphs.items() if isinstance(ours, ir.Function)}
+
     def counterparts(self, node: ir.Node) -> dict[str, ir.Value]:
         """The node's inputs as values of the lowered model, by their names in the text.
 
@@ -212,7 +218,7 @@ class _Pairs:
         found = {}
         for name, value in zip(INPUTS, node.inputs, strict=False):
             owner = None if value is None else owner_of(value)
-            graph = None if owner is None else self.graphs.get(owner)
+            graph = None if owner is None else self._functions.get(owner, self.graphs.get(owner))
             if value is not None and graph is not None:
                 found[name] = next((own for own in _values_of(graph) if own.name == value.name), None)
         return {name: value for name, value in found.items() if value is not None}
