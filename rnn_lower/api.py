@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -291,7 +292,7 @@ def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
-    exact: bool = True, on: str | None = None,
+    exact: bool = True, on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
@@ -299,15 +300,17 @@ def check(
     branches and loops that these do not reach. Without, `runs` sets of inputs are made from `seed`: symbolic sizes
     are sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
     numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
-    Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * max |original|, the largest
-    over the output; NaN agrees with NaN; in a type that is coarser than rtol one unit in the last place is allowed.
-    Everything else must be equal. Outputs that are all empty, or the same in all runs, are no agreement: the report
-    says that nothing was compared. It also says which pieces of activations and which branches no input reached, and,
-    where a lowered model differs, in which nodes, at which step and gate.
-    Nodes in branches, loops and functions may run with some inputs only. When they have not, further inputs are tried;
-    what still has not run is listed as unreached, and is no agreement either unless `allow_unreached`.
-    exact: look, too, for what no sampled input shows: small models that were lowered, and not worked on further, are
-    proved at one point, as by `prove`, and a node that is not the same function is no agreement.
+    exact: first prove what can be proved within a few seconds, as by `prove`. A node that is another function is no
+    agreement, unless others have worked on the model since; a node that is proved need not run. Runs then test
+    rounding and the runtime. Where all nodes are proved and nothing else has changed, integers may differ: rounding
+    decides them.
+    Every other replaced node must run three steps, with rows of different length where it has sequence_lens. Further
+    inputs are tried for it; what still has not run so is listed as unreached, and is no agreement unless
+    `allow_unreached`. Neither are outputs that are all empty, or the same in all runs, where not all is proved.
+    Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * size, the size being the
+    largest |original| of the same index of the last axis, or that of most of these; NaN agrees with NaN; in a type
+    that is coarser than rtol one unit in the last place is allowed. Everything else must be equal.
+    counterexample: an .npz file to write with inputs that show a difference, for `inputs`.
 
     on: run the lowered model on this runtime, which must be installed: "openvino", "tract", "opencv", "onnx2torch",
     "tinygrad", "tvm", "iree" or "onnx-reference"; every size is fixed to that of the inputs first.
@@ -324,23 +327,31 @@ def check(
         outliving,  # onnxruntime is for those who compare
     )
 
-    given = (original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on)
+    given = (original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on, counterexample)
     return outliving.outlived(original, on, checker.compare_models, *given)
 
 
 @public
-def prove(original: Any, lowered: Any, *, points: int = 2, seed: int = 0) -> Proof:
+def prove(
+    original: Any, lowered: Any, *, points: int = 2, seed: int = 0,
+    counterexample: str | os.PathLike[str] | None = None,
+) -> Proof:  # fmt: skip
     """Show that a lowered model is the same function as the original, without inputs and without a tolerance.
 
     Models as for `check`. Every recurrent node that is no longer there is compared with the subgraph in its place in
     exact arithmetic modulo a prime, at `points` random points that `seed` chooses; docs/proof.md has the argument and
     says what it does not cover, rounding above all. Everything else must be the same message. Needs no runtime, works
     for every element type and opset.
+    counterexample: an .npz file to write with inputs that show a difference, as found by running both models.
     Raises RnnLowerError when a model cannot be read; whatever a lowered model holds, the Proof tells.
     """
     from rnn_lower.proving import prover
 
-    return prover.prove_models(original, lowered, points, seed)
+    proof = prover.prove_models(original, lowered, points, seed)
+    if counterexample is None or proof.ok:
+        return proof
+    report = check(original, lowered, seed=seed, exact=False, counterexample=counterexample)
+    return dataclasses.replace(proof, counterexample=report.counterexample)
 
 
 @takes_options

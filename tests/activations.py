@@ -29,6 +29,15 @@ from rnn_lower.modelio.document import Document
 PARAMETERS = {"Affine": (0.75, 0.1), "ScaledTanh": (1.7159, 0.6667), "ThresholdedRelu": (1.0, None)}
 """alpha and beta where the defaults would make the function constant, or hide its threshold."""
 
+EDGES: dict[str, Callable[[float, float], tuple[float, ...]]] = {
+    "relu": lambda a, b: (0.0,),
+    "leakyrelu": lambda a, b: (0.0,),
+    "thresholdedrelu": lambda a, b: (a,),
+    "hardsigmoid": lambda a, b: tuple(sorted(((0 - b) / a, (1 - b) / a))) if a else (),
+    "elu": lambda a, b: (0.0,),
+}
+"""Where an activation goes from one formula to another."""
+
 CHUNK = 1 << 14
 OPSETS = (9, 17)
 NOT_ITSELF = {
@@ -147,7 +156,7 @@ def around(name: str) -> Iterator[np.ndarray]:
         default if number is None else number
         for number, default in zip(PARAMETERS.get(name, (None, None)), (alpha, beta), strict=True)
     )
-    edges = reference.EDGES.get(name.lower(), lambda a, b: ())(a, b)
+    edges = EDGES.get(name.lower(), lambda a, b: ())(a, b)
     for edge in {*edges, -b / a if name == "Affine" else 0.0}:
         bits = int(np.float32(edge).view(np.uint32)) + np.arange(-CHUNK // 2, CHUNK // 2)
         yield np.maximum(bits, 0).astype(np.uint32).view(np.float32)

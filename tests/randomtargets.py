@@ -14,7 +14,7 @@ from onenode import Case, build
 import rnn_lower
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.legalize.conformance import ConstraintChecker
-from rnn_lower.proving.evaluator import MARK
+from rnn_lower.proving.program import MARK
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.targets import find_target
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 
 from rnn_lower.asked import check_numbers, check_texts
-from rnn_lower.checking import execution_probe, guard, perturbation, runtimes, samples
+from rnn_lower.checking import guard, runtimes, samples
 from rnn_lower.checking.compare import Comparison
-from rnn_lower.checking.coverage import Coverage
-from rnn_lower.checking.runners import ORT, REFERENCE, Change, Run, open_onnxruntime, open_reference
+from rnn_lower.checking.node_runs import NodeRun, NodeRuns
+from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
@@ -27,13 +27,16 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import external_data, files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
-from rnn_lower.proving.report import CheckReport
+from rnn_lower.proving.report import DIFFERENT, CheckReport, Proof
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.fold import dead_nodes
 from rnn_lower.transforms.inline import inlined
 
 FURTHER_TRIES = 5
-"""How often all kinds of inputs are tried for recurrent nodes that have not run."""
+"""How often all kinds of inputs are tried for recurrent nodes that are not proved and have not run."""
+
+PROOF_SECONDS = 5.0
+"""For the proofs that come before the runs."""
 
 INSTEAD = "--prove does without"
 """What compares models that onnxruntime cannot run."""
@@ -50,57 +53,83 @@ def compare_models(
     allow_unreached: bool,
     exact: bool,
     on: str | None = None,
+    counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:
     """See `rnn_lower.check`."""
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     check_texts(on=on)
     models = Pair(original, lowered, on)
+    proof = _proof(models) if exact else None
     fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
-    given = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
-    comparison, coverage = Comparison(rtol, atol), Coverage(models.original)
-    runs = 1 if given else runs
+    provided = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
+    is_same = proof is not None and bool(proof.nodes) and proof.ok
+    comparison = Comparison(rtol, atol, discrete=not is_same)
+    runs = 1 if provided else runs
     sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
-    sets = 1 if given else sampled.sets_in_a_run
+    sets = 1 if provided or is_same else sampled.sets_in_a_run
+    unproved = models.unproved(proof)
+    node_runs = NodeRuns(models.original, models.nodes)
+    count, written = 0, ""
 
-    def took(feeds: Feeds) -> None:
-        sampled.keep(feeds)
-        coverage.add(feeds)
+    def compare(feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
+        nonlocal count, written
+        count += 1
+        comparison.add(models.output_names, expected, actual)
+        if unproved:
+            node_runs.observe(feeds)
+        if counterexample is not None and not written and not comparison.ok:
+            samples.save_inputs(counterexample, feeds)
+            written = os.fspath(counterexample)
 
     for index, part in itertools.product(range(runs), range(sets)):
-        models.add_to(comparison, *models.run(given or sampled.candidates(index, part), took))
-    _reach_more(models, sampled, comparison, runs)
-    touched = _touched(models.original.model)
-    # What depends on no input is the same in all runs, and all there is to compare.
-    varied = bool(given) or runs * sets == 1 or not (touched or set(models.output_names)) & _fed(models.original.model)
-    nothing = comparison.nothing_compared(touched, varied)
+        compare(*models.run(provided or sampled.candidates(index, part), sampled.keep))
+
+    def silent() -> list[int]:
+        return [index for index in unproved if not node_runs.is_enough(index)]
+
+    tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
+    while silent() and (feeds := next(tries, None)) is not None:
+        with contextlib.suppress(OriginalFails):
+            compare(feeds, models.original_results(feeds), models.lowered_results(feeds))
+    reports = comparison.reports()
+    varied = is_same or bool(provided) or count == 1 or models.is_constant()
+    nothing = "" if is_same else comparison.nothing_compared(models.touched(), varied)
     if nothing and (empty := [value.name for value in models.original.model.graph.inputs if _is_empty(value)]):
         nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes at its word"
-    reports = comparison.reports()
-    same = all(report.ok for report in reports)
-    prove = not same or (exact and prover.is_cheap(models.original))
+    differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
         reports, models.judge, models.runner, runs, rtol, atol, nothing,
-        unreached=tuple(node.describe() for node in models.unreached()), allow_unreached=allow_unreached,
-        located=prover.located(models.original, models.lowered, fresh=same) if prove else (),
-        missed=coverage.missed(),
+        unreached=tuple(models.nodes[index].describe() for index in silent()), allow_unreached=allow_unreached,
+        located=_located(proof) if differs else (), proved=() if proof is None else proof.proved,
+        runs_of_unproved=tuple(
+            f"{models.nodes[index].describe()}: {_describe_runs(node_runs.of(index))}" for index in unproved
+        ),
+        counterexample=written,
     )  # fmt: skip
+
+
+def _proof(models: Pair) -> Proof | None:
+    """What can be proved within a few seconds; None where the models are of a kind that has no proof."""
+    try:
+        lowered = prover.without_unread_weights(models.lowered, models.original)
+        return prover.prove_models(models.original, lowered, 1, 0, PROOF_SECONDS)
+    except RnnLowerError:
+        return None
+
+
+def _located(proof: Proof | None) -> tuple[str, ...]:
+    """Which nodes are other functions, and where the values part."""
+    nodes = () if proof is None else proof.nodes
+    return tuple(f"{node.name}: {node.reason}" for node in nodes if node.verdict == DIFFERENT)
+
+
+def _describe_runs(runs: set[NodeRun]) -> str:
+    parts = sorted({f"{run.steps} steps of {run.rows} rows of lengths {list(run.lengths)}" for run in runs})
+    return "; ".join(parts[:3]) or "not seen to run"
 
 
 def _is_empty(value: ir.Value) -> bool:
     return 0 in map(plain_dim, value.shape or ())
-
-
-def _reach_more(models: Pair, sampled: samples.Samples, comparison: Comparison, runs: int) -> None:
-    """Try further inputs for nodes that have not run, and compare those that make more of them run."""
-    tries = itertools.chain.from_iterable(sampled.candidates(index) for index in range(runs, runs + FURTHER_TRIES))
-    before = models.unreached()
-    while before and (feeds := next(tries, None)) is not None:
-        with contextlib.suppress(OriginalFails):
-            expected = models.original_results(feeds)
-            after = models.unreached()
-            if len(after) < len(before):
-                models.add_to(comparison, feeds, expected, models.lowered_results(feeds))
-            before = after
 
 
 class Pair:
@@ -124,15 +153,12 @@ class Pair:
         self.judge, self.runner = ORT, ORT
         self._run_original: Run | None = None
         self._run_lowered: Run | None = None
-        self._run_nudged: Run | None = None
         self._on = on
         if on is not None:
             self._run_lowered = runtimes.open_runtime(on, self.lowered)
             self.runner = f"{on} {runtimes.version(on)}"
         self._unknown = ""
         self._refused = False
-        self._flags: dict[int, str] = {}
-        self._flagged: set[int] = set()
         refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
         if refused:
             self.judge = f"{REFERENCE} ({refused})"
@@ -167,24 +193,6 @@ class Pair:
             return *overflowed, self.lowered_results(overflowed[0])
         raise RnnLowerError(f"{_named(self._original_path)}{self._why_not(first_error)}")
 
-    def add_to(self, comparison: Comparison, feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
-        """One run; what a rounding decides is no difference."""
-        places, undecided = perturbation.differing(expected, actual), {}
-        if places and self.judge == ORT:
-            with contextlib.suppress(Exception):  # runtimes raise whatever they raise, and then nothing is excused
-                self._run_nudged = self._run_nudged or self._open_nudged()
-                run = functools.partial(self._run_nudged, feeds)
-                undecided = perturbation.undecided(run, places, expected, actual)
-        comparison.add(self.output_names, expected, actual, undecided)
-
-    def _open_nudged(self) -> Run:
-        def change(proto: onnx.ModelProto) -> None:
-            if guard.needed(self.nodes):
-                guard.add(proto)
-            perturbation.add(proto)
-
-        return open_onnxruntime(self.original, change=change)
-
     def _why_not(self, error: str) -> str:
         if self._unknown:
             return (
@@ -195,14 +203,33 @@ class Pair:
         wanted = "; ".join(map(_declaration, samples.required_inputs(self.original.model)))
         return f"the original model does not run with the inputs: {error}; give others (--inputs X.npz with {wanted})"
 
-    def unreached(self) -> list[RecurrentNode]:
-        """Nodes that have run with no inputs so far although some might make them; those left as they are not."""
-        silent = sorted(set(self._flags) - self._flagged)
-        if not silent:
-            return []
-        left = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
-        nodes = [self.nodes[index] for index in silent if index not in self._dead]
-        return [node for node in nodes if not left & set(_results(node.node))]
+    def unproved(self, proof: Proof | None) -> list[int]:
+        """Nodes that lowering has replaced, no proof covers, and some inputs might make run."""
+        proved = set() if proof is None else {(node.name, node.path) for node in proof.nodes if node.ok}
+        kept = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
+        indices = [
+            index for index, node in enumerate(self.nodes)
+            if (node.name, node.path) not in proved and not kept & set(_results(node.node))
+        ]  # fmt: skip
+        return [index for index in indices if index not in self._dead] if indices else []
+
+    def touched(self) -> set[str]:
+        """Names of outputs that depend on a recurrent node, wherever it is."""
+        recurrent = {node for node, _ in recurrent_nodes(self.original.model)}
+        functions = self.original.model.functions
+        called = set[Any]()
+        while more := {
+            key for key, function in functions.items() if key not in called
+            and any(node in recurrent or node.op_identifier() in called for node in function.all_nodes())
+        }:  # fmt: skip
+            called |= more
+        return _downstream(self.original.model, set(), lambda node: node in recurrent or node.op_identifier() in called)
+
+    def is_constant(self) -> bool:
+        """Whether the outputs to compare depend on no input, so that they are the same in all runs."""
+        inputs = set(samples.required_inputs(self.original.model))
+        fed = _downstream(self.original.model, inputs, lambda _: False)
+        return not (self.touched() or set(self.output_names)) & fed
 
     @functools.cached_property
     def _dead(self) -> set[int]:
@@ -220,35 +247,23 @@ class Pair:
                 if guard.NAME not in str(error):
                     raise
                 self.judge = f"{REFERENCE} (an empty sequence or batch)"
-                self._run_original = open_reference(self.original, self._probe)
+                self._run_original = open_reference(self.original)
                 results = self._run_original(feeds)
         except Exception as error:  # runtimes raise whatever they raise
             raise OriginalFails(one_line(error)) from None
-        count = len(self.output_names)
-        for index, flag in zip(self._flags, results[count:], strict=True):
-            self._flagged |= {index} if np.any(flag) else set()
-        return results[:count]
-
-    def _probe(self, proto: onnx.ModelProto) -> None:
-        self._flags = execution_probe.add(proto)
+        return results
 
     def _open_original(self) -> Run:
         if self.judge != ORT:
-            return open_reference(self.original, self._probe)
-        changes: list[Change] = [guard.add] if guard.needed(self.nodes) else []
-        changes += [self._probe] if execution_probe.nested(self.original.proto) else []
-
-        def change(proto: onnx.ModelProto) -> None:
-            for one in changes:
-                one(proto)
-
+            return open_reference(self.original)
+        change = guard.add if guard.needed(self.nodes) else None
         try:
-            return open_onnxruntime(self.original, self._original_path, change if changes else None)
+            return open_onnxruntime(self.original, self._original_path, change)
         except Exception as error:
             self._refused = True
             self._unknown = self._unknown or _unknown_operator(error)
             self.judge = f"{REFERENCE} (onnxruntime: {one_line(error)[:120]})"
-            return open_reference(self.original, self._probe)
+            return open_reference(self.original)
 
     def lowered_results(self, feeds: Feeds) -> list[Any]:
         if self._run_lowered is None:
@@ -334,18 +349,6 @@ def _needs_defaults(node: RecurrentNode) -> bool:
     names = {name.lower() for name in said["activations"].value} if "activations" in said else set()
     alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in said
     return bool(alpha or (names & {"hardsigmoid"} and "activation_beta" not in said))
-
-
-def _touched(model: ir.Model) -> set[str]:
-    """Names of outputs that depend on a recurrent node of the main graph or of a body in it."""
-    recurrent = {node for node, _ in recurrent_nodes(model)}
-    calls = {key for key, function in model.functions.items() if recurrent & set(function.all_nodes())}
-    return _downstream(model, set(), lambda node: node in recurrent or node.op_identifier() in calls)
-
-
-def _fed(model: ir.Model) -> set[str]:
-    """Names of outputs that depend on an input that has to be given."""
-    return _downstream(model, set(samples.required_inputs(model)), lambda _: False)
 
 
 def _downstream(model: ir.Model, values: set[ir.Value], counts: Callable[[ir.Node], bool]) -> set[str]:

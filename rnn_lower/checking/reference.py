@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx.helper
 from onnx.reference.op_run import OpRun
 
@@ -41,30 +42,7 @@ ACTIVATIONS: dict[str, tuple[bool, bool, float, float, Callable[..., Array]]] = 
 DEFAULTS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
-EDGES: dict[str, Callable[[float, float], tuple[float, ...]]] = {
-    "relu": lambda a, b: (0.0,),
-    "leakyrelu": lambda a, b: (0.0,),
-    "thresholdedrelu": lambda a, b: (a,),
-    "hardsigmoid": lambda a, b: tuple(sorted(((0 - b) / a, (1 - b) / a))) if a else (),
-    "elu": lambda a, b: (0.0,),
-}
-"""Where an activation goes from one formula to another."""
-
-Watch = Callable[[str, Array, tuple[float, ...]], None]
-"""Told of every clip and activation of several formulas: its name, what it is applied to, and its edges."""
-
-
-def _watched(name: str, function: Function, edges: tuple[float, ...], watch: Watch) -> Function:
-    def told(x: Array) -> Array:
-        watch(name, x, edges)
-        return function(x)
-
-    return told
-
-
-def _functions(
-    op: str, directions: int, names: Sequence[str] | None, alpha: Any, beta: Any, watch: Watch | None = None
-) -> list[list[Function]]:
+def _functions(op: str, directions: int, names: Sequence[str] | None, alpha: Any, beta: Any) -> list[list[Function]]:
     """f, g, h per direction; alpha and beta are consumed in order by those that take them."""
     per = len(DEFAULTS[op])
     names = [name.lower() for name in names or ()] or DEFAULTS[op] * directions
@@ -77,12 +55,11 @@ def _functions(
         # onnxruntime holds these parameters in float32
         a = float(np.float32(next(alphas, a))) if takes_alpha else 0.0
         b = float(np.float32(next(betas, b))) if takes_beta else 0.0
-        bound = functools.partial(function, a=a, b=b)
-        made.append(bound if watch is None or name not in EDGES else _watched(name, bound, EDGES[name](a, b), watch))
+        made.append(functools.partial(function, a=a, b=b))
     return [made[start : start + per] for start in range(0, per * directions, per)]
 
 
-def run(op: str, inputs: Sequence[Array | None], attributes: dict[str, Any], watch: Watch | None = None) -> list[Array]:
+def run(op: str, inputs: Sequence[Array | None], attributes: dict[str, Any]) -> list[Array]:
     """Compute one node: inputs and attributes as in the ONNX text, None for absent ones.
 
     Answers Y [T, D, N, H], Y_h [D, N, H] and for LSTM Y_c [D, N, H] (layout 1: Y [N, T, D, H], Y_h and Y_c [N, D, H]),
@@ -100,12 +77,11 @@ def run(op: str, inputs: Sequence[Array | None], attributes: dict[str, Any], wat
     direction = attributes.get("direction") or "forward"
     functions = _functions(
         op, D, attributes.get("activations"), attributes.get("activation_alpha"), attributes.get("activation_beta"),
-        watch,
     )  # fmt: skip
     Y, Yh, Yc = np.zeros((T, D, N, H)), np.zeros((D, N, H)), np.zeros((D, N, H))
     for d in range(D):
         parts = [None if a is None else a[d] for a in (W, R, B, P)]
-        step = _Step(op, H, parts, functions[d], attributes, watch)
+        step = _Step(op, H, parts, functions[d], attributes)
         for n in range(N):  # one sequence at a time: no masks, nothing to get wrong
             h = np.zeros(H) if h0 is None else h0[d, n]
             c = np.zeros(H) if c0 is None else c0[d, n]
@@ -128,7 +104,6 @@ class _Step:
 
     def __init__(
         self, op: str, H: int, parts: Sequence[Array | None], functions: list[Function], attributes: dict[str, Any],
-        watch: Watch | None = None,
     ) -> None:  # fmt: skip
         gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
         W, R, B, P = parts
@@ -138,7 +113,7 @@ class _Step:
         self.W, self.R = W.reshape(gates, H, -1), R.reshape(gates, H, H)
         self.Wb, self.Rb = B[: gates * H].reshape(gates, H), B[gates * H :].reshape(gates, H)
         self.P = np.zeros((3, H)) if P is None else P.reshape(3, H)
-        self.functions, self.watch = functions, watch
+        self.functions = functions
         self.reset_after = bool(attributes.get("linear_before_reset"))
         self.coupled = bool(attributes.get("input_forget"))
         clip = attributes.get("clip")
@@ -151,8 +126,6 @@ class _Step:
             return self.step(x, h, c)
 
     def _clip(self, a: Array) -> Array:
-        if self.watch is not None and np.isfinite(self.limit):
-            self.watch("clip", a, (-self.limit, self.limit))
         return np.asarray(np.clip(a, -self.limit, self.limit))
 
     def _sum(self, gate: int, x: Array, h: Array) -> Array:
@@ -180,11 +153,11 @@ class _Step:
         return o * activation_h(new_c), new_c
 
 
-NodeWatch = Callable[[str, str, Array, tuple[float, ...]], None]
-"""As `Watch`, with the name of the node first."""
+Record = Callable[[onnx.NodeProto, Array, Array | None], None]
+"""Called with a node, its X and its sequence_lens."""
 
 
-def _operator(op: str, watch: NodeWatch | None = None) -> type[OpRun]:
+def _operator(op: str, record: Record | None = None) -> type[OpRun]:
     attributes = (
         "activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size", "input_forget",
         "layout", "linear_before_reset",
@@ -196,10 +169,9 @@ def _operator(op: str, watch: NodeWatch | None = None) -> type[OpRun]:
         def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
             given = {attribute.name: attribute for attribute in self.onnx_node.attribute}
             values = {name: _value(given[name]) for name in attributes if name in given}
-            of_node = (
-                None if watch is None else functools.partial(watch, self.onnx_node.name or self.onnx_node.output[0])
-            )
-            results = run(op, list(inputs), values, of_node)
+            if record is not None:
+                record(self.onnx_node, inputs[0], inputs[4] if len(inputs) > 4 else None)  # type: ignore[arg-type]
+            results = run(op, list(inputs), values)
             return tuple(results[: len(self.onnx_node.output)])
 
     Operator.__name__ = op
@@ -215,9 +187,9 @@ def _value(attribute: Any) -> Any:
     return value
 
 
-def operators(watch: NodeWatch | None = None) -> tuple[type[OpRun], ...]:
-    """The operators for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`. watch: told what they go through."""
-    return tuple(_operator(op, watch) for op in ("RNN", "GRU", "LSTM"))
+def operators(record: Record | None = None) -> tuple[type[OpRun], ...]:
+    """The operators for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`. record: see `Record`."""
+    return tuple(_operator(op, record) for op in ("RNN", "GRU", "LSTM"))
 
 
 OPERATORS: tuple[type[OpRun], ...] = operators()

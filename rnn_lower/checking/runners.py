@@ -12,11 +12,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
-from onnx.reference import ReferenceEvaluator
 
 from rnn_lower.checking import reference
+from rnn_lower.checking.old_operators import FIRST_TODAY, OLD_OPERATORS
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio import external_data
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
@@ -76,25 +77,22 @@ def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
     return found.pop()
 
 
-def open_reference(document: Document, change: Change | None = None) -> Run:
-    """A runner on onnx.reference, with this project's recurrent operators in place of onnx's own. change: as above."""
-    ready = reference_evaluator(document, reference.OPERATORS, change)
-    return lambda feeds: list(ready.run(None, feeds))
-
-
-def reference_evaluator(
-    document: Document, operators: Iterable[type], change: Change | None = None
-) -> ReferenceEvaluator:
-    """onnx's evaluator of a copy of the model with its weights. operators: in place of onnx's own."""
+def open_reference(
+    document: Document, change: Change | None = None, operators: Iterable[type] = reference.OPERATORS
+) -> Run:
+    """A runner on onnx.reference. change: as above.  operators: in place of onnx's own."""
     proto = onnx.ModelProto()
     proto.CopyFrom(document.proto)
     if change is not None:
         change(proto)
     if document.folder is not None:
         external_data.embed(proto, document.folder)
+    if (opset_of(proto) or 0) < FIRST_TODAY:
+        operators = (*operators, *OLD_OPERATORS)
     if proto.functions:  # the evaluator does not pass its operators on to functions
         proto = inlined(proto)
-    return evaluator(proto, operators)
+    ready = evaluator(proto, operators)
+    return lambda feeds: list(ready.run(None, feeds))
 
 
 def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower import foreign
-from rnn_lower.checking.integers import PASS_ON, ranges
+from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import nodes as all_nodes
@@ -86,6 +86,15 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
     return feeds
 
 
+def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -> None:
+    """Write inputs as an .npz file. Raises RnnLowerError when it cannot be written."""
+    try:
+        with open(path, "wb") as file:
+            np.savez(file, **feeds)  # type: ignore[arg-type]
+    except OSError as error:
+        raise RnnLowerError(f"{os.fspath(path)}: cannot be written: {error.strerror or error}") from None
+
+
 def required_inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
@@ -144,6 +153,9 @@ class Samples:
         self._known = {self._ties.find(symbol): size for symbol, size in named}
         self._kept: dict[Symbol, int] = {}
         self._limits = _length_limits(nodes)
+        self._direct = {  # others may be anything that lengths are computed from, of which some do
+            str(value.name) for node in nodes for value in node.inputs.values() if value.is_graph_input()
+        }
         every = ranges(model, model.graph.inputs)
         self._ranges = {name: reach for name, reach in every.items() if name not in self._defaults}
         self._known_ranges = {name: reach for name, reach in every.items() if reach.is_known}
@@ -225,7 +237,7 @@ class Samples:
             raise RnnLowerError(f"input '{name}' is of no known type; give inputs (--inputs X.npz)")
         rank = self._ranks.get(name, RANKS[attempt % len(RANKS)])
         shape = [sizes.of(value, axis, rank, self._fixed.get((name, axis))) for axis in range(rank)]
-        if name in self._limits:
+        if name in self._limits and (attempt % 2 == 0 or name in self._direct):
             return self._lengths(name, shape, rng, sizes, turn).astype(value.dtype.numpy())
         reach = self._ranges.get(name) if value.dtype.is_integer() else None
         if reach is not None and (reach.is_known or may_guess):
@@ -322,7 +334,15 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
 
 
 def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int) -> np.ndarray:
-    """Lengths of sequences: some random one, the whole and none, each in some row or, with one row, in some run."""
+    """Lengths of sequences: some random one, the whole and none, each in some row or, with one row, in some run.
+
+    With two axes they are the mask of such: as many ones in each row as it is long.
+    """
+    if len(shape) == 2 and length in shape:
+        time = 1 if shape[1] == length else 0
+        rows = _lengths(rng, [shape[1 - time]], length, index)
+        mask = (np.arange(length) < rows[:, None]).astype(np.int32)
+        return mask if time == 1 else mask.T
     result = rng.integers(0, length + 1, shape).astype(np.int32)
     for place, special in enumerate((length, 0, max(0, length - 1))):
         row = (place + index) % 3 if result.size < 3 else place
@@ -340,20 +360,29 @@ def _time(node: RecurrentNode) -> Symbol:
 
 
 def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
-    """Inputs that feed sequence_lens -> the sequence length."""
+    """Inputs that sequence_lens are computed from -> the sequence length."""
     limits: dict[str, Symbol] = {}
     for node in nodes:
-        lengths = _source(node.inputs.get("sequence_lens"))
-        if lengths is not None and lengths.is_graph_input():
-            limits[str(lengths.name)] = _time(node)
+        for value in _sources(node.inputs.get("sequence_lens")):
+            is_whole = value.dtype is not None and (value.dtype.is_integer() or value.dtype == ir.DataType.BOOL)
+            if is_whole or value.shape is None or len(value.shape) == 2:
+                limits.setdefault(str(value.name), _time(node))
     return limits
 
 
-def _source(value: ir.Value | None) -> ir.Value | None:
-    """Where a value comes from through nodes that pass it on."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in PASS_ON and node.inputs:
-        value = node.inputs[0]
-    return value
+def _sources(lengths: ir.Value | None) -> list[ir.Value]:
+    """The graph inputs that lengths are computed from; sizes of others do not count."""
+    inputs, seen = list[ir.Value](), set[ir.Node]()
+    waiting = [] if lengths is None else [lengths]
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if value.is_graph_input() and value not in inputs and isinstance(value.type, ir.TensorType):
+            inputs.append(value)
+        elif node is not None and node not in seen and node.op_type not in ("Shape", "Size"):
+            seen.add(node)
+            waiting += [read for read in node.inputs if read is not None]
+    return inputs
 
 
 def _near(rng: np.random.Generator, default: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import rnn_lower
@@ -119,6 +119,7 @@ def _prove_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("lowered", metavar="B.onnx")
     parser.add_argument("--points", type=int, default=2, metavar="N", help="how many random points are compared")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the points")
+    _counterexample(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -194,6 +195,12 @@ def _runs_and_tolerance(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _counterexample(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--counterexample", metavar="X.npz", help="where the models differ, write inputs that show it; see --inputs"
+    )
+
+
 def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: Any) -> None:
     """A flag for a field of `Options`, with the default and the help that are said there."""
     field = next(field for field in dataclasses.fields(Options) if field.name == name)
@@ -217,8 +224,22 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-unreached", action="store_true", help="agree even if some node has run with no inputs")
     parser.add_argument(
         "--exact", action=argparse.BooleanOptionalAction, default=True,
-        help="small models: look as well, in exact arithmetic, for what no input shows",
+        help="prove first, in exact arithmetic, what can be proved within a few seconds",
     )  # fmt: skip
+    _counterexample(parser)
+
+
+_CHECK_DEFAULTS = {
+    "inputs": None, "on": None, "runs": 3, "seed": 0, "rtol": 1e-3, "atol": 1e-5, "allow_unreached": False,
+    "exact": True, "counterexample": None,
+}  # fmt: skip
+
+
+def of_check_only(arguments: argparse.Namespace) -> Iterator[str]:
+    """The flags that say how to compare, as far as they were set."""
+    for name, default in _CHECK_DEFAULTS.items():
+        if getattr(arguments, name) != default:
+            yield "--no-exact" if name == "exact" else "--" + name.replace("_", "-")
 
 
 def fixed_inputs(texts: Sequence[str]) -> dict[str, Any]:

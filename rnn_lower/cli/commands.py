@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rnn_lower.cli import tables
-from rnn_lower.cli.arguments import DIFFERENT, DONE, Command, fixed_inputs, sizes
+from rnn_lower.cli.arguments import DIFFERENT, DONE, Command, fixed_inputs, of_check_only, sizes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
 
@@ -65,8 +65,8 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower.ir.statistics import count_file
 
     given = _asked(arguments)
-    if arguments.inputs is not None and not arguments.check:
-        raise RnnLowerError("--inputs needs --check")
+    if not arguments.check and (unused := next(of_check_only(arguments), None)):
+        raise RnnLowerError(f"{unused} needs --check")
     if arguments.fold and arguments.prove:
         raise RnnLowerError("--prove compares all of a file, and --fold changes all of it; use --check")
     selection = _Selection(arguments.only, arguments.skip)
@@ -162,7 +162,10 @@ def _check(arguments: argparse.Namespace) -> int:
 def _prove(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    proof = api.prove(arguments.original, arguments.lowered, points=arguments.points, seed=arguments.seed)
+    proof = api.prove(
+        arguments.original, arguments.lowered, points=arguments.points, seed=arguments.seed,
+        counterexample=arguments.counterexample,
+    )  # fmt: skip
     return _told(proof, arguments.json)
 
 
@@ -177,7 +180,7 @@ def _run_check(arguments: argparse.Namespace, original: str, lowered: str, chang
     report = api.check(
         original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
         rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
-        exact=arguments.exact, on=arguments.on,
+        exact=arguments.exact, on=arguments.on, counterexample=arguments.counterexample,
     )  # fmt: skip
     return dataclasses.replace(report, changed=tuple(changed))
 

@@ -25,10 +25,14 @@ _PIECE, _PIECES, _DEPTH = 11, 3, 512
 
 
 class Field:
-    """The integers modulo a prime between 2^30 and 2^31, chosen by `seed`, with functions keyed by it."""
+    """The integers modulo a prime between 2^30 and 2^31, chosen by `seed`, with functions keyed by it.
+
+    symbols: NaN and the infinities that it has made elements of, for which no law of arithmetic holds.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self.symbols: set[str] = set()
         self._numbers: dict[float, Array] = {}
         self._keys: dict[str, np.uint64] = {}
         self._rng = np.random.default_rng(seed)
@@ -62,6 +66,7 @@ class Field:
         result: Array = whole.astype(np.uint64) * self._powers[exponents - 53 + _EXPONENTS] % self._p
         if not finite.all():
             for place in np.flatnonzero(~finite):
+                self.symbols.add(str(numbers[place]))
                 result[place] = self._key(f"symbol {numbers[place]}") % self._p
         return result
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import onnx
 import onnx.inliner
 
-from rnn_lower.ir.walk import opset_of
+from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import default_opset, opset_of
 from rnn_lower.modelio import external_data
 from rnn_lower.opset.convert import ir_version_of
-from rnn_lower.proving.evaluator import MARK
+from rnn_lower.proving.program import MARK
+
+
+class CallError(RnnLowerError):
+    """A function that lowering has made was changed so that it is none that the model can call."""
 
 
 def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
@@ -21,8 +26,17 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     ours = [f for f in after.functions if (f.domain, f.name) in called - there]
     if not ours:
         return after
+    opset = opset_of(after)
+    other = next((f for f in ours if default_opset({e.domain: e.version for e in f.opset_import}) != opset), None)
+    if other is not None:
+        raise CallError(f"function {other.domain}.{other.name} is of another opset than the model that calls it")
     names = [(function.domain, function.name) for function in ours]
-    result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
+    try:
+        result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
+    except Exception as error:  # the inliner raises what C++ raises
+        raise CallError(
+            f"function {ours[0].domain}.{ours[0].name} cannot be put in place of its calls: {error}"
+        ) from None
     for function in [f for f in result.functions if (f.domain, f.name) in names]:
         result.functions.remove(function)
     told = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}
@@ -34,7 +48,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     domains = {domain for domain, _ in names}
     for holder in (result, *result.functions):
         external_data.remove_if(holder.opset_import, lambda entry: entry.domain in domains)
-    least, opset = before.ir_version, opset_of(after)
+    least = before.ir_version
     if opset is not None and opset != opset_of(before):  # to which conversion has raised it
         least = max(least, ir_version_of(opset))
     result.ir_version = min(after.ir_version, least)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rnn_lower.checking.wrap_node import is_recurrent
 from rnn_lower.errors import RnnLowerError
@@ -39,7 +40,7 @@ def only_recurrent_nodes_changed(
 
     Emitted nodes are known by their metadata, new weights by being used by those alone. External data is compared by
     content, wherever it lies. opset, dims: what was asked for; with `opset` nodes of operators that have another
-    version there may differ, and so may the order around them. Where nodes share a loop the order may be another too.
+    version there may differ, and so may the order around them.
     """
     (old, old_folder), (new, new_folder) = before, after
     new = without_made_calls(new, old)
@@ -82,9 +83,15 @@ class _Context:
         self._folders, self._versions, self._before, self._fixed = folders, versions, before, fixed
 
     def models(self, old: onnx.ModelProto, new: onnx.ModelProto) -> Iterator[str]:
-        skipped = ["graph", "functions"] + (["opset_import", "ir_version"] if self._versions else [])
+        skipped = ["graph", "functions", "training_info"] + (["opset_import", "ir_version"] if self._versions else [])
         yield from _fields("model", old, new, skipped)
         yield from self.graphs("graph", old.graph, new.graph)
+        if len(old.training_info) != len(new.training_info):
+            yield "model: training_info has changed"
+        for index, (a, b) in enumerate(zip(old.training_info, new.training_info, strict=False)):
+            yield from _fields(f"training_info[{index}]", a, b, ["initialization", "algorithm"])
+            for name in ("initialization", "algorithm"):
+                yield from self.graphs(f"training_info[{index}].{name}", getattr(a, name), getattr(b, name))
         if len(old.functions) != len(new.functions):
             yield f"model: {len(old.functions)} functions before, {len(new.functions)} after"
         for a, b in zip(old.functions, new.functions, strict=False):
@@ -105,9 +112,14 @@ class _Context:
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
+        infos_by_name = {value.name for value in infos}
         near = emitted | _above(new) | _reshaped(new, emitted) | self._fixed
         if self._versions is None:
-            yield from _same(f"{path}: value_info", self._without_unsaid(old.value_info, infos, near), infos)
+            gone = {name for node in old.node for name in node.output} - {
+                name for node in new.node for name in node.output
+            }
+            kept_infos = [value for value in old.value_info if value.name not in gone or value.name in infos_by_name]
+            yield from _same(f"{path}: value_info", self._without_unsaid(kept_infos, infos, near), infos)
         bodies = {value.name for value in old.output} if old is not self._before.graph else set()
         yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies or near), new.output)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
@@ -162,8 +174,10 @@ class _Context:
                 lambda s: [s.values, s.indices],
             ),
         ]
-        used = set(_used(new))
-        replaceable = _given_to_recurrent(old, _moves(new))
+        named = _named_by_training(self._before) if old is self._before.graph else set()
+        used = set(_used(new)) | named
+        inputs = {value.name for value in new.input}
+        replaceable = _read_by_recurrent(old)
         used_by_others = set(_used(new, emitted=False))
         for there, here, parts in pairs:
             for name, tensor in there.items():
@@ -176,8 +190,10 @@ class _Context:
                     and all(map(self._same_tensor, parts(tensor), parts(here[name])))
                 ):
                     yield f"{path}: initializer '{name}' has changed"
-            for name in here.keys() - there.keys():
-                if name in used_by_others or name not in used:
+            for name in sorted(here.keys() - there.keys()):
+                if name in inputs:
+                    yield f"{path}: initializer '{name}' is new, and called like an input"
+                elif name in used_by_others or name not in used:
                     yield f"{path}: initializer '{name}' is new, and not for an emitted node"
             kept = [name for name in there if name in here]
             if kept != [name for name in here if name in there]:
@@ -185,20 +201,21 @@ class _Context:
 
     def nodes(self, path: str, old: external_data.Holder, new: external_data.Holder) -> Iterator[str]:
         by_outputs = {tuple(node.output): node for node in new.node}
-        moves = _moves(new)
-        needed, given = set(_used(new)), _given_to_recurrent(old, moves)
+        needed, weights = set(_used(new)), _read_by_recurrent(old)
         by_others = set(_used(new, emitted=False))
-        before = [node for node in old.node if not self._replaced(node, by_outputs, needed, given, moves)]
+        before = [node for node in old.node if not self._replaced(node, by_outputs, needed, weights)]
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
         if self._versions is not None:
             before = [node for node in before if not self._converted(node)]
             names = {tuple(node.output) for node in before}
             after = [node for node in after if tuple(node.output) in names]
-        if _is_together(new):
-            before, after = (sorted(nodes, key=lambda node: [*node.output]) for nodes in (before, after))
         if len(before) != len(after):
             yield f"{path}: {len(before)} other nodes before, {len(after)} after"
+        emitted = (body for node in new.node if _emitted(node) for body in external_data.graphs_of(node))
+        for body in (inner for outer in emitted for inner in external_data.graphs_in(outer)):
+            if getattr(body, "sparse_initializer", ()):
+                yield f"{path}: a body of an emitted node has sparse initializers"
         made = {name for node in old.node for name in node.output}
         for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - made):
             if name in by_others:
@@ -239,16 +256,15 @@ class _Context:
                 yield f"{path}: tensor '{old.name}' has changed"
 
     def _replaced(
-        self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str], given: set[str],
-        moves: Container[str],
-    ) -> bool:  # fmt: skip
-        """needed: names that are used afterwards.  given: those that recurrent nodes took, or what `moves` them."""
+        self, node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str], weights: set[str]
+    ) -> bool:
+        """needed: names that are used afterwards.  weights: those that recurrent nodes read, or what moves them."""
         there = after.get(tuple(node.output))
         if is_recurrent(node):
             return there is None or there.op_type != node.op_type
         if there is not None or needed & set(node.output):
             return False
-        return node.op_type == "Constant" or (_is_one(node, moves) and bool(given & set(node.output)))
+        return node.op_type == "Constant" or (_moves(node) and bool(weights & set(node.output)))
 
     def _converted(self, node: onnx.NodeProto) -> bool:
         """Whether the operator has another version at the other opset."""
@@ -284,13 +300,20 @@ def _pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
 
 
 def _fields(path: str, old: Any, new: Any, skipped: Iterable[str]) -> Iterator[str]:
-    """The fields of two messages that differ, but for some."""
+    """The fields of two messages that differ, but for some; unknown fields are compared as bytes."""
+    if _unknown_fields(old) != _unknown_fields(new):
+        yield f"{path}: unknown fields have changed"
     for field in old.DESCRIPTOR.fields:
         if field.name in skipped:
             continue
         a, b = getattr(old, field.name), getattr(new, field.name)
         if (field.has_presence and old.HasField(field.name) != new.HasField(field.name)) or not _equal(a, b):
             yield f"{path}: {field.name} has changed"
+
+
+def _unknown_fields(message: Any) -> list[tuple[int, int, str]]:
+    """Number, wire type and data of the fields that this version of onnx does not know."""
+    return [(field.field_number, field.wire_type, repr(field.data)) for field in UnknownFieldSet(message)]
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -349,31 +372,34 @@ def _used(graph: external_data.Holder, emitted: bool = True) -> Iterator[str]:
             yield from _used(body, emitted) if emitted or not _emitted(node) else ()
 
 
-def _given_to_recurrent(graph: external_data.Holder, moves: Container[str]) -> set[str]:
-    """Names that recurrent nodes take, here and in bodies, and those of what `moves` them on the way."""
-    found: set[str] = set()
+def _read_by_recurrent(graph: external_data.Holder) -> set[str]:
+    """Names that recurrent nodes read, here and in bodies, and those of what moves them on the way."""
+    names: set[str] = set()
     for node in graph.node:
         if node.op_type in OP_TYPES:
-            found.update(node.input)
+            names.update(node.input)
         for body in external_data.graphs_of(node):
-            found |= _given_to_recurrent(body, moves)
+            names |= _read_by_recurrent(body)
     for node in reversed(graph.node):
-        if _is_one(node, moves) and found & set(node.output):
-            found.update(node.input)
-    return found
+        if _moves(node) and names & set(node.output):
+            names.update(node.input)
+    return names
 
 
-def _is_together(graph: external_data.Holder) -> bool:
-    return any(entry.key == MEMBERS for node in graph.node for entry in node.metadata_props)
+def _moves(node: onnx.NodeProto) -> bool:
+    """Whether a node only moves data."""
+    return node.op_type in MOVES and node.domain in DEFAULT_DOMAINS
 
 
-def _moves(graph: external_data.Holder) -> tuple[str, ...]:
-    """Operators on the way to recurrent nodes that may go with them."""
-    return (*MOVES, *COUNTS) if _is_together(graph) else (*MOVES,)
-
-
-def _is_one(node: onnx.NodeProto, op_types: Container[str]) -> bool:
-    return node.op_type in op_types and node.domain in DEFAULT_DOMAINS
+def _named_by_training(model: onnx.ModelProto) -> set[str]:
+    """What training_info names of the main graph: the weights that it sets, and what its own graphs read."""
+    names: set[str] = set()
+    for info in model.training_info:
+        for entry in (*info.initialization_binding, *info.update_binding):
+            names |= {entry.key, entry.value}
+        for graph in (info.initialization, info.algorithm):
+            names.update(_used(graph))
+    return names
 
 
 def _default_opset(holder: onnx.ModelProto | onnx.FunctionProto) -> int:

@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from rnn_lower.proving import algebraic_patterns, equations
 from rnn_lower.proving.constant_inputs import content
-from rnn_lower.proving.evaluator import Interpreter, NoStepsError, Program
 from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.interpreter import Interpreter, NoStepsError, check_time
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
+from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
 from rnn_lower.shapes.shape_info import Facts
 
@@ -41,19 +42,24 @@ row has each length, or, for sequences that are not short, each length is in som
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
-    """Does `replaced`, in a graph at an opset, compute the used outputs of `node`?
+class Task:
+    """Does `replaced`, in a graph of the lowered model at an opset, compute the used outputs of `node`?
 
-    most_cases: how many sizes are compared; None for all that a proof needs.
+    counterparts: the node's inputs by their names in the text, as values of the lowered model, where they are there.
+    visible: the names around the emitted nodes.  unread: what emitted nodes compute that nobody reads.
+    deadline: on the monotonic clock; what is not proved by then is out of scope.
     """
 
     node: ir.Node
     name: str
     path: str
     facts: Facts
+    counterparts: Mapping[str, ir.Value]
     replaced: Sequence[ir.Value]
     opset: int
-    most_cases: int | None = None
+    visible: frozenset[str] = frozenset()
+    unread: Sequence[ir.Value] = ()
+    deadline: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,28 +78,27 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class _Inputs:
-    """What both sides get: as `exact.evaluate` takes it, by name for the graph, and sequence_lens."""
+    """What both sides get: the text by its names, the graph by value, and sequence_lens."""
 
     text: Mapping[str, Any]
-    given: Mapping[str, Array]
+    values: Mapping[ir.Value, Array]
     lengths: Array | None
 
 
-def answer(question: Question, points: int, seed: int) -> NodeProof:
+def prove_node(task: Task, points: int, seed: int) -> NodeProof:
     """The verdict about one node. Raises nothing for a lowered graph, whatever it does."""
-    found = _answer(question, points, seed, {})
-    if found.verdict == DIFFERENT:  # perhaps only at sizes that never come: folding may know more of them
-        layout = question.node.attributes.get("layout")
-        sizes = question.facts.folded_sizes(question.node, 0 if layout is None else int(layout.as_int()))
-        return _answer(question, points, seed, sizes) if sizes else found
-    return found
+    proof = _verdict(task, points, seed, {})
+    if proof.verdict == DIFFERENT:  # perhaps only at sizes that never come: folding may know more of them
+        layout = task.node.attributes.get("layout")
+        sizes = task.facts.folded_sizes(task.node, 0 if layout is None else int(layout.as_int()))
+        return _verdict(task, points, seed, sizes) if sizes else proof
+    return proof
 
 
-def _answer(question: Question, points: int, seed: int, sizes: Mapping[str, int]) -> NodeProof:
-    node = question.node
-    found = NodeProof(question.name, node.op_type, question.path, OUT_OF_SCOPE)
+def _verdict(task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> NodeProof:
+    proof = NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE)
     try:
-        comparison = _Comparison(question, points, seed, sizes)
+        comparison = _Comparison(task, points, seed, sizes)
         # A constant sum Wb + Rb is folded; where the graph adds at run time, it is exact.
         for folded in comparison.folds:
             reason = comparison.difference(folded)
@@ -101,39 +106,41 @@ def _answer(question: Question, points: int, seed: int, sizes: Mapping[str, int]
                 bound = FAILURE**comparison.points
                 left_out = "; ".join(sorted(comparison.left_out))
                 return dataclasses.replace(
-                    found, verdict=PROVED, bound=bound, evaluations=comparison.evaluations, reason=left_out
+                    proof, verdict=PROVED, bound=bound, evaluations=comparison.evaluations, reason=left_out
                 )
-            if found.verdict != DIFFERENT:
-                found = dataclasses.replace(found, verdict=DIFFERENT, reason=reason)
+            if proof.verdict != DIFFERENT:
+                proof = dataclasses.replace(proof, verdict=DIFFERENT, reason=reason)
     except OutOfScopeError as error:
-        return dataclasses.replace(found, reason=str(error))
+        return dataclasses.replace(proof, reason=str(error))
     except WrongError as error:
-        return dataclasses.replace(found, verdict=DIFFERENT, reason=str(error))
-    return found
+        return dataclasses.replace(proof, verdict=DIFFERENT, reason=str(error))
+    return proof
 
 
 class _Comparison:
     """sizes: seq_length and batch_size where shape inference does not tell them."""
 
-    def __init__(self, question: Question, points: int, seed: int, sizes: Mapping[str, int]) -> None:
-        facts, node = question.facts, question.node
-        self._seed, self.points, self._most_cases, self._folded = seed, points, question.most_cases, sizes
-        given = {
+    def __init__(self, task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> None:
+        facts, node = task.facts, task.node
+        self._seed, self.points, self._folded, self._deadline = seed, points, sizes, task.deadline
+        inputs = {
             name: value
             for name, value in zip(equations.INPUTS, node.inputs, strict=False)
             if value is not None and value.name and facts.is_given(value)
         }
-        dtypes = (facts.dtype(value) for name, value in given.items() if name != "sequence_lens")
-        dtype = next((dtype for dtype in dtypes if dtype is not None), ir.DataType.FLOAT)
-        self._node = equations.read(node, dtype)
-        self._inputs = given
-        self._shapes = {name: facts.shape(value) for name, value in given.items()}
-        elsewhere = {what: value for what, value in given.items() if not algebraic_patterns.is_constant(value)}
-        self._moved = {what: content(value, question.opset) for what, value in elsewhere.items()}
-        self._runtime = {str(value.name) for value in elsewhere.values()}
-        self._program = Program(question.replaced, self._runtime, question.opset)
+        dtypes = {name: facts.dtype(value) for name, value in inputs.items()}
+        floats = (dtype for name, dtype in dtypes.items() if name != "sequence_lens")
+        dtype = next((dtype for dtype in floats if dtype is not None), None)
+        self._node = equations.read(node, dtype or ir.DataType.FLOAT)
+        self._inputs = inputs
+        self._shapes = {name: facts.shape(value) for name, value in inputs.items()}
+        computed = {name: value for name, value in inputs.items() if not algebraic_patterns.is_constant(value)}
+        self._moved = {name: content(value, task.opset) for name, value in computed.items()}
+        self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
+        types = {value: dtypes[name] for name, value in self._counterparts.items()}
+        self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
         names = {value.name: name for name, value in self._node.outputs.items()}
-        self._wanted = [(str(value.name), names[value.name]) for value in question.replaced]
+        self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
         self.folds = (True, False) if self._constant("B") is not None else (False,)
         self.evaluations = 0
         self.left_out: set[str] = set()
@@ -160,7 +167,7 @@ class _Comparison:
         T = self._size(("X", first))
         N, T = (self._folded.get(n) if size is None else size for n, size in (("batch_size", N), ("seq_length", T)))
         lengths, constant = self._inputs.get("sequence_lens"), self._constant("sequence_lens")
-        found: list[tuple[int, int, tuple[int, ...] | None]] = []
+        sizes: list[tuple[int, int, tuple[int, ...] | None]] = []
         large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
         most = max(LENGTHS, self._program.largest_compared + 2)
         if T is None and most > MOST_LENGTHS:
@@ -170,10 +177,10 @@ class _Comparison:
         for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
             if lengths is None:
                 rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
-                found += [(steps, count, None) for count in rows]
+                sizes += [(steps, count, None) for count in rows]
             elif constant is not None:
                 if steps or constant.max(initial=0) <= 0:  # beyond an empty sequence is nowhere
-                    found.append((steps, constant.size, tuple(int(length) for length in constant)))
+                    sizes.append((steps, constant.size, tuple(int(length) for length in constant)))
             else:
                 vectors = _vectors(steps, N, 0 if large else ALL_VECTORS)
                 if T is None and steps in LONGER:
@@ -181,16 +188,13 @@ class _Comparison:
                 if len(vectors) > MOST_VECTORS:
                     count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
                     self.left_out.add(f"of {count} vectors of sequence_lens {len(vectors)} are compared")
-                found += [(steps, len(vector), vector) for vector in vectors]
-        if not found:
+                sizes += [(steps, len(vector), vector) for vector in vectors]
+        if not sizes:
             raise OutOfScopeError("sequence_lens beyond a sequence of no steps")
-        if self._most_cases is not None:  # the last ones tell most, and no steps at all what they do not
-            few = found[:: -max(1, len(found) // self._most_cases)][: self._most_cases]
-            found = [*(case for case in found[:1] if case not in few), *few]
-        for index, case in enumerate(found):
+        for index, case in enumerate(sizes):
             yield Case(*case, point=index % self.points)
-        others = (point for point in range(self.points) if point != (len(found) - 1) % self.points)
-        yield from (Case(*found[-1], point=point) for point in others)
+        others = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
+        yield from (Case(*sizes[-1], point=point) for point in others)
 
     def _inputs_at(self, field: Field, case: Case, folded: bool) -> _Inputs:
         """The images of constants, and random elements for all that is known at run time only."""
@@ -205,24 +209,25 @@ class _Comparison:
             "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),
             "B": (D, 2 * G * H), "P": (D, 3 * H), "initial_h": state, "initial_c": state,
         }  # fmt: skip
-        lengths = None if case.lengths is None else np.array(case.lengths, np.int64)
+        lengths: Array | None = None if case.lengths is None else np.array(case.lengths, np.int64)
         text: dict[str, Any] = {}
-        given: dict[str, Array] = {}  # by name: one value may be two inputs
-        for what, value in self._inputs.items():
-            name, known = str(value.name), self._constant(what)
-            if what == "sequence_lens":
+        values: dict[ir.Value, Array] = {}
+        drawn: dict[ir.Value, Array] = {}  # one value may be two inputs
+        for name, value in self._inputs.items():
+            known, counterpart = self._constant(name), self._counterparts.get(name)
+            if name == "sequence_lens":
                 assert lengths is not None
-                given[name] = lengths
+                image = lengths
             elif known is None:
-                given.setdefault(name, field.random(shapes[what]))
-                text[what] = equations.halves(field, given[name]) if what == "B" else given[name]
-            elif what == "B":
-                text[what] = equations.bias(field, known, self._node.arithmetic, folded)
+                image = drawn[value] if value in drawn else field.random(shapes[name])
+                drawn[value] = image
+                text[name] = equations.halves(field, image) if name == "B" else image
             else:
-                text[what] = self._image(field, what, known)
-            if known is not None and name in self._runtime and what != "sequence_lens":  # perhaps read as it is here
-                given.setdefault(name, self._image(field, what, known))
-        return _Inputs(text, {name: given[name] for name in self._runtime}, lengths)
+                image = self._image(field, name, known)
+                text[name] = equations.bias(field, known, self._node.arithmetic, folded) if name == "B" else image
+            if counterpart is not None:
+                values.setdefault(counterpart, image)
+        return _Inputs(text, values, lengths)
 
     def _image(self, field: Field, name: str, known: Array) -> Array:
         """The image of a weight, made once for each field."""
@@ -240,8 +245,9 @@ class _Comparison:
         for point in range(self.points):
             self._images: dict[str, Array] = {}
             field = Field(self._seed * 1000 + point)
-            interpreter = Interpreter(field, self._node.limit)
+            interpreter = Interpreter(field, self._node.limit, self._deadline)
             for case in cases[point]:
+                check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
                 if reason is not None:
                     return reason
@@ -249,22 +255,25 @@ class _Comparison:
 
     def _compare(self, interpreter: Interpreter, case: Case, folded: bool) -> str | None:
         inputs = self._inputs_at(interpreter.field, case, folded)
+        own = set(interpreter.field.symbols)
         try:
-            right = interpreter.run(self._program, inputs.given)
+            right = interpreter.run(self._program, inputs.values)
         except NoStepsError:
             self.left_out.add("a Scan of no steps is left out, which no runtime has to take")
             return None
         except WrongError as error:
             return f"{error}, {case}"
+        if interpreter.field.symbols - own:
+            return f"a constant is {min(interpreter.field.symbols - own)}, which no input of the node is"
         left = equations.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths)
         self.evaluations += 1
-        for (name, what), found in zip(self._wanted, right, strict=True):
-            wanted = left[what]
-            if found.shape != wanted.shape and not _both_empty(wanted, found):
-                return f"'{name}' is of shape {list(found.shape)} instead of {list(wanted.shape)}, {case}"
-            if found.dtype != np.uint64:
-                return f"'{name}' is of type {found.dtype}, {case}"
-            if wanted.size and not np.array_equal(found, wanted):
+        for (name, output), actual in zip(self._wanted, right, strict=True):
+            wanted = left[output]
+            if actual.shape != wanted.shape and not _both_empty(wanted, actual):
+                return f"'{name}' is of shape {list(actual.shape)} instead of {list(wanted.shape)}, {case}"
+            if actual.dtype != np.uint64:
+                return f"'{name}' is of type {actual.dtype}, {case}"
+            if wanted.size and not np.array_equal(actual, wanted):
                 return f"'{name}' {self._where(interpreter, inputs)}, {case}"
         return None
 
@@ -272,7 +281,7 @@ class _Comparison:
         """The first thing that the node computes and the graph does not: values are as good as names."""
         seen: list[equations.Seen] = []
         interpreter.recorded = []
-        interpreter.run(self._program, inputs.given)
+        interpreter.run(self._program, inputs.values)
         equations.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths, seen)
         there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
         interpreter.recorded = None

@@ -144,8 +144,8 @@ def _clip(call: Call) -> Array:
         given = call.inputs[place] if place < len(call.inputs) else None
         bounds.append(call.number(name, 0.0) if name in call.node.attributes else given)
     x, (low, high) = call.real(0), bounds
-    if low is not None and high is not None:
-        return scalar_functions.clip(call.field, x, low, high)
+    if low is not None and high is not None:  # constants in order are a pattern of `algebraic_patterns`
+        raise WrongError("Clip of bounds that are no constants, or min above max")
     x = x if low is None else scalar_functions.maximum(call.field, x, low)
     return x if high is None else scalar_functions.minimum(call.field, x, high)
 
@@ -206,8 +206,8 @@ def _split(call: Call) -> list[Array]:
         count = len(call.node.outputs)
         each = -(-x.shape[axis] // count)
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
-    if sum(sizes) != x.shape[axis]:
-        raise WrongError(f"Split of {x.shape[axis]} into {sizes}")
+    if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.node.outputs):
+        raise WrongError(f"Split of {x.shape[axis]} into {sizes}, {len(call.node.outputs)} outputs")
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
@@ -291,6 +291,8 @@ def known(field: Field, numbers: Any) -> Array:
     array = np.asarray(numbers)
     if array.dtype == np.bool_:
         return array
+    if array.dtype.kind not in "fViu":  # V: the narrow types that numpy does not know
+        raise WrongError(f"a constant of {array.dtype}")
     return array.astype(np.int64) if array.dtype.kind in "iu" else field.embed(array)
 
 

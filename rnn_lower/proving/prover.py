@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from rnn_lower import foreign
 from rnn_lower.asked import check_numbers
 from rnn_lower.checking import samples
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import Scope, default_opset, nodes, opset_of, recurrent_nodes, subgraphs
-from rnn_lower.lowering.node import display_name
+from rnn_lower.ir.walk import Scope, default_opset, opset_of, owner_of, recurrent_nodes, subgraphs
 from rnn_lower.modelio import external_data, files
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset import convert
 from rnn_lower.proving import model_diff
-from rnn_lower.proving.evaluator import MARK
-from rnn_lower.proving.inline import without_made_calls
-from rnn_lower.proving.model_diff import MEMBERS
-from rnn_lower.proving.node_proof import Question, answer
-from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, NodeProof, Proof
+from rnn_lower.proving.algebraic_patterns import is_constant
+from rnn_lower.proving.equations import INPUTS
+from rnn_lower.proving.inline import CallError, without_made_calls
+from rnn_lower.proving.node_proof import Task, prove_node
+from rnn_lower.proving.program import MARK, read_by
+from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.shapes.fixed_dims import place
 
-Graphs = dict[ir.Graph | ir.Function, ir.Graph | ir.Function]
+Graph = ir.Graph | ir.Function
 
 
-def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases: int | None = None) -> Proof:
-    """See `rnn_lower.prove`. most_cases: per node, for a first look."""
+def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: float = math.inf) -> Proof:
+    """See `rnn_lower.prove`. seconds: after so many what is not proved is out of scope."""
+    deadline = time.monotonic() + seconds
     check_numbers(points=points, seed=seed)
     before, path = files.open_model(original)
     after, _ = files.open_model(lowered)
@@ -40,46 +44,35 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, most_cases
             raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
     try:
         read_nodes(before.model, before.facts)  # only to refuse what is no valid node
-        plain = without_made_calls(after.proto, before.proto)
+        try:
+            plain = without_made_calls(after.proto, before.proto)
+        except CallError as error:
+            return Proof((), (str(error),))
         after = after if plain is after.proto else Document(plain, after.folder)
         before = _with_sizes_of(after, before)
         opsets = [opset_of(document.proto) for document in (before, after)]
         if opsets[0] != opsets[1] and opsets[1] is not None:
             before = _converted(before, opsets[1])
         changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
-        return Proof(tuple(_proofs(_with_inputs_of(after, before), after, points, seed, most_cases)), tuple(changed))
+        before = _with_inputs_of(after, before)
+        proofs, tasks, graphs = _tasks(before, after, deadline)
+        changed += _assign_unread(graphs, tasks)
+        proofs += [prove_node(task, points, seed) for task in tasks]
+        return Proof(tuple(proofs), tuple(changed))
     except RnnLowerError as error:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
 
 
-CHEAP, FEW = 2_000_000, 3
-"""Bytes of weights, and sizes per node, up to which a proof takes little time beside a comparison."""
-
-
-def is_cheap(document: Document) -> bool:
-    return external_data.total_size(document.proto) <= CHEAP
-
-
-def located(original: Document, lowered: Document, fresh: bool = False) -> tuple[str, ...]:
-    """Which nodes of a lowered model are not the same function, and where they part; nothing of other models.
-
-    fresh: only of a model in which nothing else has changed either, weights aside that nothing reads. Others may have
-    worked on the rest of it, and what they do to emitted nodes need not be exact.
-    """
+def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[str, ...]:
+    """Which nodes are other functions, and where their values part, as far as a few seconds show it."""
     try:
-        if not any(MARK in node.metadata_props for node, _ in nodes(lowered.model)):
-            return ()
-        if fresh:
-            lowered = _without_unread(lowered, original)
-        proof = prove_models(original, lowered, 1, 0, FEW if fresh else None)
+        proof = prove_models(original, lowered, 1, 0, seconds)
     except RnnLowerError:
-        return ()
-    if fresh and proof.changed:
         return ()
     return tuple(f"{node.name}: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
 
 
-def _without_unread(lowered: Document, original: Document) -> Document:
+def without_unread_weights(lowered: Document, original: Document) -> Document:
     """The lowered model without the weights that nothing reads and that the original does not have."""
     graphs = [holder for holder in external_data.holders(lowered.proto) if isinstance(holder, onnx.GraphProto)]
     read = {name for holder in external_data.holders(lowered.proto) for node in holder.node for name in node.input}
@@ -121,9 +114,13 @@ def _converted(document: Document, opset: int) -> Document:
     return Document(copy.write_back(), document.folder)
 
 
-def _proofs(before: Document, after: Document, points: int, seed: int, most_cases: int | None) -> Iterator[NodeProof]:
-    facts, graphs = before.facts, _same_graphs(before.model, after.model)
-    together = _together(after.model)
+def _tasks(
+    before: Document, after: Document, deadline: float
+) -> tuple[list[NodeProof], list[Task], list[ir.Graph | ir.Function]]:
+    """Verdicts about nodes whose outputs nothing computes, tasks for the other replaced ones, and lowered graphs."""
+    missing, tasks = list[NodeProof](), list[Task]()
+    pairs = _same_graphs(before.model, after.model)
+    graphs = pairs.graphs
     outputs = {graph: {out.name: out for node in graph for out in node.outputs} for graph in graphs.values()}
     for node, scope in recurrent_nodes(before.model):
         there = outputs.get(graphs.get(scope.graph), {})  # type: ignore[arg-type]
@@ -132,35 +129,58 @@ def _proofs(before: Document, after: Document, points: int, seed: int, most_case
         if not wanted or _is_kept(node, replaced):
             continue
         name = node.name or wanted[0].name or node.op_type
-        if display_name(node) in together:
-            told = "it shares a loop with other nodes; check compares these"
-            yield NodeProof(name, node.op_type, scope.path, OUT_OF_SCOPE, reason=told)
-            continue
         if None in replaced:
-            told = f"nothing computes '{wanted[replaced.index(None)].name}'"
-            yield NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=told)
+            reason = f"nothing computes '{wanted[replaced.index(None)].name}'"
+            missing.append(NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=reason))
             continue
-        opset = _opset_of(after.model, graphs[scope.graph], scope)
-        question = Question(
-            node, name, scope.path, facts, [value for value in replaced if value is not None], opset, most_cases
-        )
-        yield answer(question, points, seed)
+        graph = graphs[scope.graph]
+        task = Task(
+            node, name, scope.path, before.facts, pairs.counterparts(node),
+            [value for value in replaced if value is not None], _opset_of(after.model, graph, scope),
+            frozenset(pairs.visible(graph)), deadline=deadline,
+        )  # fmt: skip
+        tasks.append(task)
+    return missing, tasks, list(graphs.values())
 
 
-def _together(model: ir.Model) -> set[str]:
-    """The names of nodes that share a loop with others."""
-    found = {node.metadata_props[MEMBERS] for node, _ in nodes(model) if MEMBERS in node.metadata_props}
-    try:
-        return {str(name) for names in found for name in foreign.loads(names)}
-    except foreign.UNSOUND:
-        raise RnnLowerError(f"the metadata '{MEMBERS}' of a node is damaged; lower the model again") from None
+def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
+    """Add emitted nodes that nobody reads to the tasks that can compute them; describes the others."""
+    read = {node for task in tasks for node in _needed(task.replaced, task)[0]}
+    for graph in graphs:
+        for node in graph:
+            if MARK not in node.metadata_props or node in read or node.op_type == "Constant":
+                continue
+            own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is node.graph)
+            fitting = next((index for index in own if not _needed(node.outputs, tasks[index])[1]), None)
+            if fitting is None:
+                yield f"emitted node '{node.name or node.outputs[0].name}' belongs to no recurrent node"
+            else:
+                task = tasks[fitting]
+                tasks[fitting] = dataclasses.replace(task, unread=[*task.unread, *node.outputs])
+
+
+def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]:
+    """The emitted nodes that compute values from the inputs of a task, and whether they read anything else."""
+    nodes, reads_others, inputs = set[ir.Node](), False, set(task.counterparts.values())
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if value in inputs or is_constant(value) or node in nodes:
+            continue
+        if node is None or MARK not in node.metadata_props:
+            reads_others = True
+            continue
+        nodes.add(node)
+        waiting += read_by(node)
+    return nodes, reads_others
 
 
 def _is_kept(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
-    """Whether it is still there, as `untouched` sees it: the same operator with the same outputs, not marked."""
-    found = {None if value is None else value.producer() for value in there}
-    kept = next(iter(found))
-    if len(found) > 1 or kept is None or MARK in kept.metadata_props:
+    """Whether it is still there, as `model_diff` sees it: the same operator with the same outputs, not marked."""
+    producers = {None if value is None else value.producer() for value in there}
+    kept = next(iter(producers))
+    if len(producers) > 1 or kept is None or MARK in kept.metadata_props:
         return False
     same = [value.name for value in kept.outputs] == [value.name for value in node.outputs]
     return same and kept.op_type == node.op_type and kept.domain == node.domain
@@ -178,22 +198,63 @@ def _domain(scope: Scope) -> str:
     return scope.root.domain if isinstance(scope.root, ir.Function) else ""
 
 
-def _same_graphs(before: ir.Model, after: ir.Model) -> Graphs:
-    """Each graph of the original and what it has become: nodes with bodies are known by their outputs."""
-    pairs: Graphs = {before.graph: after.graph}
-    pairs.update({f: after.functions[key] for key, f in before.functions.items() if key in after.functions})
-    waiting = collections.deque(pairs.items())
+@dataclasses.dataclass(frozen=True)
+class _Pairs:
+    """Each graph of the original and what it has become, and the graphs of the lowered model around others."""
+
+    graphs: dict[Graph, Graph]
+    around: dict[Graph, Graph]
+
+    @functools.cached_property
+    def _functions(self) -> dict[Graph, Graph]:
+        """The functions by the graphs that their inputs name as theirs."""
+        return {ours.graph: theirs for ours, theirs in self.graphs.items() if isinstance(ours, ir.Function)}
+
+    def counterparts(self, node: ir.Node) -> dict[str, ir.Value]:
+        """The node's inputs as values of the lowered model, by their names in the text.
+
+        A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
+        """
+        found = {}
+        for name, value in zip(INPUTS, node.inputs, strict=False):
+            owner = None if value is None else owner_of(value)
+            graph = None if owner is None else self._functions.get(owner, self.graphs.get(owner))
+            if value is not None and graph is not None:
+                found[name] = next((own for own in _values_of(graph) if own.name == value.name), None)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def visible(self, graph: Graph) -> Iterator[str]:
+        """The names that nodes of a graph of the lowered model see."""
+        yield from (str(value.name) for value in _values_of(graph) if value.name)
+        if graph in self.around:
+            yield from self.visible(self.around[graph])
+
+
+def _values_of(graph: Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    if isinstance(graph, ir.Graph):
+        yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _same_graphs(before: ir.Model, after: ir.Model) -> _Pairs:
+    """Nodes with bodies are known by their outputs."""
+    pairs = _Pairs({before.graph: after.graph}, {})
+    pairs.graphs.update({f: after.functions[key] for key, f in before.functions.items() if key in after.functions})
+    waiting = collections.deque(pairs.graphs.items())
     while waiting:
         ours, theirs = waiting.popleft()
         there = {tuple(out.name for out in node.outputs): node for node in theirs}
         for node in ours:
             bodies = dict(subgraphs(node))
-            other = there.get(tuple(out.name for out in node.outputs)) if bodies else None
-            if other is None or other.op_type != node.op_type:
+            twin = there.get(tuple(out.name for out in node.outputs)) if bodies else None
+            if twin is None or twin.op_type != node.op_type or MARK in twin.metadata_props:
                 continue
-            found = dict(subgraphs(other))
+            its_bodies = dict(subgraphs(twin))
             for attribute, body in bodies.items():
-                if attribute in found:
-                    pairs[body] = found[attribute]
-                    waiting.append((body, found[attribute]))
+                if attribute in its_bodies:
+                    pairs.graphs[body] = its_bodies[attribute]
+                    pairs.around[its_bodies[attribute]] = theirs
+                    waiting.append((body, its_bodies[attribute]))
     return pairs

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
-    """One output over all runs: shape of the last run, largest differences, whether all were within tolerance.
+    """One output over all runs: shape where it was worst, largest differences, whether all were within tolerance.
 
     max_ulp_error: in units in the last place of what was expected.
     """
@@ -29,9 +29,10 @@ class CheckReport:
     judge, runner: what ran the original and the lowered model; runs: how often.
     nothing_compared: why agreement says nothing here, empty when it does.
     changed: what else differs between the files; filled where a file was lowered from the other.
-    unreached: recurrent nodes of the original that no inputs made run, so that nothing is known of them.
+    unreached: recurrent nodes that are not proved and did not run three steps with rows of different length.
     located: which nodes are not the same function by a proof, and at which step and gate they part.
-    missed: pieces of activations and branches that no input reached, of which agreement says nothing.
+    proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced ones ran.
+    counterexample: the file that holds inputs with which the outputs differ.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -45,7 +46,9 @@ class CheckReport:
     unreached: tuple[str, ...] = ()
     allow_unreached: bool = False
     located: tuple[str, ...] = ()
-    missed: tuple[str, ...] = ()
+    proved: tuple[str, ...] = ()
+    runs_of_unproved: tuple[str, ...] = ()
+    counterexample: str = ""
 
     @property
     def ok(self) -> bool:
@@ -90,9 +93,10 @@ class CheckReport:
     @property
     def remarks(self) -> list[str]:
         """Lines below the table."""
-        told = [f"changed beyond the recurrent nodes: {what}" for what in self.changed]
-        told += [f"not reached: {node}" for node in self.unreached]
-        return [*told, *self.located, *(f"reached by no input: {what}" for what in self.missed)]
+        lines = [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
+        lines += [f"not reached: {node}" for node in self.unreached]
+        lines += [f"not proved, but run: {node}" for node in self.runs_of_unproved]
+        return [*lines, *self.located, *_counterexample(self.counterexample)]
 
     @property
     def verdict(self) -> str:
@@ -102,12 +106,20 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, allow_unreached=True).ok:
             failed = (
-                "NOT ALL REACHED: give inputs that make them run (--inputs X.npz), or accept it (--allow-unreached)"
+                f"NOTHING COMPARED of {len(self.unreached)} node(s), which are not proved and did not run three steps"
+                " with rows of different length: give inputs that make them (--inputs X.npz), or accept it"
+                " (--allow-unreached)"
             )
-        return f"{'same' if self.ok else failed}: rtol {self.rtol:g}, atol {self.atol:g}"
+        nodes = len(self.proved) + len(self.runs_of_unproved)
+        counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
+        return f"{'same' if self.ok else failed}: {counts}, rtol {self.rtol:g}, atol {self.atol:g}"
 
     def __bool__(self) -> bool:
         return self.ok
+
+
+def _counterexample(path: str) -> list[str]:
+    return [f"the outputs differ with the inputs in {path}"] if path else []
 
 
 PROVED, DIFFERENT, OUT_OF_SCOPE = "proved", "not equal", "out of scope"
@@ -142,11 +154,17 @@ class Proof:
 
     nodes: tuple[NodeProof, ...]
     changed: tuple[str, ...] = ()
+    counterexample: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether every replaced node is proved, and nothing else has changed."""
         return not self.changed and all(node.ok for node in self.nodes)
+
+    @property
+    def proved(self) -> tuple[str, ...]:
+        """The names of the nodes that are proved."""
+        return tuple(node.name for node in self.nodes if node.ok)
 
     @property
     def bound(self) -> float:
@@ -176,7 +194,8 @@ class Proof:
     @property
     def remarks(self) -> list[str]:
         """Lines below the table."""
-        return [f"changed beyond the recurrent nodes: {what}" for what in self.changed]
+        lines = [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
+        return [*lines, *_counterexample(self.counterexample)]
 
     @property
     def verdict(self) -> str:

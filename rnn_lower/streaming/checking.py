@@ -52,7 +52,7 @@ def check_streaming(
             results = stream_through(session, feeds, lengths)
             wanted = [whole[judge.output_names.index(name)] for name in names]
             comparison.add(names, [_begun(plan, *pair) for pair in zip(names, wanted, results, strict=True)], results)
-    located = prover.located(fused, document) if prover.is_cheap(fused) else ()
+    located = prover.differing_nodes(fused, document)
     nothing = comparison.nothing_compared(set(names), True)
     return CheckReport(comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located)
 

@@ -12,10 +12,10 @@ from judge import close, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
-from rnn_lower.driver.session import read_nodes
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.driver.plan import read_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 

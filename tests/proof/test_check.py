@@ -40,7 +40,9 @@ def test_judges(case, judge):
         report = rnn_lower.check(model, rnn_lower.lower(model, opset=17))
     else:
         report = rnn_lower.check(model, rnn_lower.lower(model))
-    if 0 in (case.T, case.N):
+    if 0 in (case.T, case.N):  # a proof needs no run; without one there is nothing
+        assert report.ok
+        report = rnn_lower.check(model, rnn_lower.lower(model), exact=False)
         assert not report.ok
         assert report.nothing_compared
     else:
@@ -71,7 +73,7 @@ def test_check_never_hands_an_empty_sequence_to_the_fused_operator():
     model.graph.node[0].input[0] = "cut"
     model.graph.node.insert(0, onnx.helper.make_node("Slice", ["X", "zero", "zero", "zero"], ["cut"]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
-    report = rnn_lower.check(model, rnn_lower.lower(model))
+    report = rnn_lower.check(model, rnn_lower.lower(model), exact=False)
     assert all(output.ok for output in report.outputs)
     assert "the same in all runs" in report.nothing_compared
     assert "empty" in report.judge
@@ -372,27 +374,6 @@ def test_errors_in_units_in_the_last_place(dtype):
     assert compare.compare("y", np.array([1]), np.array([2]), 1e-3, 1e-5).max_ulp_error == 0.0
 
 
-def test_pieces_of_activations_that_no_input_reaches_are_told():
-    never = Case("RNN", activations=("ThresholdedRelu",), alpha=(1e9,), outputs=("Y",))
-    model, _ = build(never)
-    assert rnn_lower.check(model, rnn_lower.lower(model)).missed == (
-        "node: no input is above 1e+09 in thresholdedrelu",
-    )
-    model, _ = build(never.replace(alpha=(0.5,), clip=1.0))
-    assert rnn_lower.check(model, rnn_lower.lower(model)).missed == ()
-    model, _ = build(Case("LSTM", clip=1e8, outputs=("Y",)))
-    assert rnn_lower.check(model, rnn_lower.lower(model)).missed == (
-        "node: no input is below -1e+08 in clip", "node: no input is above 1e+08 in clip",
-    )  # fmt: skip
-
-
-def test_branches_that_no_input_takes_are_told():
-    model, feeds = build(Case("RNN", place="if", outputs=("Y",)))
-    lowered = rnn_lower.lower(model)
-    assert rnn_lower.check(model, lowered, inputs=feeds).missed == ("If 'if': only its then_branch ran",)
-    assert rnn_lower.check(model, lowered, runs=10).missed == ()
-
-
 def test_strings_among_the_initializers():
     model, _ = build(Case("GRU", 17, optional=("B",), outputs=("Y_h",)))
     model.graph.initializer.append(onnx.helper.make_tensor("a", onnx.TensorProto.STRING, [1], [b"a"]))
@@ -410,9 +391,11 @@ def test_an_output_that_is_one_value_in_all_shapes_says_nothing(bound):
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(bound), "bound"))
     model.graph.node.append(onnx.helper.make_node("Greater", ["Y_h", "bound"], ["large"]))
     model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("large", onnx.TensorProto.BOOL, None))
-    report = rnn_lower.check(model, rnn_lower.lower(model))
+    lowered = rnn_lower.lower(model)
+    report = rnn_lower.check(model, lowered, exact=False)
     assert not report.ok
     assert "the same in all runs" in report.nothing_compared
+    assert rnn_lower.check(model, lowered).ok, "the node is proved"
 
 
 def test_an_infinite_clip_is_none():

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.checking import execution_probe
 
 T, N, I, H = 3, 2, 2, 2
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -136,21 +134,22 @@ def never() -> onnx.ModelProto:
 
 def test_what_did_not_run_is_a_verdict_of_its_own(tmp_path, capsys):
     model = never()
-    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert rnn_lower.check(model, rnn_lower.lower(model)).ok, "what is proved need not have run"
+    report = rnn_lower.check(model, rnn_lower.lower(model), exact=False)
     assert (report.ok, len(report.unreached)) == (False, 1)
     assert "RNN 'silent' in main graph/then_branch of If 'odd'" in report.unreached[0]
     path, out = tmp_path / "m.onnx", tmp_path / "o.onnx"
     onnx.save(model, path)
-    assert cli.main(["lower", str(path), "-o", str(out), "--check"]) == cli.DIFFERENT
+    assert cli.main(["lower", str(path), "-o", str(out), "--check", "--no-exact"]) == cli.DIFFERENT
     told = " ".join(capsys.readouterr().out.split())
     assert "not reached: RNN 'silent'" in told
     assert "(--allow-unreached)" in told
     assert not out.exists()
-    assert cli.main(["lower", str(path), "-o", str(out), "--check", "--allow-unreached"]) == cli.DONE
-    assert cli.main(["check", str(path), str(out)]) == cli.DIFFERENT
-    assert cli.main(["check", str(path), str(out), "--allow-unreached"]) == cli.DONE
+    assert cli.main(["lower", str(path), "-o", str(out), "--check", "--no-exact", "--allow-unreached"]) == cli.DONE
+    assert cli.main(["check", str(path), str(out), "--no-exact"]) == cli.DIFFERENT
+    assert cli.main(["check", str(path), str(out), "--no-exact", "--allow-unreached"]) == cli.DONE
     kept = rnn_lower.lower(model, select=lambda node: node.name != "silent")
-    assert rnn_lower.check(model, kept).unreached == (), "what was left as it is cannot be wrong"
+    assert rnn_lower.check(model, kept, exact=False).unreached == (), "what was left as it is cannot be wrong"
 
 
 def test_given_inputs_are_not_all_that_is_tried(tmp_path):
@@ -162,7 +161,7 @@ def test_given_inputs_are_not_all_that_is_tried(tmp_path):
     wrong = rnn_lower.lower(model)
     assert broken(wrong, "slow")
     assert not rnn_lower.check(model, wrong, inputs=feeds, exact=False).ok
-    silent = rnn_lower.check(never(), rnn_lower.lower(never()), inputs={"X": x, "sr": np.array(3)})
+    silent = rnn_lower.check(never(), rnn_lower.lower(never()), inputs={"X": x, "sr": np.array(3)}, exact=False)
     assert [line.split("'")[1] for line in silent.unreached] == ["silent"]
 
 
@@ -178,23 +177,6 @@ def test_branches_that_are_never_taken_are_not_asked_for():
     model = model_of([*shape, *fixed], [], ["sized_out", "fixed_out"])
     report = rnn_lower.check(model, rnn_lower.lower(model))
     assert (report.ok, report.unreached) == (True, ())
-
-
-@pytest.mark.parametrize("opset", [7, 9, 12, 17])
-def test_flags_do_not_change_the_model(opset):
-    """The model with flags gives the same results, before the flags, and loads at every opset."""
-    nodes = [branches("either", "wanted", "one", "other"), *looped()]
-    model = model_of(nodes, [info("wanted", BOOL, []), info("trips", INT64, [])], ["either_out", "looped"], opset=opset)
-    probed = onnx.ModelProto.FromString(model.SerializeToString())
-    flags = execution_probe.add(probed)
-    assert list(flags) == [0, 1, 2]
-    x = np.random.default_rng(0).normal(size=(T, N, I)).astype(np.float32)
-    for wanted, trips in ((True, 0), (False, 3)):
-        feeds = {"X": x, "wanted": np.array(wanted), "trips": np.array(trips)}
-        plain = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
-        *same, other, one, loop = onnxruntime.InferenceSession(probed.SerializeToString()).run(None, feeds)
-        assert all(np.array_equal(a, b) for a, b in zip(plain, same, strict=True))
-        assert [bool(flag) for flag in (one, other, loop)] == [wanted, not wanted, trips > 0]
 
 
 def test_a_node_in_a_scan_that_is_in_a_branch():

@@ -161,19 +161,6 @@ def test_another_number_of_values_is_seen(kind):
     assert [line for line in told if "another number of values" in line], told
 
 
-@pytest.mark.parametrize("text", ["x", "5", "[[1]]", "{", "[" * 100_000], ids=lambda text: text[:5])
-def test_names_that_are_none_are_told(text):
-    model, _ = build(Case("LSTM", 17))
-    lowered = rnn_lower.lower(model)
-    lowered.graph.node[0].metadata_props.add(key="rnn_lower.together", value=text)
-    if text == "[[1]]":
-        assert rnn_lower.prove(model, lowered).ok
-    else:
-        with pytest.raises(rnn_lower.RnnLowerError, match=r"'rnn_lower.together' of a node is damaged"):
-            rnn_lower.prove(model, lowered)
-    assert rnn_lower.check(model, lowered).ok
-
-
 def test_a_loop_that_does_not_end_is_out_of_scope():
     model, _ = build(Case("LSTM", 17, outputs=("Y",)))
     lowered = rnn_lower.lower(model)

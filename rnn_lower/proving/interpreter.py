@@ -4,107 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import WITH_BODIES, schema_of
+from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.proving import algebraic_patterns, scalar_functions
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.operators import OPERATORS, Call, OutOfScopeError, WrongError, known
-
-MARK = "rnn_lower.node"
-"""The metadata by which emitted nodes are known."""
+from rnn_lower.proving.program import Program
 
 MOST_PASSES = 100_000
 """Through bodies, in one run; nodes of up to 10,000 steps make fewer than half as many."""
-COMPARE = ("Less", "Greater", "Max", "Min")
+
+MOST_ELEMENTS, FEW = 1 << 28, 1 << 13
+"""Of one value; and so few that no two values make too many."""
+
+ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Where", "MatMul", "Less", "Min", "Max")
+"""Operators that are found in every step."""
 
 
 class NoStepsError(Exception):
     """A Scan of no steps, of which no shape is known and which onnxruntime refuses."""
 
 
-class Program:
-    """The nodes that some values of a graph are computed by, in order, up to given values and constants.
-
-    given: names of the inputs of the node that was replaced.
-    largest_compared: the largest integer that is a constant and compared with something.
-    Raises WrongError where something else is read, OutOfScopeError for operators that are not known here.
-    """
-
-    def __init__(self, wanted: Sequence[ir.Value], given: Collection[str], opset: int) -> None:
-        self.wanted, self.opset, self._given = wanted, opset, frozenset(given)
-        self.nodes: list[ir.Node] = []
-        self.largest_compared = 0
-        done: set[ir.Node] = set()
-        waiting: list[tuple[ir.Value, bool]] = [(value, True) for value in reversed(wanted)]
-        while waiting:
-            value, first = waiting.pop()
-            node = self._producer(value)
-            if node is None or node in done:
-                continue
-            if first:
-                self._check(node)
-                waiting.append((value, False))
-                waiting += [(needed, True) for needed in _read_by(node)]
-            else:
-                done.add(node)
-                self.nodes.append(node)
-
-    def _producer(self, value: ir.Value) -> ir.Node | None:
-        """The emitted node that computes a value; None for what is given or constant."""
-        if value.name in self._given or algebraic_patterns.is_constant(value):
-            return None
-        node = value.producer()
-        if node is not None and MARK not in node.metadata_props and value in self.wanted:
-            raise OutOfScopeError("the node in its place carries no mark: something else has rewritten it")
-        if node is None or MARK not in node.metadata_props:
-            raise WrongError(f"it reads '{value.name}', which is no input of the node")
-        return node
-
-    def _check(self, node: ir.Node) -> None:
-        """Whether the operator is known here, and has at this opset what the node says."""
-        if node.domain != "" or node.op_type not in {*OPERATORS, *WITH_BODIES, "Constant"}:
-            raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
-        schema = schema_of(node.op_type, self.opset)
-        if schema is None:
-            raise WrongError(f"opset {self.opset} has no {node.op_type}")
-        unknown = sorted(node.attributes.keys() - schema.attributes.keys())
-        if unknown or not schema.min_input <= len(node.inputs) <= schema.max_input:
-            told = f"attribute '{unknown[0]}'" if unknown else f"{len(node.inputs)} inputs"
-            raise WrongError(f"{node.op_type} at opset {self.opset} does not take {told}")
-        if node.op_type in COMPARE:
-            found = [
-                known
-                for known in map(algebraic_patterns.constant, node.inputs)
-                if known is not None and known.dtype.kind in "iu"
-            ]
-            self.largest_compared = max(self.largest_compared, *(int(known.max(initial=0)) for known in found), 0)
-        for body in _bodies(node):
-            for inner in body:
-                self._check(inner)
-
-
-def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-
-
-def _read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, its bodies included, of what lies outside of it."""
-    yield from (value for value in node.inputs if value is not None)
-    for body in _bodies(node):
-        inside = {*body.inputs, *body.initializers.values(), *(out for one in body for out in one.outputs)}
-        yield from (value for one in body for value in _read_by(one) if value not in inside)
-        yield from (value for value in body.outputs if value not in inside)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Nodes that are together one function of one number (`idioms`)."""
+    """Nodes that are together one function of one number (`algebraic_patterns`)."""
 
     function: Callable[[Array], Array]
     argument: ir.Value
@@ -113,22 +42,24 @@ class _Group:
 class Interpreter:
     """Runs programs over a field. Constants are turned into field elements once.
 
-    limit: of the node's clip.
+    limit: of the node's clip.  deadline: on the monotonic clock, after which OutOfScopeError is raised.
     recorded: when it is a list, every array of field elements that is computed is added to it.
     """
 
-    def __init__(self, field: Field, limit: float | None = None) -> None:
-        self.field, self._limit = field, limit
+    def __init__(self, field: Field, limit: float | None = None, deadline: float = math.inf) -> None:
+        self.field, self._limit, self._deadline = field, limit, deadline
         self.recorded: list[Array] | None = None
         self._constants: dict[ir.Value, Array] = {}
-        self._given: Mapping[str, Array] = {}
         self._values: dict[ir.Value, Array] = {}
         self._groups: dict[ir.Node, _Group | None] = {}
+        self._sizes: dict[str, int] = {}
+        self._program: Program | None = None
         self._opset = self._passes = 0
 
-    def run(self, program: Program, given: Mapping[str, Array]) -> list[Array]:
-        """The wanted values. given: the inputs of the node, by name."""
-        self._values, self._given, self._opset, self._passes = {}, given, program.opset, 0
+    def run(self, program: Program, inputs: Mapping[ir.Value, Array]) -> list[Array]:
+        """The wanted values. inputs: what the replaced node reads at run time."""
+        self._values, self._opset, self._passes, self._program = dict(inputs), program.opset, 0, program
+        self._sizes = _symbol_sizes(inputs)
         for node in program.nodes:
             self._execute(node)
         return [self._value(value) for value in program.wanted]
@@ -136,8 +67,6 @@ class Interpreter:
     def _value(self, value: ir.Value) -> Array:
         if value in self._values:
             return self._values[value]
-        if value.name in self._given:
-            return self._given[str(value.name)]
         if value not in self._constants:
             self._constants[value] = known(self.field, algebraic_patterns.constant(value))
         return self._constants[value]
@@ -150,9 +79,23 @@ class Interpreter:
         except Exception as error:  # whatever numpy says of shapes that do not fit
             raise WrongError(f"{node.op_type} '{node.name}' cannot run: {error}") from None
         for value, result in zip(node.outputs, results, strict=False):
+            self._compare_shape(value, result)
             self._values[value] = result
             if self.recorded is not None and result.dtype == np.uint64:
                 self.recorded.append(result)
+
+    def _compare_shape(self, value: ir.Value, array: Array) -> None:
+        """Raise WrongError where a value is not of the shape that is declared of it.
+
+        What takes the place of the node's outputs is declared as before, which the model diff looks at.
+        """
+        assert self._program is not None
+        if value.shape is None or any(value is wanted for wanted in self._program.wanted):
+            return
+        declared = [dim if isinstance(dim, int) else self._sizes.get(str(dim.value)) for dim in value.shape]
+        pairs = zip(declared, array.shape, strict=False)
+        if len(declared) != array.ndim or (array.size and any(size not in (None, real) for size, real in pairs)):
+            raise WrongError(f"'{value.name}' of shape {list(array.shape)} is declared as {value.shape}")
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type == "Constant":
@@ -167,7 +110,12 @@ class Interpreter:
         group = self._groups[node]
         if group is not None:
             return [group.function(self._argument(group.argument, operands))]
-        made = OPERATORS[node.op_type](Call(self.field, node, operands, self._opset))
+        call = Call(self.field, node, operands, self._opset)
+        if size_of_result(call) > MOST_ELEMENTS:
+            raise OutOfScopeError(f"{node.op_type} of more than {MOST_ELEMENTS} elements")
+        if node.op_type in ("Div", "Reciprocal") and not call[-1].all() and not self._is_inside_group(node):
+            raise WrongError(f"{node.op_type} '{node.name}' divides by zero")
+        made = OPERATORS[node.op_type](call)
         return made if isinstance(made, list) else [made]
 
     def _group(self, node: ir.Node) -> _Group | None:
@@ -184,6 +132,20 @@ class Interpreter:
         argument = algebraic_patterns.unlimited(node.inputs[0], self._limit) if node.op_type == "Tanh" else None
         return None if argument is None else _Group(functools.partial(scalar_functions.tanh, self.field), argument)
 
+    def _is_inside_group(self, node: ir.Node) -> bool:
+        """Whether a node's result goes into nothing but what is known as one function of one number."""
+        assert self._program is not None
+        nodes, inside = list(self._program.all_nodes), set[ir.Node]()
+        for end in nodes:
+            group = self._group(end) if end.inputs and end.op_type in OPERATORS else None
+            waiting = [] if group is None else [end]
+            while waiting:
+                inside.add(reached := waiting.pop())
+                values = [value for value in reached.inputs if value is not None and value is not group.argument]  # type: ignore[union-attr]
+                waiting += [made for value in values if (made := value.producer()) in nodes and made not in inside]
+        users = [user for value in node.outputs for user, _ in value.uses()]
+        return node in inside and all(user in inside for user in users)
+
     def _argument(self, value: ir.Value, operands: Sequence[Array | None]) -> Array:
         """What a group of nodes is a function of, in the shape in which its last node works."""
         shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands if operand is not None))
@@ -192,12 +154,15 @@ class Interpreter:
     # -- operators with bodies -------------------------------------------------------------------------------------
 
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
-        """One pass through a body. Names of values are unique, so one table holds those of all bodies."""
+        """One pass through a body."""
         if len(arguments) != len(body.inputs):
             raise WrongError(f"a body of {len(body.inputs)} inputs gets {len(arguments)}")
         self._passes += 1
         if self._passes > MOST_PASSES:
             raise OutOfScopeError(f"more than {MOST_PASSES} steps, all bodies together")
+        check_time(self._deadline)
+        for value, argument in zip(body.inputs, arguments, strict=True):
+            self._compare_shape(value, argument)
         self._values.update(zip(body.inputs, arguments, strict=True))
         for node in body:
             self._execute(node)
@@ -245,13 +210,13 @@ class Interpreter:
     def _scan(self, node: ir.Node) -> list[Array]:
         """Scan from version 9 on; version 8, with its batch axis, is not emitted."""
         operands, body = self._operands(node), node.attributes["body"].as_graph()
-        given = {name: attribute.value for name, attribute in node.attributes.items()}
-        if "directions" in given or "num_scan_inputs" not in given or given["num_scan_inputs"] < 1:
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        if "directions" in attributes or attributes["num_scan_inputs"] < 1:
             raise OutOfScopeError("a Scan of version 8, or of no sequence")
-        count = len(operands) - given["num_scan_inputs"]
+        count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]
-        axes = given.get("scan_input_axes", [0] * len(sequences))
-        back = given.get("scan_input_directions", [0] * len(sequences))
+        axes = attributes.get("scan_input_axes", [0] * len(sequences))
+        back = attributes.get("scan_input_directions", [0] * len(sequences))
         sequences = [
             np.moveaxis(sequence, axis, 0)[:: -1 if backwards else 1]
             for sequence, axis, backwards in zip(sequences, axes, back, strict=True)
@@ -267,8 +232,8 @@ class Interpreter:
                 rows.append(output)
         if not len(sequences[0]):
             raise NoStepsError
-        out_axes = given.get("scan_output_axes", [0] * kept)
-        out_back = given.get("scan_output_directions", [0] * kept)
+        out_axes = attributes.get("scan_output_axes", [0] * kept)
+        out_back = attributes.get("scan_output_directions", [0] * kept)
         results = [
             np.moveaxis(np.stack(rows[:: -1 if backwards else 1]), 0, axis)
             for rows, axis, backwards in zip(stacked, out_axes, out_back, strict=True)
@@ -281,3 +246,42 @@ def _nothing(declared: ir.Value) -> Array:
     sizes = [size if isinstance(size, int) else 0 for size in declared.shape or ()]
     floats = declared.dtype is None or declared.dtype.is_floating_point()
     return np.zeros((0, *sizes), np.uint64 if floats else np.int64)
+
+
+def size_of_result(call: Call) -> int:
+    """How many elements an operator makes, or more."""
+    arrays = [array for array in call.inputs if array is not None]
+    if call.node.op_type in ELEMENTWISE and all(array.size <= FEW for array in arrays):
+        return FEW  # or the square of it, which is below the limit as well
+    if call.node.op_type in ("ConstantOfShape", "Tile"):
+        repeated = 1 if call.node.op_type == "ConstantOfShape" else arrays[0].size
+        return int(repeated) * math.prod(int(size) for size in arrays[-1].ravel())
+    if call.node.op_type == "Range":
+        start, limit, delta = (int(array) for array in arrays)
+        return max(0, limit - start) // max(1, abs(delta)) if delta > 0 else abs(start - limit)
+    if call.node.op_type == "Gather":
+        return int(arrays[0].size) * max(1, arrays[1].size)
+    if call.node.op_type in ("MatMul", "Gemm", "Conv"):
+        return int(arrays[0].size // max(1, call[0].shape[-1]) * arrays[1].size)
+    if call.node.op_type in ("Reshape", "Slice", "Split", "Squeeze", "Unsqueeze", "Transpose"):
+        return arrays[0].size
+    try:
+        return math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
+    except ValueError:  # not elementwise
+        return sum(int(array.size) for array in arrays)
+
+
+def check_time(deadline: float) -> None:
+    """Raise OutOfScopeError after the deadline."""
+    if time.monotonic() > deadline:
+        raise OutOfScopeError("the time for proofs is over")
+
+
+def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:
+    """Sizes by the names that inputs declare for them; none for a name that stands for several."""
+    found: dict[str, set[int]] = {}
+    for value, array in inputs.items():
+        for dim, size in zip(value.shape or (), array.shape, strict=False):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                found.setdefault(str(dim.value), set()).add(size)
+    return {name: next(iter(sizes)) for name, sizes in found.items() if len(sizes) == 1}

@@ -1,0 +1,88 @@
+"""How recurrent nodes ran: with how many steps and rows, and whether the rows were of different length."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, MutableSequence
+
+import numpy as np
+import onnx
+
+from rnn_lower.checking import reference
+from rnn_lower.checking.runners import Run, open_reference
+from rnn_lower.checking.samples import Feeds
+from rnn_lower.checking.wrap_node import is_recurrent
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.modelio.document import Document
+from rnn_lower.modelio.external_data import graphs_of
+
+INDEX = "rnn_lower.index"
+STEPS = 3
+"""So many steps at least tell something of a recurrence: one that carries the wrong state shows in the third."""
+
+Nodes = MutableSequence[onnx.NodeProto]
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeRun:
+    """One run of one node. lengths: the different ones of its rows."""
+
+    steps: int
+    rows: int
+    lengths: tuple[int, ...]
+
+
+class NodeRuns:
+    """Observes the recurrent nodes of a model, in the order of `inspect`, on the reference evaluator.
+
+    A runtime does not tell what its nodes read. Where the evaluator cannot run the model nothing is observed.
+    """
+
+    def __init__(self, document: Document, nodes: list[RecurrentNode]) -> None:
+        self._document, self._nodes = document, nodes
+        self._runs: dict[int, set[NodeRun]] = {}
+        self._run: Run | None = None
+
+    def observe(self, feeds: Feeds) -> None:
+        """Run the model once."""
+        try:
+            if self._run is None:
+                self._run = open_reference(self._document, number_nodes, reference.operators(self._record))
+            self._run(feeds)
+        except Exception:  # the evaluator raises whatever it stumbles over
+            return
+
+    def _record(self, node: onnx.NodeProto, x: np.ndarray, lengths: np.ndarray | None) -> None:
+        index = next(int(entry.value) for entry in node.metadata_props if entry.key == INDEX)
+        batch_first = any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
+        steps, rows = x.shape[1 if batch_first else 0], x.shape[0 if batch_first else 1]
+        some = (steps,) if lengths is None else tuple(sorted({int(length) for length in lengths}))
+        self._runs.setdefault(index, set()).add(NodeRun(steps, rows, some))
+
+    def of(self, index: int) -> set[NodeRun]:
+        """The runs of a node."""
+        return self._runs.get(index, set())
+
+    def is_enough(self, index: int) -> bool:
+        """Whether a node ran with three steps and with rows of different length, as far as its sizes allow."""
+        node = self._nodes[index]
+        steps = min(STEPS, node.seq_length) if isinstance(node.seq_length, int) else STEPS
+        lengths = node.inputs.get("sequence_lens")
+        is_fixed = lengths is None or (lengths.const_value is not None and not lengths.is_graph_input())
+        least = 1 if is_fixed or node.batch_size == 1 or node.seq_length == 1 else 2
+        return any(run.steps >= steps and len(run.lengths) >= least for run in self.of(index))
+
+
+def number_nodes(model: onnx.ModelProto) -> None:
+    """Write its index into every recurrent node of a model, in the order in which `rnn_lower.ir.walk` walks."""
+    roots: list[Nodes] = [model.graph.node, *(function.node for function in model.functions)]
+    for index, node in enumerate(_recurrent(roots)):
+        node.metadata_props.add(key=INDEX, value=str(index))
+
+
+def _recurrent(holders: Iterable[Nodes]) -> Iterator[onnx.NodeProto]:
+    for nodes in holders:
+        for node in nodes:
+            if is_recurrent(node):
+                yield node
+            yield from _recurrent(body.node for body in graphs_of(node))

@@ -1,0 +1,162 @@
+"""The element type of every value that emitted nodes compute, by the type constraints of the operators' schemas.
+
+A field knows no element types, so that a cast is the identity in it. It is one on a runtime, too, where it widens, and
+where the result of a 16-bit node that was computed in float32 becomes 16 bits wide again. No other cast of floats is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import LITERALS, schema_of
+from rnn_lower.proving.operators import WrongError
+
+DType = ir.DataType | None
+"""None where nothing declares it."""
+
+_F = ir.DataType
+WIDENINGS = {
+    (_F.FLOAT16, _F.FLOAT), (_F.BFLOAT16, _F.FLOAT), (_F.FLOAT, _F.DOUBLE), (_F.FLOAT16, _F.DOUBLE),
+    (_F.BFLOAT16, _F.DOUBLE),
+}  # fmt: skip
+
+
+class ElementTypes:
+    """Follows element types through nodes in their order. Raises WrongError where an operator does not take one.
+
+    inputs: of what the replaced node reads.  dtype: of that node.
+    """
+
+    def __init__(self, inputs: Mapping[ir.Value, DType], dtype: DType, opset: int) -> None:
+        self._types: dict[ir.Value, DType] = dict(inputs)
+        self._dtype, self._opset = dtype, opset
+
+    def of(self, value: ir.Value | None) -> DType:
+        """The element type of a value that was followed to, or of a constant."""
+        if value is None:
+            return None
+        if value not in self._types:
+            node = value.producer()
+            if value.const_value is not None:
+                self._types[value] = value.const_value.dtype
+            elif node is not None and node.op_type == "Constant":
+                self._types[value] = _of_literal(node)
+        return self._types.get(value)
+
+    def follow(self, nodes: Iterable[ir.Node]) -> None:
+        """Find the types of what nodes compute, and compare them with those that are declared."""
+        for node in nodes:
+            types = self._results(node)
+            for value, dtype in zip(node.outputs, types, strict=False):
+                self.declare(value, dtype)
+
+    def declare(self, value: ir.Value, dtype: DType) -> None:
+        """Set the type of a value; raises WrongError where the model declares another one."""
+        if None not in (dtype, value.dtype) and value.dtype != dtype:
+            raise WrongError(f"'{value.name}' is {_name(dtype)}, and declared as {_name(value.dtype)}")
+        self._types[value] = dtype
+
+    def expect(self, value: ir.Value, dtype: DType) -> None:
+        """Compare the type of a value with that of the node's output; raises WrongError."""
+        if None not in (dtype, self.of(value)) and self.of(value) != dtype:
+            raise WrongError(f"'{value.name}' is {_name(self.of(value))} instead of {_name(dtype)}")
+
+    def _results(self, node: ir.Node) -> Sequence[DType]:
+        operands = [self.of(value) for value in node.inputs]
+        if node.op_type == "Constant":
+            return [_of_literal(node)]
+        if node.op_type == "If":
+            return self._if(node)
+        if node.op_type == "Loop":
+            return self._carried(node, [ir.DataType.INT64, ir.DataType.BOOL, *operands[2:]], len(operands) - 2, 1)
+        if node.op_type == "Scan":
+            return self._carried(node, operands, len(operands) - node.attributes["num_scan_inputs"].as_int(), 0)
+        results = self._by_schema(node, operands)
+        if node.op_type == "ConstantOfShape":
+            value = node.attributes.get("value")
+            return [ir.DataType.FLOAT if value is None else value.as_tensor().dtype]
+        return [self._cast(node, operands[0])] if node.op_type == "Cast" else results
+
+    def _by_schema(self, node: ir.Node, operands: Sequence[DType]) -> Sequence[DType]:
+        schema = schema_of(node.op_type, self._opset)
+        assert schema is not None
+        variables: dict[str, ir.DataType] = {}
+        for index, dtype in enumerate(operands):
+            formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+            if dtype is None:
+                continue
+            if f"tensor({_name(dtype)})" not in formal.types:
+                raise WrongError(f"{node.op_type} at opset {self._opset} does not accept {_name(dtype)}")
+            if variables.setdefault(formal.type_str, dtype) != dtype:
+                raise WrongError(f"{node.op_type} of {_name(variables[formal.type_str])} and {_name(dtype)}")
+        return [
+            _of_formal(schema.outputs[min(index, len(schema.outputs) - 1)], variables)
+            for index in range(len(node.outputs))
+        ]
+
+    def _cast(self, node: ir.Node, source: DType) -> ir.DataType:
+        to = node.attributes["to"].value
+        goal = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+        if source is None or source == goal or not (source.is_floating_point() and goal.is_floating_point()):
+            return goal
+        back = source == ir.DataType.FLOAT and goal == self._dtype and goal in (_F.FLOAT16, _F.BFLOAT16)
+        if (source, goal) not in WIDENINGS and not back:
+            raise WrongError(f"Cast of {_name(source)} to {_name(goal)} '{node.outputs[0].name}' rounds")
+        return goal
+
+    def _if(self, node: ir.Node) -> Sequence[DType]:
+        found = []
+        for name in ("then_branch", "else_branch"):
+            body = node.attributes[name].as_graph()
+            self.follow(body)
+            found.append([self._declared(value) for value in body.outputs])
+        for one, other in zip(*found, strict=False):
+            self._same(node, one, other)
+        return [one or other for one, other in zip(*found, strict=False)]
+
+    def _carried(self, node: ir.Node, operands: Sequence[DType], states: int, first: int) -> Sequence[DType]:
+        """first: how many outputs of the body precede its states."""
+        body = node.attributes["body"].as_graph()
+        for value, dtype in zip(body.inputs, operands, strict=False):
+            self.declare(value, dtype or value.dtype)
+        self.follow(body)
+        results = [self._declared(value) for value in body.outputs][first:]
+        for before, after in zip(
+            operands[len(operands) - len(body.inputs) :][2 * first :], results[:states], strict=False
+        ):
+            self._same(node, before, after)
+        return results
+
+    def _declared(self, value: ir.Value) -> DType:
+        self.declare(value, dtype := self.of(value))
+        return dtype or value.dtype
+
+    def _same(self, node: ir.Node, one: DType, other: DType) -> None:
+        if None not in (one, other) and one != other:
+            raise WrongError(f"{node.op_type} '{node.name}' of {_name(one)} and {_name(other)}")
+
+
+def _of_formal(formal: onnx.defs.OpSchema.FormalParameter, variables: Mapping[str, ir.DataType]) -> DType:
+    if formal.type_str in variables:
+        return variables[formal.type_str]
+    if len(formal.types) != 1:
+        return None
+    (only,) = formal.types
+    return next((dtype for dtype in ir.DataType if only == f"tensor({_name(dtype)})"), None)
+
+
+def _of_literal(node: ir.Node) -> DType:
+    """The element type of what a Constant node holds."""
+    attribute = next(iter(node.attributes.values()), None)
+    if attribute is None:
+        return None
+    if attribute.type == ir.AttributeType.TENSOR:
+        return attribute.as_tensor().dtype
+    return LITERALS[attribute.name][1] if attribute.name in LITERALS else None
+
+
+def _name(dtype: DType) -> str:
+    return "unknown" if dtype is None else dtype.name.lower()

@@ -1,0 +1,171 @@
+"""The emitted nodes that compute some values, checked without numbers: schemas, names, element types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import WITH_BODIES, malformed, schema_of
+from rnn_lower.ir.walk import subgraphs
+from rnn_lower.proving import algebraic_patterns
+from rnn_lower.proving.element_types import DType, ElementTypes
+from rnn_lower.proving.operators import OPERATORS, OutOfScopeError, WrongError
+from rnn_lower.transforms.evaluate import evaluate
+
+MARK = "rnn_lower.node"
+"""The metadata by which emitted nodes are known."""
+
+COMPARE = ("Less", "Greater", "Max", "Min")
+ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
+MOST_FOLDED = 1 << 20
+"""Operators that may make NaN or an infinity of constants, and elements up to which that is computed."""
+
+
+class Program:
+    """The nodes that some values of a graph are computed by, in order, up to the inputs of the replaced node.
+
+    wanted: the values that take the place of the node's outputs.  unread: others, computed for what may be wrong in
+    them.  inputs: the values that the replaced node reads and that are known at run time only, with their element type.
+    dtype: of the node.  visible: names around the nodes, which no body may define again.
+    largest_compared: the largest integer that is a constant and compared with something.
+    Raises WrongError where something else is read, OutOfScopeError for operators that are not known here.
+    """
+
+    def __init__(
+        self, wanted: Sequence[ir.Value], inputs: Mapping[ir.Value, DType], opset: int, dtype: DType = None,
+        visible: Collection[str] = (), unread: Sequence[ir.Value] = (),
+    ) -> None:  # fmt: skip
+        self.wanted, self.opset, self._inputs = wanted, opset, inputs
+        self.nodes: list[ir.Node] = []
+        self.largest_compared = 0
+        done: set[ir.Node] = set()
+        waiting: list[tuple[ir.Value, bool]] = [(value, True) for value in reversed([*unread, *wanted])]
+        while waiting:
+            value, first = waiting.pop()
+            node = self._producer(value)
+            if node is None or node in done:
+                continue
+            if first:
+                self._check(node, frozenset(visible))
+                waiting.append((value, False))
+                waiting += [(needed, True) for needed in read_by(node)]
+            else:
+                done.add(node)
+                self.nodes.append(node)
+        types = ElementTypes(inputs, dtype, opset)
+        types.follow(self.nodes)
+        for value in wanted:
+            types.expect(value, dtype)
+        self._check_constants()
+
+    @property
+    def all_nodes(self) -> Iterator[ir.Node]:
+        """The nodes, and those of their bodies."""
+        return _with_bodies(self.nodes)
+
+    def _producer(self, value: ir.Value) -> ir.Node | None:
+        """The emitted node that computes a value; None for inputs and constants."""
+        if value in self._inputs or algebraic_patterns.is_constant(value):
+            return None
+        node = value.producer()
+        if node is not None and MARK not in node.metadata_props and value in self.wanted:
+            raise OutOfScopeError("the node in its place carries no mark: something else has rewritten it")
+        if node is None or MARK not in node.metadata_props:
+            raise WrongError(f"it reads '{value.name}', which is no input of the node")
+        return node
+
+    def _check(self, node: ir.Node, visible: frozenset[str]) -> None:
+        """Compare a node with its schema at this opset, and the names in its bodies with those around them."""
+        if node.domain != "" or node.op_type not in {*OPERATORS, *WITH_BODIES, "Constant"}:
+            raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
+        schema = schema_of(node.op_type, self.opset)
+        if schema is None:
+            raise WrongError(f"opset {self.opset} has no {node.op_type}")
+        unknown = sorted(node.attributes.keys() - schema.attributes.keys())
+        counts = (
+            (schema.min_input, node.inputs, schema.max_input),
+            (schema.min_output, node.outputs, schema.max_output),
+        )
+        wrong = malformed(node, self.opset)
+        if unknown:
+            wrong = f"attribute '{unknown[0]}'"
+        elif not all(least <= len(values) <= most for least, values, most in counts):
+            wrong = f"{len(node.inputs)} inputs and {len(node.outputs)} outputs"
+        if wrong:
+            raise WrongError(f"{node.op_type} at opset {self.opset} does not take {wrong}")
+        if node.op_type in COMPARE:
+            constants = [array for array in map(algebraic_patterns.constant, node.inputs) if array is not None]
+            whole = (int(array.max(initial=0)) for array in constants if array.dtype.kind in "iu")
+            self.largest_compared = max(self.largest_compared, *whole, 0)
+        for _, body in subgraphs(node):
+            self._check_body(body, visible)
+
+    def _check_body(self, body: ir.Graph, visible: frozenset[str]) -> None:
+        own = [
+            str(value.name) for value in (*body.inputs, *(out for node in body for out in node.outputs)) if value.name
+        ]
+        again = next((name for name in own if name in visible), None)
+        listed = next((value for value in body.initializers.values() if value in body.inputs), None)
+        if again is not None or listed is not None:
+            raise WrongError(f"'{again or listed.name}' in a body is defined again")  # type: ignore[union-attr]
+        inside = visible | set(own) | body.initializers.keys()
+        for node in body:
+            self._check(node, inside)
+
+    def _check_constants(self) -> None:
+        """Raise WrongError where floats make NaN or an infinity of finite constants: no field element is either."""
+        made: dict[ir.Value, np.ndarray] = {}
+
+        def held(value: ir.Value | None) -> np.ndarray | None:
+            return None if value is None else made.get(value, algebraic_patterns.constant(value))
+
+        for node in self.all_nodes:
+            if node.op_type not in ARITHMETIC or not all(_is_small(value, made) for value in node.inputs):
+                continue
+            arrays = {str(value.name): held(value) for value in node.inputs if value is not None}
+            operands = {name: array for name, array in arrays.items() if array is not None and array.dtype.kind in "fV"}
+            if len(operands) < len(arrays):
+                continue
+            imports = [onnx.helper.make_opsetid("", self.opset)]
+            try:
+                with np.errstate(all="ignore"):
+                    (result,) = evaluate([ir.to_proto(node)], operands, [str(node.outputs[0].name)], imports)
+            except Exception:  # shapes that do not fit, which are seen when it runs
+                continue
+            made[node.outputs[0]] = result
+            if not np.isfinite(result.astype(np.float64)).all() and all(map(_is_finite, operands.values())):
+                raise WrongError(f"{node.op_type} '{node.name}' makes no finite number of constants")
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return bool(np.isfinite(array.astype(np.float64)).all())
+
+
+def _is_small(value: ir.Value | None, made: Mapping[ir.Value, np.ndarray]) -> bool:
+    """Whether a value is a constant, or made of such, with few elements."""
+    if value is None or value in made:
+        return True
+    tensor = value.const_value
+    if tensor is not None and math.prod(tensor.shape.numpy()) > MOST_FOLDED:
+        return False
+    return algebraic_patterns.is_constant(value)
+
+
+def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    for node in nodes:
+        yield node
+        for _, body in subgraphs(node):
+            yield from _with_bodies(body)
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, its bodies included, of what lies outside of it."""
+    yield from (value for value in node.inputs if value is not None)
+    for _, body in subgraphs(node):
+        inside = {*body.inputs, *body.initializers.values(), *(out for inner in body for out in inner.outputs)}
+        yield from (value for inner in body for value in read_by(inner) if value not in inside)
+        yield from (value for value in body.outputs if value not in inside)

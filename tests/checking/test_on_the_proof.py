@@ -1,0 +1,220 @@
+"""The check proves first, runs what is not proved with lengths that matter, and says what it has compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onenode import Case, build
+from onnx import TensorProto, helper, numpy_helper
+
+import rnn_lower
+from rnn_lower import cli
+from rnn_lower.checking.compare import Comparison, compare
+
+HIDDEN = 400
+"""The weights are larger than 2 MB."""
+
+
+def with_lengths(nodes: list[onnx.NodeProto], given: onnx.ValueInfoProto, hidden: int = HIDDEN) -> onnx.ModelProto:
+    """A GRU whose lengths come from nodes as an int64 `lengths`, by way of a Cast."""
+    rng = np.random.default_rng(0)
+    weights = {"W": rng.normal(0, 0.05, (1, 3 * hidden, 4)), "R": rng.normal(0, 0.05, (1, 3 * hidden, hidden))}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    tensors += [numpy_helper.from_array(np.array([1]), "one"), numpy_helper.from_array(np.array([3]), "rows")]
+    gru = helper.make_node("GRU", ["X", "W", "R", "", "lens"], ["", "Y_h"], name="gru", hidden_size=hidden)
+    cast = helper.make_node("Cast", ["lengths"], ["lens"], to=TensorProto.INT32)
+    graph = helper.make_graph(
+        [*nodes, cast, gru], "g", [helper.make_tensor_value_info("X", 1, ["T", 3, 4]), given],
+        [helper.make_tensor_value_info("Y_h", 1, None)], tensors,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def vector(dtype: int = TensorProto.INT64) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info("len", dtype, [3])
+
+
+def mask(dtype: int = TensorProto.INT64) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info("len", dtype, [3, "T"])
+
+
+ROWS = helper.make_node("Constant", [], ["order"], value=numpy_helper.from_array(np.array([2, 0, 1])))
+WAYS = {
+    "TopK": ([helper.make_node("TopK", ["len", "rows"], ["lengths", "order"])], vector()),
+    "Gather": ([ROWS, helper.make_node("Gather", ["len", "order"], ["lengths"])], vector()),
+    "TopK, Gather": (
+        [
+            helper.make_node("TopK", ["len", "rows"], ["sorted", "order"]),
+            helper.make_node("Gather", ["len", "order"], ["lengths"]),
+        ],
+        vector(),
+    ),
+    "Min": ([
+        helper.make_node("Shape", ["X"], ["shape"], end=1),
+        helper.make_node("Min", ["len", "shape"], ["lengths"]),
+    ], vector()),
+    "ReduceSum": ([helper.make_node("ReduceSum", ["len", "one"], ["lengths"], keepdims=0)], mask()),
+    "ReduceSum of a Cast": ([
+        helper.make_node("Cast", ["len"], ["whole"], to=TensorProto.INT64),
+        helper.make_node("ReduceSum", ["whole", "one"], ["lengths"], keepdims=0),
+    ], mask(TensorProto.BOOL)),
+    "ReduceSum of floats": ([
+        helper.make_node("ReduceSum", ["len", "one"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["lengths"], to=TensorProto.INT64),
+    ], mask(TensorProto.FLOAT)),
+    "ScatterElements": ([
+        helper.make_node("Constant", [], ["zeros"], value=numpy_helper.from_array(np.zeros(3, np.int64))),
+        ROWS,
+        helper.make_node("ScatterElements", ["zeros", "order", "len"], ["lengths"]),
+    ], vector()),
+}  # fmt: skip
+
+
+def replace_recurrent_weights(lowered: onnx.ModelProto) -> None:
+    """Every constant as large as a part of R."""
+
+    def walk(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+        inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+        return [*graph.initializer, *(tensor for body in inner for tensor in walk(body))]
+
+    changed = 0
+    for tensor in walk(lowered.graph):
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2 and tensor.dims[0] > 4:
+            tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), tensor.name))
+            changed += 1
+    assert changed
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_replaced_weights_are_seen_whatever_computes_the_lengths(way, exact):
+    nodes, given = WAYS[way]
+    model = with_lengths(list(nodes), given, HIDDEN if exact else 8)
+    lowered = rnn_lower.lower(model)
+    right = rnn_lower.check(model, lowered, exact=exact)
+    assert right.ok, right.verdict
+    assert right.proved == (("gru",) if exact else ())
+    replace_recurrent_weights(lowered)
+    wrong = rnn_lower.check(model, lowered, exact=exact)
+    assert not wrong.ok
+    if not exact:
+        assert not wrong.outputs[0].ok, "rows of several steps have run"
+
+
+def test_what_is_not_proved_has_to_run_three_steps():
+    """Rows of one length say nothing of lengths."""
+    model, feeds = build(Case("GRU", 17, T=5, N=2, optional=("sequence_lens",), lengths_as="input"))
+    feeds["sequence_lens"] = np.array([5, 5], np.int32)
+    broken, lowered = onnx.ModelProto.FromString(model.SerializeToString()), rnn_lower.lower(model)
+    ones = np.ones(5, np.int32)
+    for one in (broken, lowered):
+        one.graph.initializer.append(numpy_helper.from_array(ones[:2] * 2, "two"))
+    report = rnn_lower.check(model, rnn_lower.lower(model), inputs=feeds, exact=False)
+    assert report.ok, "further inputs are sampled"
+    assert "rows of lengths" in " ".join(report.runs_of_unproved)
+
+
+def constant_lengths() -> onnx.ModelProto:
+    """Every row has two steps, whatever the input says: Min(len, 2), Max(2)."""
+    nodes = [
+        helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(np.array([2]))),
+        helper.make_node("Max", ["len", "two"], ["longer"]),
+        helper.make_node("Min", ["longer", "two"], ["lengths"]),
+    ]
+    return with_lengths(nodes, vector(), 8)
+
+
+def test_nothing_is_compared_where_rows_never_differ(tmp_path, capsys):
+    model = constant_lengths()
+    lowered = rnn_lower.lower(model)
+    assert rnn_lower.check(model, lowered).ok, "the node is proved"
+    report = rnn_lower.check(model, lowered, exact=False)
+    assert not report.ok
+    assert "NOTHING COMPARED" in report.verdict
+    onnx.save(model, tmp_path / "a.onnx")
+    onnx.save(lowered, tmp_path / "b.onnx")
+    assert cli.main(["check", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--no-exact"]) == cli.DIFFERENT
+    assert "NOTHING COMPARED" in capsys.readouterr().out
+
+
+def test_a_counterexample_shows_the_difference_again(tmp_path):
+    model, _ = build(Case("LSTM", 17, dynamic=True))
+    lowered = rnn_lower.lower(model)
+    replace_nothing = rnn_lower.check(model, lowered, counterexample=tmp_path / "none.npz")
+    assert (replace_nothing.ok, replace_nothing.counterexample) == (True, "")
+    assert not (tmp_path / "none.npz").exists()
+    for tensor in lowered.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.dims:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 2, tensor.name))
+    for name, command in (("check.npz", rnn_lower.check), ("prove.npz", rnn_lower.prove)):
+        report = command(model, lowered, counterexample=tmp_path / name)
+        assert not report.ok
+        assert report.counterexample == str(tmp_path / name)
+        again = rnn_lower.check(model, lowered, inputs=tmp_path / name, exact=False)
+        assert not all(output.ok for output in again.outputs)
+
+
+def test_one_large_unit_hides_no_other():
+    wanted = np.ones((3, 760), np.float32)
+    wanted[:, 0] = 1e6
+    other = wanted.copy()
+    other[:, 1:] += 1
+    assert not compare("Y", wanted, other, 1e-3, 1e-5).ok
+    assert compare("Y", wanted, wanted * np.float32(1 + 1e-6), 1e-3, 1e-5).ok
+
+
+def test_the_shape_that_is_told_is_where_it_was_worst():
+    comparison = Comparison(1e-3, 1e-5)
+    comparison.add(["Y"], [np.ones(2, np.float32)], [np.full(2, 1.5, np.float32)])
+    comparison.add(["Y"], [np.ones(3, np.float32)], [np.ones(3, np.float32)])
+    (report,) = comparison.reports()
+    assert (report.ok, report.shape) == (False, (2,))
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("opset", range(1, 7))
+def test_below_opset_seven(op, opset):
+    model, _ = build(Case(op, opset, output_sequence=1))
+    lowered = rnn_lower.lower(model)
+    for exact in (True, False):
+        report = rnn_lower.check(model, lowered, exact=exact)
+        assert report.ok, report.verdict
+
+
+def test_what_only_checks_use_needs_a_check(tmp_path, capsys):
+    onnx.save(build(Case("LSTM", 17))[0], tmp_path / "m.onnx")
+    for flags in (
+        ["--on", "tract"],
+        ["--runs", "0"],
+        ["--rtol", "-5"],
+        ["--atol", "1"],
+        ["--seed", "3"],
+        ["--no-exact"],
+    ):
+        assert cli.main(["lower", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "o.onnx"), *flags]) == cli.BAD
+        assert f"{flags[0]} needs --check" in capsys.readouterr().err
+
+
+def test_a_function_of_another_opset_is_told():
+    model, _ = build(Case("LSTM", 17))
+    lowered = rnn_lower.lower(model, as_function=True)
+    for entry in lowered.functions[0].opset_import:
+        entry.version = 13
+    assert "another opset" in rnn_lower.prove(model, lowered).changed[0]
+    rnn_lower.check(model, lowered)
+
+
+def test_nested_functions_count_as_recurrent():
+    model, _ = build(Case("LSTM", 17, place="function"))
+    outer = helper.make_function(
+        "local", "outer", list(model.functions[0].input), list(model.functions[0].output),
+        [helper.make_node(model.functions[0].name, model.functions[0].input, model.functions[0].output, domain="local")],
+        [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)],
+    )  # fmt: skip
+    call = next(node for node in model.graph.node if node.op_type == model.functions[0].name)
+    call.op_type = "outer"
+    model.functions.append(outer)
+    from rnn_lower.checking.checker import Pair
+
+    assert Pair(model, model).touched() == {value.name for value in model.graph.output}
