@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 
 import onnx
 import pytest
 from judge import every_node
 from onenode import Case, build
-from paths import ROOT
 
-import rnn_lower
 from rnn_lower import cli
-from rnn_lower.targets import cost
 
 
 def lowered(case: Case, folder, capsys, *options: str) -> str:
@@ -21,48 +17,6 @@ def lowered(case: Case, folder, capsys, *options: str) -> str:
     command = ["lower", str(folder / "in.onnx"), "-o", str(folder / "out.onnx"), *options]
     assert cli.main(command) == cli.DONE
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("op", cost.RATIOS)
-def test_figures_are_those_of_the_page(op):
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    table = re.search(rf"^## {op}, forward, 1 thread, I = H\n\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
-    assert table is not None
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()]
-    auto = rows[0].index("auto")
-    there = {tuple(map(int, row[:3])): float(row[auto]) for row in rows[2:]}
-    ours = {
-        (T, N, H): ratio
-        for T, by_batch in cost.RATIOS[op].items()
-        for N, row in by_batch.items()
-        for H, ratio in zip(cost.HIDDEN, row, strict=True)
-    }
-    assert len(ours) == 24
-    assert ours == {sizes: there[sizes] for sizes in ours}
-
-
-@pytest.mark.parametrize(
-    ("case", "sizes"),
-    [
-        (Case("LSTM", T=64, N=1, H=20), (64, 1, 0)),
-        (Case("LSTM", T=9, N=1, H=150), (64, 1, 1)),
-        (Case("GRU", T=1, N=6, H=1000), (1, 8, 3)),
-        (Case("RNN", dynamic=True, H=4), (64, 1, 0)),
-    ],
-    ids=str,
-)
-def test_nearest_sizes_count(case, sizes):
-    (node,) = rnn_lower.inspect(build(case)[0])
-    T, N, place = sizes
-    assert cost.expected(node) == cost.RATIOS[case.op][T][N][place]
-
-
-def test_slowdown_is_told_where_it_is_large(tmp_path, capsys):
-    told = "times the fused nodes' time on onnxruntime"
-    ratio = cost.RATIOS["LSTM"][64][1][0]
-    assert f"expect about {ratio:.1f} {told}" in lowered(Case("LSTM", T=64, N=1, H=16), tmp_path, capsys)
-    assert told not in lowered(Case("RNN", T=64, N=8, H=128), tmp_path, capsys)
-    assert told not in lowered(Case("LSTM", T=6, N=1, H=16), tmp_path, capsys, "--target", "opencv")
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,6 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):
         tables.print_lowered(arguments.json, written, records, counts, reports)
-        if not arguments.json and (arguments.target or "onnxruntime").startswith("onnxruntime"):
-            tables.print_slowdown(records)
     return DONE if written else DIFFERENT
 
 

@@ -126,19 +126,6 @@ def print_lowered(
             print_report(report)
 
 
-def print_slowdown(records: Sequence[Record]) -> None:
-    """One line where small layers will be slower by much, or nothing."""
-    from rnn_lower.targets.cost import expected
-
-    factors = [expected(record.node) for record in records]
-    if factors and max(factors) >= SLOW:
-        least, most = (f"{factor:.2g}" for factor in (min(factors), max(factors)))
-        range_ = most if least == most else f"{least} to {most}"
-        print(
-            f"expect about {range_} times the fused nodes' time on onnxruntime: small layers cost most (docs/speed.md)"
-        )
-
-
 def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequence[CheckReport]) -> None:
     """What `rnn-lower stream` has made: the states, the chunks that it takes, and what became of recurrent nodes."""
     states = [
