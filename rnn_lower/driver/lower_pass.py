@@ -30,7 +30,7 @@ from rnn_lower.sandbox.limited import one_child
 from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
-from rnn_lower.targets import find_target
+from rnn_lower.targets import find_target, lint
 from rnn_lower.transforms.fold import fold
 
 logger = logging.getLogger("rnn_lower")
@@ -198,7 +198,8 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace the chosen nodes, all or none of them."""
-    session = Session(model, options, Facts(model, outline))
+    facts = Facts(model, outline)
+    session = Session(model, options, facts)
     taken = [value for new in session.replacements for node in new.gone for value in node.inputs if value is not None]
     for new in session.replacements:
         convenience.replace_nodes_and_values(
@@ -209,6 +210,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         root.sort()  # what reads the first nodes of a group may stand before the last, where all are now
     remove_unused(taken)
     _warn_of_others(model)
+    _warn_of_unsupported(model, options, facts)
     records = {}
     for new in session.replacements:
         node = new.place.node
@@ -217,6 +219,16 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         warning = session.warnings.get(node.node, "")
         records[node.node] = Record(node, new.form, new.count, new.why, warning, tuple(new.emitted))
     return [records[place.node.node] for place in session.places]
+
+
+def _warn_of_unsupported(model: ir.Model, options: Options, facts: Facts) -> None:
+    """Say in one line which nodes stay that the target does not support, loops of the model's own above all."""
+    if options.target is None:
+        return
+    target = find_target(options.target)
+    findings = list(lint.unsupported(model, target, facts))
+    if findings:
+        logger.warning("%s", lint.summary(findings, target))
 
 
 def _warn_of_others(model: ir.Model) -> None:
