@@ -16,7 +16,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.walk import nodes, recurrent_nodes, taken_names, values
 from rnn_lower.modelio.strip_weights import without_annotations
-from rnn_lower.sandbox.isolated import Ended, apart
+from rnn_lower.sandbox.isolated import Ended, apart, may_fork
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.transforms.inline import inlined
 
@@ -41,7 +41,8 @@ def fold(model: ir.Model) -> None:
     """
     _optimizer()  # imported once, before the child is forked
     try:
-        apart(_fold_here, model)
+        if may_fork():
+            apart(_fold_here, model)
         _fold_here(model)
     except Ended as end:
         raise RnnLowerError(f"folding constants ended the process that did it ({end}); leave --fold out") from None

@@ -1750,7 +1750,7 @@ def _deadly(model: Model) -> None:
     from rnn_lower.sandbox import isolated
 
     with (
-        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process would end
+        mock.patch.object(isolated, "may_fork", return_value=True),  # or this process would end
         mock.patch.object(checker, "Pair", side_effect=lambda *_: os._exit(7)),
     ):
         rnn_lower.check(model, model)
@@ -1762,7 +1762,7 @@ def _hard_to_fold(model: Model, work: Callable[..., object]) -> None:
     from rnn_lower.transforms import fold
 
     with (
-        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process might end
+        mock.patch.object(isolated, "may_fork", return_value=True),  # or this process might end
         mock.patch.object(fold._optimizer(), "fold_constants", side_effect=work),
     ):
         rnn_lower.lower(model, fold=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from judge import close, run_onnxruntime
 from onenode import Case, build
@@ -150,8 +151,17 @@ def test_folding_that_ends_the_process(monkeypatch):
         faulthandler.disable()
         os.abort()
 
-    monkeypatch.setattr(isolated, "_may_fork", lambda: True)
+    monkeypatch.setattr(isolated, "may_fork", lambda: True)
     monkeypatch.setattr(fold._optimizer(), "fold_constants", fold_constants)
     model, _ = build(Case("LSTM", 14, T=5))
     with pytest.raises(rnn_lower.RnnLowerError, match=r"folding constants ended .* \(SIGABRT\); leave --fold out"):
         rnn_lower.lower(model, fold=True)
+
+
+def test_where_it_cannot_fork_folding_is_done_once(monkeypatch):
+    done: list[object] = []
+    monkeypatch.setattr(isolated, "may_fork", lambda: False)
+    monkeypatch.setattr(fold, "may_fork", lambda: False)
+    monkeypatch.setattr(fold, "_fold_here", done.append)
+    fold.fold(ir.from_proto(build(Case("GRU"))[0]))
+    assert len(done) == 1
