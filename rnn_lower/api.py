@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_in_place, lower_model, prepared
 from rnn_lower.driver.plan import read_nodes
+from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.lowering import function_body as function_bodies
 from rnn_lower.lowering.node import RecurrentNode
@@ -268,19 +269,25 @@ def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[
 
 
 @public
-def lint(model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str) -> LintReport:
-    """Each node of a whole model that a runtime does not take, by which rule, and what lowering would mend.
+def lint(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str, *, dims: Dims | None = None
+) -> LintReport:
+    """Each node of a whole model that a runtime does not support, by which rule, and what lowering would mend.
 
-    target: a name (see rnn_lower.targets), or the path of a .toml file. The model is left as it is.
+    target: a name (see rnn_lower.targets), or the path of a .toml file.  dims: as for `lower`, sizes that the model
+    will have. The model is left as it is.
     Raises as `inspect`, and RnnLowerError for an unknown target.
     """
     proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
     document, path = files.open_model(proto)
+    if dims:
+        document = document.copied().fixed(Options(dims=dims).dims or {})
 
     def attempt(wanted: RecurrentNode) -> None:
         again, place = document.again(), (wanted.name, wanted.path)
         options = Options(target=target, select=lambda node: (node.name, node.path) == place)
-        lower_model(again.model, options, again.outline)
+        with unlogged():
+            lower_model(again.model, options, again.outline)
 
     def result() -> LintReport:
         return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt))

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+from dynamic import two_layers
 from features import FEATURES
 from judge import every_node, expected, run_onnxruntime
 from onenode import OPTIONAL, Case, build
@@ -231,7 +232,7 @@ def counting(trips: onnx.TensorProto, ends_early: bool = False, told: bool = Tru
 def static(tmp_path):
     path = tmp_path / "static.toml"
     path.write_text(
-        'summary = "known sizes"\nstatus = "documented"\nsource = "page 1"\nforms = ["scan"]\nstatic = true\n'
+        'summary = "known sizes"\nstatus = "documented"\nsource = "page 1"\nforms = ["scan", "loop"]\nstatic = true\n'
     )
     return str(path)
 
@@ -295,3 +296,41 @@ def test_what_was_lowered_passes(feature, tmp_path, capsys):
     assert cli.main(["lint", str(tmp_path / "out.onnx"), "--target", str(path)]) == cli.DONE
     assert "0 of" in capsys.readouterr().out
     run_onnxruntime(lowered, feeds)
+
+
+@pytest.mark.parametrize(
+    ("target", "named"), [("onnxruntime", False), ("tidl", True), ("rknn", True), ("opencv", True)]
+)
+def test_a_loop_of_the_model_is_named(target, named, caplog, tmp_path, capsys):
+    """Keras exports every GRU as one; a target that runs no Loop cannot run it, whatever is lowered."""
+    model = counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4]))
+    findings = rnn_lower.lint(model, target).findings
+    assert [one.node for one in findings if one.op == "Loop"] == (["loop"] if named else [])
+    with caplog.at_level("WARNING", "rnn_lower"):
+        rnn_lower.lower(model, target=target, select=lambda node: False)
+    lines = [record.message for record in caplog.records if "does not support" in record.message]
+    assert len(lines) == named
+    assert all("Loop 'loop'" in line and f"target {target}" in line for line in lines)
+
+
+def test_nothing_is_said_without_a_target(caplog):
+    with caplog.at_level("WARNING", "rnn_lower"):
+        rnn_lower.lower(counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4])))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("target", ["rknn", "portable", "openvino", "opencv"])
+def test_what_lower_wrote_for_a_target_passes(target, tmp_path, capsys):
+    """A dynamic model is refused by both alike; with its sizes both serve, computed sizes of Reshapes included."""
+    source, out = tmp_path / "m.onnx", tmp_path / "out.onnx"
+    onnx.save(two_layers(), source)
+    sizes = ["--dim", "time=3", "--dim", "batch=1"]
+    dynamic = ["rknn", "portable", "opencv"]
+    assert cli.main(["lint", str(source), "--target", target]) == (1 if target in dynamic else 0)
+    assert cli.main(["lower", str(source), "-o", str(out), "--target", target]) == (2 if target in dynamic else 0)
+    assert cli.main(["lower", str(source), "-o", str(out), "--target", target, *sizes]) == 0
+    assert cli.main(["lint", str(out), "--target", target]) == 0
+    capsys.readouterr()
+    assert cli.main(["lint", str(source), "--target", target, *sizes, "--json"]) in (0, 1)
+    told = json.loads(capsys.readouterr().out)
+    assert all(one["lowering_mends"] for one in told["findings"])

@@ -83,6 +83,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     lint = add("lint", "list the nodes that a runtime does not take, with the rule")
     lint.add_argument("model", metavar="IN.onnx")
     lint.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
+    _fixed_sizes(lint)
     lint.add_argument("--json", action="store_true", help="print JSON")
 
     targets = add("targets", "list the runtimes that --target knows, or explain one")
@@ -150,12 +151,16 @@ def _form(parser: argparse.ArgumentParser, list_targets: Command) -> None:
     _option(parser, "--target", "target", metavar="RUNTIME", action=_Target, const=list_targets)
 
 
-def _sizes_and_limits(parser: argparse.ArgumentParser) -> None:
-    _option(parser, "--opset", "opset", metavar="N", type=int)
+def _fixed_sizes(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--dim", "dims", metavar="NAME=SIZE", action="append")
     parser.add_argument(
         "--input-shape", dest="shapes", action="append", metavar="INPUT:SIZE,SIZE...", help="the same for all axes"
     )
+
+
+def _sizes_and_limits(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "--opset", "opset", metavar="N", type=int)
+    _fixed_sizes(parser)
     _option(parser, "--fold", "fold", action="store_true")
     _option(parser, "--max-nodes", "max_nodes", metavar="N", type=int)
 

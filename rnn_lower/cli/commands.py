@@ -218,7 +218,8 @@ def _report(arguments: argparse.Namespace) -> int:
 def _lint(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    report = api.lint(arguments.model, arguments.target)
+    dims = sizes(arguments.dims or [], arguments.shapes or []) or None
+    report = api.lint(arguments.model, arguments.target, dims=dims)
     tables.print_linted(arguments.json, arguments.model, report)
     return DONE if report.ok else DIFFERENT
 

@@ -9,14 +9,14 @@ import onnx_ir as ir
 from onnx_ir import convenience
 
 from rnn_lower.builder.constants import ConstantPool
-from rnn_lower.builder.graph_builder import GraphBuilder, detach
+from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, nodes, taken_names
 from rnn_lower.legalize.conformance import ConstraintChecker
-from rnn_lower.legalize.legalizer import legalize
+from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.targets.profile import Target
@@ -42,18 +42,6 @@ def legalize_rest(model: ir.Model, target: Target, facts: Facts) -> int:
     if count:
         logger.info("%d other node(s) were replaced by ones that target %s supports", count, target.name)
     return count
-
-
-def can_mend(node: ir.Node, scope: Scope, target: Target, facts: Facts) -> bool:
-    """Whether the patterns make supported nodes of one that the target does not support; the model is not touched."""
-    names = Names(())
-    b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, ConstantPool(names, False), "draft")
-    try:
-        emitted, _ = _legalized(node, target, declared_by(facts), b)
-    except UnsupportedError:
-        return False
-    detach(emitted)
-    return True
 
 
 def declared_by(facts: Facts) -> Callable[[ir.Value], TensorInfo | None]:
@@ -85,22 +73,8 @@ def _replace(
     node: ir.Node, scope: Scope, target: Target, declared: Callable[[ir.Value], TensorInfo | None], b: GraphBuilder
 ) -> bool:
     try:
-        emitted, results = _legalized(node, target, declared, b)
+        emitted, results = legalize_copy(node, b, target.constraints, declared)
     except UnsupportedError:
         return False
     convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, node.outputs, results)
     return True
-
-
-def _legalized(
-    node: ir.Node, target: Target, declared: Callable[[ir.Value], TensorInfo | None], b: GraphBuilder
-) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Supported nodes that compute what a node does, and their results; the node itself stays."""
-    outputs = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
-    twin = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs, name=node.name)
-    infos = {new: declared(old) for new, old in zip(outputs, node.outputs, strict=True)}
-    try:
-        return legalize([twin], b, target.constraints, outputs, lambda value: infos.get(value) or declared(value))
-    except UnsupportedError:
-        detach([twin])
-        raise

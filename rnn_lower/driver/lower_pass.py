@@ -31,7 +31,7 @@ from rnn_lower.sandbox.limited import one_child
 from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
-from rnn_lower.targets import find_target
+from rnn_lower.targets import find_target, lint
 from rnn_lower.transforms.fold import fold
 
 logger = logging.getLogger("rnn_lower")
@@ -199,7 +199,8 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace the chosen nodes, all or none of them."""
-    plan = Plan(model, options, Facts(model, outline))
+    facts = Facts(model, outline)
+    plan = Plan(model, options, facts)
     read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]
     for new in plan.replacements:
         convenience.replace_nodes_and_values(
@@ -209,12 +210,23 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     if options.legalize_all:
         legalize_rest(model, find_target(options.target), Facts(model))
     _warn_of_others(model)
+    _warn_of_unsupported(model, options, facts)
     return [
         Record(
             new.site.node, new.form, new.count, new.why, plan.warnings.get(new.site.node.node, ""), tuple(new.emitted)
         )
         for new in plan.replacements
     ]
+
+
+def _warn_of_unsupported(model: ir.Model, options: Options, facts: Facts) -> None:
+    """Say in one line which nodes stay that the target does not support, loops of the model's own above all."""
+    if options.target is None:
+        return
+    target = find_target(options.target)
+    findings = list(lint.unsupported(model, target, facts))
+    if findings:
+        logger.warning("%s", lint.summary(findings, target))
 
 
 def _warn_of_others(model: ir.Model) -> None:

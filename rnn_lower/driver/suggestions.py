@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import itertools
 import logging
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -45,6 +47,21 @@ Change = tuple[dict[str, Any], str]
 """Other options, and how they are written on the command line."""
 
 T = TypeVar("T")
+
+_TRIAL = contextvars.ContextVar("rnn_lower.trial", default=False)
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Log nothing here, in a trial whose result nobody gets; other threads log as before."""
+    token = _TRIAL.set(True)
+    try:
+        yield
+    finally:
+        _TRIAL.reset(token)
+
+
+logging.getLogger("rnn_lower").addFilter(lambda record: not _TRIAL.get())
 
 
 def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Model], attempt: Attempt) -> T:
@@ -126,14 +143,11 @@ def _kinds(lacks: Sequence[Requirement]) -> set[str]:
 
 
 def _error(attempt: Attempt, options: Options, change: dict[str, Any]) -> Exception | None:
-    logger = logging.getLogger("rnn_lower")
-    silent, logger.disabled = logger.disabled, True  # what a trial has to say is nobody's business
     try:
-        attempt(dataclasses.replace(options, **change))
+        with unlogged():
+            attempt(dataclasses.replace(options, **change))
     except RnnLowerError as error:
         return error
-    finally:
-        logger.disabled = silent
     return None
 
 

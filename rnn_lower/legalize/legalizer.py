@@ -17,7 +17,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, detach, node_key
+from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError, UnsupportedOpError
 from rnn_lower.ir.walk import with_bodies
@@ -47,6 +49,37 @@ def legalize(
     kept = drop_unread([*legalizer.constants, *legal], values)
     legalizer.check_pending(kept)
     return kept, values
+
+
+def legalize_copy(
+    node: ir.Node, b: GraphBuilder, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """Supported nodes that compute what a node of a model does, and their results; the node itself stays.
+
+    Raises UnsupportedOpError as `legalize`.
+    """
+    outputs = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
+    twin = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs, name=node.name)
+    infos = {new: declared(old) for new, old in zip(outputs, node.outputs, strict=True)}
+    try:
+        return legalize([twin], b, constraints, outputs, lambda value: infos.get(value) or declared(value))
+    except UnsupportedError:
+        detach([twin])
+        raise
+
+
+def can_legalize(
+    node: ir.Node, opset: int, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
+) -> bool:
+    """Whether patterns make supported nodes of a node of a model that the target does not support."""
+    names = Names(())
+    b = GraphBuilder(opset, ir.DataType.FLOAT, names, ConstantPool(names, False), "draft")
+    try:
+        emitted, _ = legalize_copy(node, b, constraints, declared)
+    except UnsupportedError:
+        return False
+    detach(emitted)
+    return True
 
 
 def _constants_first(nodes: Sequence[ir.Node]) -> list[ir.Node]:

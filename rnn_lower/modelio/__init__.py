@@ -1,1 +1,4 @@
-"""Load, validate and save models: external data, atomic writes, stale files, and the protobuf view."""
+"""Models in files: load, validate, external data, atomic save, stale files, and the protobuf view.
+
+Nothing here decides what is lowered; `document` brings the changes of a lowered view into the protobuf.
+"""

@@ -1,1 +1,4 @@
-"""Bring a model to another opset: conversion, and the semantic changes that converters miss."""
+"""Converting a model to another opset, node by node.
+
+`semantic_changes` says what converters miss, `step_down` what onnx has no converter for. Lowering is not done here.
+"""

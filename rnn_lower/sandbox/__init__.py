@@ -1,1 +1,4 @@
-"""Run work in a child process with limits, since it may end the process, use up memory or never finish."""
+"""Work in child processes: `limited` for hostile input within limits, `isolated` for runtimes that may end a process.
+
+What is run there is defined elsewhere. Signals are in `stopping`.
+"""

@@ -50,7 +50,7 @@ def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) ->
 
     What it changes stays in the child, where one may be forked. Raises Ended when the child does not live to tell.
     """
-    if not _may_fork():
+    if not may_fork():
         return function(*arguments, **keywords)
     alive = os.pipe()
 
@@ -71,7 +71,7 @@ def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) ->
     return result  # type: ignore[no-any-return]
 
 
-def _may_fork() -> bool:
+def may_fork() -> bool:
     """Whether no lock can be held that nobody would release in a child: none of the threads works (those that draw
     progress, which are daemons, do not), and the system's own libraries bear a fork, as those of macOS do not."""
     others = set(threading.enumerate()) - {threading.current_thread()}

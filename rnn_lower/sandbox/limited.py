@@ -10,10 +10,13 @@ import contextlib
 import ctypes
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,11 @@ except ImportError:  # Windows, which has no fork either
     fcntl = resource = None  # type: ignore[assignment]
 
 SECONDS, BYTES = 60, 4 << 30
-"""What a piece of work may compute, and take: some hostile input is never done, and ever larger."""
+"""Limits of processor time and memory for a piece of work: some hostile input is never done, and ever larger."""
+
+PATIENCE = 10
+"""How many times its seconds of processor time a child may take by the clock: it may stand still, or be forked while
+another thread held a lock. So this child is forked beside threads, too, which `isolated.apart` avoids."""
 
 LARGE = 1 << 16
 """Bytes of work after which a child is not kept: a fork is little beside that, and what it holds of its parent much."""
@@ -49,7 +56,8 @@ def limited(function: Callable[..., Any], *arguments: Any, seconds: int = SECOND
     function: one of a module, which the child finds by its name.  seconds: of processor time.  size: bytes of memory.
     Raises RnnLowerError when the function raises, with what that says, or the child dies or comes to one of its limits.
     """
-    answer = _asked(function, arguments, seconds, size) if hasattr(os, "fork") else _answer_of(function, arguments)
+    forks = hasattr(os, "fork") and sys.platform != "darwin"  # whose own libraries bear no fork
+    answer = _asked(function, arguments, seconds, size) if forks else _answer_of(function, arguments)
     if answer.startswith(_ERROR):
         raise RnnLowerError(answer.removeprefix(_ERROR).decode(errors="replace"))
     return answer.removeprefix(_DONE)
@@ -59,7 +67,7 @@ def _asked(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: in
     with one_child():
         try:
             work = pickle.dumps((function, arguments, seconds, size))
-            answer = _child().answer(work)
+            answer = _child().answer(work, time.monotonic() + PATIENCE * seconds)
         except BaseException as error:
             close()  # what is asked next shall not get this answer
             if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):  # which is the caller's
@@ -115,11 +123,11 @@ class _Child:
             self.line.close()
             raise
 
-    def answer(self, work: bytes) -> bytes:
-        """Raises EOFError where it dies of the work."""
+    def answer(self, work: bytes, deadline: float) -> bytes:
+        """What the child answers. Raises EOFError where it dies of the work, or is not done by the deadline."""
         try:
             _send(self.line, work)
-            return _received(self.line)
+            return _received(self.line, deadline)
         except ConnectionError:
             raise EOFError from None
 
@@ -209,16 +217,25 @@ def _send(line: socket.socket, content: bytes) -> None:
         waiting = waiting[line.send(waiting, getattr(socket, "MSG_NOSIGNAL", 0)) :]
 
 
-def _received(line: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
-    return _exactly(line, length)
+def _received(line: socket.socket, deadline: float | None = None) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size, deadline))
+    return _exactly(line, length, deadline)
 
 
-def _exactly(line: socket.socket, count: int) -> bytes:
+def _exactly(line: socket.socket, count: int, deadline: float | None) -> bytes:
     found = bytearray()
     while len(found) < count:
+        if deadline is not None and not _is_ready(line, deadline):
+            raise EOFError
         part = line.recv(min(count - len(found), 1 << 20))
         if not part:
             raise EOFError
         found += part
     return bytes(found)
+
+
+def _is_ready(line: socket.socket, deadline: float) -> bool:
+    """Whether there is something to read before the deadline."""
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(max(0, 1000 * (deadline - time.monotonic()))))

@@ -1,1 +1,4 @@
-"""What is known of the shapes of a model's values, and of the values that compute shapes."""
+"""Shapes of values, and of the values that compute shapes: inference, sizes computed here, fixed sizes, stale shapes.
+
+`shape_info` answers what is known of a value; it changes no model. Constant folding lives in `transforms/`.
+"""

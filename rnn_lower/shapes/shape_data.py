@@ -9,6 +9,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -17,7 +18,9 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import said
 from rnn_lower.lowering.node import Dim, RecurrentNode
 from rnn_lower.options import OP_TYPES
-from rnn_lower.shapes.shape_info import Facts
+
+if TYPE_CHECKING:
+    from rnn_lower.shapes.shape_info import Facts
 
 DEEPEST = 100
 """How many nodes in a row are followed; each layer of a model takes about ten."""

@@ -20,6 +20,7 @@ from rnn_lower.ir.walk import nodes, owner_of, recurrent_nodes, subgraphs, value
 from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.external_data import graphs_of
 from rnn_lower.modelio.strip_weights import Shapes, inferred, outline_of, sizes_of
+from rnn_lower.shapes.shape_data import SHAPES, counted_shape
 
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 
@@ -226,8 +227,6 @@ class Facts:
 
     def _hints(self) -> dict[str, tuple[int, Sequence[Dim]]]:
         """Shapes of the main graph's values that inference lacks, though the numbers that make them are known."""
-        from rnn_lower.shapes.shape_data import SHAPES, counted_shape
-
         found: dict[str, tuple[int, Sequence[Dim]]] = {}
         for node in self._model.graph:
             if node.op_type not in SHAPES or node.domain not in DEFAULT_DOMAINS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -13,10 +14,13 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
+from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, read_node
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.targets import Target
 from rnn_lower.targets.native_support import RIGHT, UNKNOWN
+
+LOOPS = ("Loop", "Scan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,50 +66,82 @@ Try = Callable[[RecurrentNode], str | None]
 
 
 def lint(model: ir.Model, target: Target, facts: Facts, attempt: Try) -> LintReport:
-    """Hold every node of a model against a target's rules, and its recurrent nodes against what was measured."""
+    """A report of every node of a model that a target does not support, recurrent ones by what was measured."""
+    count = sum(len(list(scope.graph)) for scope in scopes(model))
+    return LintReport(target.name, target.status, tuple(unsupported(model, target, facts, attempt)), count)
+
+
+def unsupported(model: ir.Model, target: Target, facts: Facts, attempt: Try | None = None) -> Iterator[Finding]:
+    """The nodes of a model that a target does not support; attempt: says of recurrent nodes what lowering does."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
-    found: list[Finding] = []
-    count = 0
     for scope in scopes(model):
-        count += len(list(scope.graph))
-        found += _plain(scope, target, facts, recurrent, model)
+        yield from _plain(scope, target, facts, recurrent, model, attempt)
         for node in scope.graph:
             if node in recurrent:
-                found += _recurrent(node, scope, target, facts, attempt)
-    return LintReport(target.name, target.status, tuple(found), count)
+                yield from _recurrent(node, scope, target, facts, attempt)
 
 
-def _plain(scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], model: ir.Model) -> list[Finding]:
-    def told(value: ir.Value) -> TensorInfo | None:
+def summary(findings: Sequence[Finding], target: Target) -> str:
+    """One line for the nodes of a lowered model that its target does not support, loops by name."""
+    names = [f"{one.op} '{one.node}'" for one in findings if one.op in LOOPS]
+    counts = collections.Counter(one.op for one in findings if one.op not in LOOPS)
+    told = [*names[:3], *([f"{len(names) - 3} more loops"] if len(names) > 3 else [])]
+    told += [f"{count} {op}" for op, count in counts.most_common(6)]
+    more = f" and {len(counts) - 6} more operators" if len(counts) > 6 else ""
+    one = len(findings) == 1
+    return (
+        f"target {target.name} does not support {len(findings)} node{'' if one else 's'} that"
+        f" remain{'s' if one else ''}: {', '.join(told)}{more}; rnn-lower lint lists the rules"
+    )
+
+
+def _plain(
+    scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], model: ir.Model, attempt: Try | None
+) -> Iterator[Finding]:
+    def declared(value: ir.Value) -> TensorInfo | None:
         shape = facts.shape(value)
         if shape is None:
             return None
         return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
 
-    holder = ConstraintChecker(target.constraints, scope.opset, told)
-    found = []
+    checker = ConstraintChecker(target.constraints, scope.opset, declared)
     for node in scope.graph:
         if node in recurrent or node.op_identifier() in model.functions:  # the nodes of a function are looked at
             continue
+        rule: str | None
         if node.domain not in DEFAULT_DOMAINS:
-            if target.constraints.takes is not None:
-                rule = f"it takes operators of ONNX only, here one of {node.domain}"
-                found.append(Finding(_name(node), node.op_type, scope.path, rule))
-            continue
-        rule_broken = holder.violation(node)
-        if rule_broken is not None:
-            found.append(Finding(_name(node), node.op_type, scope.path, rule_broken))
-    return found
+            rule = (
+                None
+                if target.constraints.takes is None
+                else f"it supports operators of ONNX only, not of {node.domain}"
+            )
+        else:
+            rule = checker.violation(node)  # of loops, too, whose results later nodes read
+            if node.op_type in LOOPS and node.op_type.lower() not in target.forms:
+                rule = f"it does not run {node.op_type}"
+        if rule is not None:
+            own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
+            mends = own and attempt is not None and can_legalize(node, scope.opset, target.constraints, declared)
+            mend = "--legalize-all mends it" if mends else ""
+            yield Finding(_name(node), node.op_type, scope.path, rule, mend, mends)
 
 
-def _recurrent(node: ir.Node, scope: Scope, target: Target, facts: Facts, attempt: Try) -> list[Finding]:
+def _recurrent(node: ir.Node, scope: Scope, target: Target, facts: Facts, attempt: Try | None) -> Iterator[Finding]:
     read = read_node(node, scope.opset, scope.path, facts)
     verdict = target.verdict(read)
-    if verdict.kind in (RIGHT, UNKNOWN):  # what nobody has measured nobody knows to be refused
-        return []
+    if verdict.kind == RIGHT:
+        return
+    if verdict.kind == UNKNOWN:  # nobody has measured it, so that it is only reported where lowering does not serve
+        error = None if attempt is None else attempt(read)
+        if error is not None:
+            yield Finding(read.name, node.op_type, scope.path, verdict.why, error)
+        return
+    if attempt is None:
+        yield Finding(read.name, node.op_type, scope.path, verdict.why)
+        return
     error = attempt(read)
     mend = "lowering mends it" if error is None else error
-    return [Finding(read.name, node.op_type, scope.path, verdict.why, mend, error is None)]
+    yield Finding(read.name, node.op_type, scope.path, verdict.why, mend, error is None)
 
 
 def _name(node: ir.Node) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,12 +12,13 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.walk import nodes, recurrent_nodes, taken_names, values
 from rnn_lower.modelio.strip_weights import without_annotations
-from rnn_lower.sandbox.isolated import Ended, apart
+from rnn_lower.sandbox.isolated import Ended, apart, may_fork
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.transforms.inline import inlined
 
@@ -26,6 +28,9 @@ MARK = "rnn_lower.index"
 SMALL = ("ConstantOfShape", "Transpose", "Expand", "Tile")
 """Operators that onnxscript leaves alone lest constants grow; those of shapes are small."""
 
+
+FEW = 1 << 20
+"""Elements of a constant up to which operators are folded that make many of a few."""
 
 LIMIT = 1 << 28
 """Elements of a constant up to which weights are folded when that is asked for."""
@@ -41,7 +46,8 @@ def fold(model: ir.Model) -> None:
     """
     _optimizer()  # imported once, before the child is forked
     try:
-        apart(_fold_here, model)
+        if may_fork():
+            apart(_fold_here, model)
         _fold_here(model)
     except Ended as end:
         raise RnnLowerError(f"folding constants ended the process that did it ({end}); leave --fold out") from None
@@ -54,7 +60,8 @@ def fold(model: ir.Model) -> None:
 
 def _fold_here(model: ir.Model) -> None:
     with _without_claims(model):
-        _optimizer().fold_constants(model, onnx_shape_inference=True, input_size_limit=LIMIT, output_size_limit=LIMIT)
+        limits = {"input_size_limit": LIMIT, "output_size_limit": LIMIT}
+        _optimizer().fold_constants(model, onnx_shape_inference=True, should_fold=_is_small, **limits)
         ir.passes.common.RemoveUnusedNodesPass()(model)
     _complete(model)
 
@@ -90,6 +97,20 @@ def _without_claims(model: ir.Model) -> Iterator[None]:
         order = [value for value in dict.fromkeys((*weights, *graph.initializers.values())) if value in left]
         graph.initializers.clear()
         graph.initializers.update({str(value.name): value for value in order})
+
+
+def _is_small(node: ir.Node) -> bool | None:
+    """Whether to fold a node that onnxscript leaves alone: one that makes few elements of constants."""
+    if node.op_type not in SMALL or node.domain not in DEFAULT_DOMAINS:
+        return None
+    constants = [known_tensor(value) for value in node.inputs if value is not None]
+    if not constants or any(tensor is None for tensor in constants):
+        return None
+    sizes = constants[-1]
+    if node.op_type == "Transpose" or sizes is None or not sizes.dtype.is_integer():
+        return None
+    repeated = constants[0].size if node.op_type == "Tile" and constants[0] is not None else 1
+    return repeated * math.prod(abs(int(size)) for size in sizes.numpy().ravel()) <= FEW or None
 
 
 def _complete(model: ir.Model) -> None:
@@ -135,6 +156,11 @@ def _fold(content: bytes) -> bytes:
         count += 1
     if model.functions:
         model = ir.serde.deserialize_model(inlined(ir.serde.serialize_model(model)))
+    for name, value in list(model.graph.initializers.items()):
+        if isinstance(value.const_value, ir.ExternalTensor):  # stripped, so that the optimizer must not read it
+            value.const_value = None
+            del model.graph.initializers[name]
+            model.graph.inputs.append(value)
     _optimizer().fold_constants(
         model, onnx_shape_inference=True, should_fold=lambda node: True if node.op_type in SMALL else None
     )

@@ -1283,7 +1283,7 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output in a missing folder", writing("no/such/out.onnx"), f"{cannot}No such file or directory", "no/such/out.onnx")
     yield Bad("output below a file", writing("bad.onnx/out.onnx"), f"{cannot}Not a directory", "bad.onnx/out.onnx")
     yield Bad("output a link into a missing folder", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("no/such")), f"{cannot}No such file or directory", "out.onnx")
-    yield Bad("output of too long a name", writing("x" * 250 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
+    yield Bad("output of too long a name", writing("x" * 251 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
     yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; --force replaces it all the same", "out.onnx")
     yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}the model that is read has its weights there; name another file", "bad.weights")
     yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}… has its weights there; name another file", "other.weights")
@@ -1750,7 +1750,7 @@ def _deadly(model: Model) -> None:
     from rnn_lower.sandbox import isolated
 
     with (
-        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process would end
+        mock.patch.object(isolated, "may_fork", return_value=True),  # or this process would end
         mock.patch.object(checker, "Pair", side_effect=lambda *_: os._exit(7)),
     ):
         rnn_lower.check(model, model)
@@ -1762,7 +1762,7 @@ def _hard_to_fold(model: Model, work: Callable[..., object]) -> None:
     from rnn_lower.transforms import fold
 
     with (
-        mock.patch.object(isolated, "_may_fork", return_value=True),  # or this process might end
+        mock.patch.object(isolated, "may_fork", return_value=True),  # or this process might end
         mock.patch.object(fold._optimizer(), "fold_constants", side_effect=work),
     ):
         rnn_lower.lower(model, fold=True)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from judge import close, run_onnxruntime
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.modelio.document import Document
 from rnn_lower.sandbox import isolated
 from rnn_lower.transforms import fold
 
@@ -150,8 +152,61 @@ def test_folding_that_ends_the_process(monkeypatch):
         faulthandler.disable()
         os.abort()
 
-    monkeypatch.setattr(isolated, "_may_fork", lambda: True)
+    monkeypatch.setattr(isolated, "may_fork", lambda: True)
     monkeypatch.setattr(fold._optimizer(), "fold_constants", fold_constants)
     model, _ = build(Case("LSTM", 14, T=5))
     with pytest.raises(rnn_lower.RnnLowerError, match=r"folding constants ended .* \(SIGABRT\); leave --fold out"):
         rnn_lower.lower(model, fold=True)
+
+
+def test_where_it_cannot_fork_folding_is_done_once(monkeypatch):
+    done: list[object] = []
+    monkeypatch.setattr(isolated, "may_fork", lambda: False)
+    monkeypatch.setattr(fold, "may_fork", lambda: False)
+    monkeypatch.setattr(fold, "_fold_here", done.append)
+    fold.fold(ir.from_proto(build(Case("GRU"))[0]))
+    assert len(done) == 1
+
+
+def test_sizes_that_are_filled_cut_and_joined_are_folded():
+    """As exporters make first states: zeros of a constant shape, a slice of them, and joined."""
+    model, feeds = build(Case("GRU", 17, H=4, N=1, optional=("initial_h",), outputs=("Y_h",)))
+    (node,) = model.graph.node
+    numbers = {"shape": [2, 1, 4], "b": [0], "e": [1], "axis": [0]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v, np.int64), name) for name, v in numbers.items())
+    before = [
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        helper.make_node("Slice", ["zeros", "b", "e", "axis"], ["first"]),
+        helper.make_node("Concat", ["first"], ["joined"], axis=0),
+    ]
+    node.input[5] = "joined"
+    for one in reversed(before):
+        model.graph.node.insert(0, one)
+    lowered = rnn_lower.lower(model, fold=True)
+    assert not {one.op_type for one in lowered.graph.node} & {"ConstantOfShape"}
+    assert not {"zeros", "first", "joined"} & {name for one in lowered.graph.node for name in one.output}
+    feeds = {name: value for name, value in feeds.items() if name in {one.name for one in model.graph.input}}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def test_large_weights_that_are_moved_lose_no_sizes():
+    """Folding finds sizes of a model without its weights, of which the optimizer must not read any."""
+    model, _ = build(Case("GRU", 17, H=32, I=32, T=5, N=1, outputs=("Y_h",)))
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    flat = numpy_helper.to_array(weights["W"])[0]
+    weights["W"].CopyFrom(numpy_helper.from_array(flat[0:96].reshape(-1), "flat"))
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.array([0], np.int64), "zero"),
+            numpy_helper.from_array(np.array([96, 32], np.int64), "two"),
+        ]
+    )
+    for one in (
+        helper.make_node("Unsqueeze", ["matrix", "zero"], ["W"]),
+        helper.make_node("Reshape", ["flat2", "two"], ["matrix"]),
+        helper.make_node("Squeeze", ["flat1", "zero"], ["flat2"]),
+        helper.make_node("Unsqueeze", ["flat", "zero"], ["flat1"]),
+    ):
+        model.graph.node.insert(0, one)
+    found = fold.folded_shapes(Document(model).outline)
+    assert found == [(5, 1, 32)]

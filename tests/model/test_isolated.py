@@ -30,7 +30,7 @@ alone = pytest.mark.usefixtures("whatever_runs")
 @pytest.fixture
 def whatever_runs(monkeypatch):
     """A child even where other tests have left a thread, or what ends it would end the tests."""
-    monkeypatch.setattr(isolated, "_may_fork", lambda: True)
+    monkeypatch.setattr(isolated, "may_fork", lambda: True)
 
 
 class Unwilling(Exception):

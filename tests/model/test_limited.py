@@ -404,3 +404,13 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_the_clock_ends_a_child_that_computes_nothing(kept, monkeypatch):
+    """Processor time does not pass for what sleeps, or waits for a lock that was held when it was forked."""
+    monkeypatch.setattr(limited, "PATIENCE", 1)
+    begin = time.monotonic()
+    with pytest.raises(rnn_lower.RnnLowerError, match="sleep failed"):
+        limited.limited(time.sleep, 60, seconds=1)
+    assert time.monotonic() - begin < 20
+    assert limited.limited(bytes, 3) == bytes(3)

@@ -68,7 +68,7 @@ def test_the_model_that_is_run_is_the_one_that_was_lowered(monkeypatch):
 
     monkeypatch.setitem(runtimes.RUNNERS, "tract", ("onnx", runner))
     monkeypatch.setattr(runtimes, "missing", lambda _: None)
-    monkeypatch.setattr(isolated, "_may_fork", lambda: False)  # or a child would see it
+    monkeypatch.setattr(isolated, "may_fork", lambda: False)  # or a child would see it
     assert not rnn_lower.check(model, lowered, on="tract", runs=1).ok
     given, feeds = seen[0]
     assert [node.op_type for node in given.graph.node] == [node.op_type for node in lowered.graph.node]
