@@ -48,7 +48,7 @@ class Task:
 
     counterparts: the node's inputs by their names in the text, as values of the lowered model, where they are there.
     visible: the names around the emitted nodes.  unread: what emitted nodes compute that nobody reads.
-    deadline: on the monotonic clock; what is not proved by then is out of scope.
+    deadline: of this thread's CPU time; what is not proved by then is out of scope.
     """
 
     node: ir.Node
