@@ -25,6 +25,7 @@ from strategies import ACTIVATIONS, MEASURED
 import rnn_lower
 from rnn_lower.checking import reference, runners
 from rnn_lower.modelio.document import Document
+from rnn_lower.proving import equations
 
 PARAMETERS = {"Affine": (0.75, 0.1), "ScaledTanh": (1.7159, 0.6667), "ThresholdedRelu": (1.0, None)}
 """alpha and beta where the defaults would make the function constant, or hide its threshold."""
@@ -118,9 +119,9 @@ def runner(model: onnx.ModelProto) -> Callable[[np.ndarray], np.ndarray]:
 def exact(name: str) -> Callable[[np.ndarray], np.ndarray]:
     """The function in float64, for float32 values."""
     given = PARAMETERS.get(name, (None, None))
-    *_, alpha, beta, function = reference.ACTIVATIONS[name.lower()]
+    (alpha, beta), function = equations.PARAMETERS[name.lower()], reference.ACTIVATIONS[name.lower()]
     a, b = (
-        float(np.float32(default if number is None else number))
+        float(np.float32((default or 0.0) if number is None else number))
         for number, default in zip(given, (alpha, beta), strict=True)
     )
 
@@ -151,9 +152,9 @@ def values(every: int, seed: int = 0) -> Iterator[np.ndarray]:
 
 def around(name: str) -> Iterator[np.ndarray]:
     """All values near those where an activation has an edge or is 0: there most digits cancel."""
-    *_, alpha, beta, _ = reference.ACTIVATIONS[name.lower()]
+    alpha, beta = equations.PARAMETERS[name.lower()]
     a, b = (
-        default if number is None else number
+        (default or 0.0) if number is None else number
         for number, default in zip(PARAMETERS.get(name, (None, None)), (alpha, beta), strict=True)
     )
     edges = EDGES.get(name.lower(), lambda a, b: ())(a, b)

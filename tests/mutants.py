@@ -143,6 +143,20 @@ def change_constant(rng: np.random.Generator, model: onnx.ModelProto, unit: bool
     return larger
 
 
+def rename(rng: np.random.Generator, model: onnx.ModelProto) -> None:
+    """One value gets the name of another one, in every scope."""
+    graphs = list(graphs_of(model.graph))
+    names = [value.name for graph in graphs for value in (*graph.input, *graph.initializer)]
+    names += [name for graph in graphs for node in graph.node for name in node.output if name]
+    old, new = (str(name) for name in rng.choice(sorted(set(names)), 2, replace=False))
+    for graph in graphs:
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = new if value.name == old else value.name
+        for node in graph.node:
+            for ends in (node.input, node.output):
+                ends[:] = [new if name == old else name for name in ends]
+
+
 @dataclasses.dataclass(frozen=True)
 class Mutant:
     """A changed model; plain: with a change of the same place that shows in floats, if it makes a difference at all."""
@@ -156,6 +170,9 @@ def mutate(rng: np.random.Generator, model: onnx.ModelProto) -> Mutant | None:
     mutant = onnx.ModelProto()
     mutant.CopyFrom(model)
     chance = rng.random()
+    if chance > 0.9:
+        rename(rng, mutant)
+        return Mutant(mutant, "rename", mutant)
     if chance < 0.3:
         unit = chance < 0.05
         plain = change_constant(rng, mutant, unit)

@@ -27,6 +27,7 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import external_data, files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
+from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
 from rnn_lower.proving.report import DIFFERENT, CheckReport, Proof
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.fold import dead_nodes
@@ -35,8 +36,8 @@ from rnn_lower.transforms.inline import inlined
 FURTHER_TRIES = 5
 """How often all kinds of inputs are tried for recurrent nodes that are not proved and have not run."""
 
-PROOF_SECONDS = 5.0
-"""For the proofs that come before the runs."""
+PROOF_SECONDS = 8.0
+"""CPU time for the proofs that come before the runs."""
 
 INSTEAD = "--prove does without"
 """What compares models that onnxruntime cannot run."""
@@ -60,7 +61,7 @@ def compare_models(
     check_texts(on=on)
     models = Pair(original, lowered, on)
     proof = _proof(models) if exact else None
-    fixed = samples.fixed_sizes(models.original.model, models.lowered.proto)
+    fixed = fixed_sizes(models.original.model, models.lowered.proto)
     provided = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     is_same = proof is not None and bool(proof.nodes) and proof.ok
     comparison = Comparison(rtol, atol, discrete=not is_same)
@@ -200,7 +201,7 @@ class Pair:
             )
         if "No corresponding Numpy type" in error:
             return f"{ORT} cannot hand over an input or output of this type to be compared; {INSTEAD}"
-        wanted = "; ".join(map(_declaration, samples.required_inputs(self.original.model)))
+        wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
         return f"the original model does not run with the inputs: {error}; give others (--inputs X.npz with {wanted})"
 
     def unproved(self, proof: Proof | None) -> list[int]:
@@ -227,7 +228,7 @@ class Pair:
 
     def is_constant(self) -> bool:
         """Whether the outputs to compare depend on no input, so that they are the same in all runs."""
-        inputs = set(samples.required_inputs(self.original.model))
+        inputs = set(required_inputs(self.original.model))
         fed = _downstream(self.original.model, inputs, lambda _: False)
         return not (self.touched() or set(self.output_names)) & fed
 

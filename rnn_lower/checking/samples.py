@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from rnn_lower import foreign
@@ -23,12 +22,10 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import nodes as all_nodes
 from rnn_lower.ir.walk import said, values
 from rnn_lower.lowering.node import RecurrentNode, axes_of
-from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
+from rnn_lower.proving.model_inputs import Symbol, required_inputs, symbol
+from rnn_lower.shapes.shape_info import plain_dim
 
 Feeds = dict[str, np.ndarray]
-
-Symbol = int | str
-"""A size, or what stands for it."""
 
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
@@ -95,10 +92,6 @@ def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -
         raise RnnLowerError(f"{os.fspath(path)}: cannot be written: {error.strerror or error}") from None
 
 
-def required_inputs(model: ir.Model) -> list[ir.Value]:
-    return [value for value in model.graph.inputs if not value.is_initializer()]
-
-
 def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
     """Inputs that a caller may leave out -> what they are then. Before IR version 4 nobody could give another."""
     found: dict[str, np.ndarray] = {}
@@ -114,23 +107,6 @@ def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
             found[str(value.name)] = array
             left -= tensor.nbytes
     return found
-
-
-def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
-    """Sizes that are free in the inputs of the original and known in those of the lowered model, by input and axis."""
-    known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
-    return {
-        (str(value.name), axis): given.dim_value
-        for value in required_inputs(original)
-        for axis, given in enumerate(known.get(value.name, ()))
-        if given.HasField("dim_value") and given.dim_value >= 0 and not isinstance(_symbol(value, axis), int)
-    }
-
-
-def _symbol(value: ir.Value, axis: int) -> Symbol:
-    """A size, or what one that is not known goes by: its own name, or the place where it is."""
-    dim = None if value.shape is None else plain_dim(value.shape[axis])
-    return f"{value.name}/{axis}" if dim is None or dim in NO_NAMES else dim
 
 
 class Samples:
@@ -149,7 +125,7 @@ class Samples:
         self._ranks = {str(v.name): rank for v in self._inputs if (rank := _rank(v, nodes, fixed)) is not None}
         self._fixed, self._defaults = fixed, _defaults(model)
         values_by_name = {str(value.name): value for value in self._inputs}
-        named = ((_symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
+        named = ((symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
         self._known = {self._ties.find(symbol): size for symbol, size in named}
         self._kept: dict[Symbol, int] = {}
         self._limits = _length_limits(nodes)
@@ -220,9 +196,9 @@ class Samples:
         """Remember the sizes of inputs that the model took."""
         for value in self._inputs:
             for axis, size in enumerate(feeds[str(value.name)].shape):
-                symbol = self._ties.find(_symbol(value, axis))
-                if not isinstance(symbol, int):
-                    self._kept[symbol] = size
+                name = self._ties.find(symbol(value, axis))
+                if not isinstance(name, int):
+                    self._kept[name] = size
 
     def _sample(
         self, value: ir.Value, rng: np.random.Generator, sizes: _Sizes, scales: list[float], limit: int, turn: int,
@@ -268,7 +244,7 @@ class _Sizes:
     def of(self, value: ir.Value, axis: int, rank: int, fixed: int | None) -> int:
         if fixed is not None:
             return fixed
-        return self.named(_symbol(value, axis), axis == rank - 1)
+        return self.named(symbol(value, axis), axis == rank - 1)
 
     def named(self, name: Symbol, is_last: bool = False) -> int:
         symbol = self._ties.find(name)
@@ -314,7 +290,7 @@ def _ties(nodes: Sequence[RecurrentNode]) -> _Ties:
             for axis, (factor, size) in enumerate(axes if value.is_graph_input() else []):
                 known = ties.find(f"{number}/{size}")
                 if isinstance(known, int) or factor == 1:
-                    ties.tie(_symbol(value, axis), factor * known if isinstance(known, int) else known)
+                    ties.tie(symbol(value, axis), factor * known if isinstance(known, int) else known)
     return ties
 
 
@@ -356,7 +332,7 @@ def _time(node: RecurrentNode) -> Symbol:
     if node.seq_length is not None:
         return node.seq_length
     x = node.inputs["X"]
-    return _symbol(x, node.layout) if x.is_graph_input() else f"{x.name}/{node.layout}"
+    return symbol(x, node.layout) if x.is_graph_input() else f"{x.name}/{node.layout}"
 
 
 def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:

@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterable
 
 import onnx
 
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.modelio import external_data
-from rnn_lower.options import OP_TYPES
-
-
-def is_recurrent(node: onnx.NodeProto) -> bool:
-    """Whether it is an RNN, GRU or LSTM of ONNX."""
-    return node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS
+from rnn_lower.proving.model_diff import is_recurrent
 
 
 def put_around(model: onnx.ModelProto, change: Callable[[onnx.NodeProto, int], Iterable[onnx.NodeProto]]) -> None:

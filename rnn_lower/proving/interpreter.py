@@ -42,7 +42,7 @@ class _Group:
 class Interpreter:
     """Runs programs over a field. Constants are turned into field elements once.
 
-    limit: of the node's clip.  deadline: on the monotonic clock, after which OutOfScopeError is raised.
+    limit: of the node's clip.  deadline: of this thread's CPU time, after which OutOfScopeError is raised.
     recorded: when it is a list, every array of field elements that is computed is added to it.
     """
 
@@ -273,7 +273,7 @@ def size_of_result(call: Call) -> int:
 
 def check_time(deadline: float) -> None:
     """Raise OutOfScopeError after the deadline."""
-    if time.monotonic() > deadline:
+    if time.thread_time() > deadline:
         raise OutOfScopeError("the time for proofs is over")
 
 

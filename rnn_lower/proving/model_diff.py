@@ -10,7 +10,6 @@ from typing import Any
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from rnn_lower.checking.wrap_node import is_recurrent
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, version_of
 from rnn_lower.modelio import external_data
@@ -384,6 +383,11 @@ def _read_by_recurrent(graph: external_data.Holder) -> set[str]:
         if _moves(node) and names & set(node.output):
             names.update(node.input)
     return names
+
+
+def is_recurrent(node: onnx.NodeProto) -> bool:
+    """Whether it is an RNN, GRU or LSTM of ONNX."""
+    return node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS
 
 
 def _moves(node: onnx.NodeProto) -> bool:

@@ -19,6 +19,7 @@ from rnn_lower.proving.interpreter import Interpreter, NoStepsError, check_time
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
+from rnn_lower.proving.scalar_functions import FieldArithmetic
 from rnn_lower.shapes.shape_info import Facts
 
 FAILURE = (32 * 33 / 2 * 64) / 2**30 + (4500 / 30) / 4.8e7
@@ -47,7 +48,7 @@ class Task:
 
     counterparts: the node's inputs by their names in the text, as values of the lowered model, where they are there.
     visible: the names around the emitted nodes.  unread: what emitted nodes compute that nobody reads.
-    deadline: on the monotonic clock; what is not proved by then is out of scope.
+    deadline: of this thread's CPU time; what is not proved by then is out of scope.
     """
 
     node: ir.Node
@@ -139,7 +140,7 @@ class _Comparison:
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
         types = {value: dtypes[name] for name, value in self._counterparts.items()}
         self._program = Program(task.replaced, types, task.opset, dtype, task.visible, task.unread)
-        names = {value.name: name for name, value in self._node.outputs.items()}
+        names = {value.name: name for name, value in zip(equations.OUTPUTS, node.outputs, strict=False)}
         self._wanted = [(str(value.name), names[value.name]) for value in task.replaced]
         self.folds = (True, False) if self._constant("B") is not None else (False,)
         self.evaluations = 0
@@ -221,10 +222,10 @@ class _Comparison:
             elif known is None:
                 image = drawn[value] if value in drawn else field.random(shapes[name])
                 drawn[value] = image
-                text[name] = equations.halves(field, image) if name == "B" else image
+                text[name] = equations.halves(FieldArithmetic(field), image) if name == "B" else image
             else:
                 image = self._image(field, name, known)
-                text[name] = equations.bias(field, known, self._node.arithmetic, folded) if name == "B" else image
+                text[name] = equations.bias(field, known, self._node.dtype, folded) if name == "B" else image
             if counterpart is not None:
                 values.setdefault(counterpart, image)
         return _Inputs(text, values, lengths)
@@ -265,7 +266,7 @@ class _Comparison:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
             return f"a constant is {min(interpreter.field.symbols - own)}, which no input of the node is"
-        left = equations.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths)
+        left = equations.evaluate(FieldArithmetic(interpreter.field), self._node, inputs.text, inputs.lengths)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = left[output]
@@ -279,16 +280,16 @@ class _Comparison:
 
     def _where(self, interpreter: Interpreter, inputs: _Inputs) -> str:
         """The first thing that the node computes and the graph does not: values are as good as names."""
-        seen: list[equations.Seen] = []
+        trace: list[equations.TraceEntry] = []
         interpreter.recorded = []
         interpreter.run(self._program, inputs.values)
-        equations.evaluate(interpreter.field, self._node, inputs.text, inputs.lengths, seen)
+        equations.evaluate(FieldArithmetic(interpreter.field), self._node, inputs.text, inputs.lengths, trace)
         there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
         interpreter.recorded = None
-        for one in seen:
-            if not _all_in(one.values, there):
-                direction = "backward" if one.reverse else "forward"
-                return f"differs first at step {one.step} of the {direction} direction, {one.what}"
+        for entry in trace:
+            if not _all_in(entry.values, there):
+                direction = "backward" if entry.reverse else "forward"
+                return f"differs first at step {entry.step} of the {direction} direction, {entry.name}"
         return "is put together otherwise, of the right steps"
 
 

@@ -14,7 +14,6 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.asked import check_numbers
-from rnn_lower.checking import samples
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import Scope, default_opset, opset_of, owner_of, recurrent_nodes, subgraphs
@@ -25,6 +24,7 @@ from rnn_lower.proving import model_diff
 from rnn_lower.proving.algebraic_patterns import is_constant
 from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
+from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
@@ -35,7 +35,7 @@ Graph = ir.Graph | ir.Function
 
 def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: float = math.inf) -> Proof:
     """See `rnn_lower.prove`. seconds: after so many what is not proved is out of scope."""
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
     before, path = files.open_model(original)
     after, _ = files.open_model(lowered)
@@ -88,7 +88,7 @@ def without_unread_weights(lowered: Document, original: Document) -> Document:
 
 def _with_sizes_of(lowered: Document, original: Document) -> Document:
     """The original with the sizes of its inputs fixed as they were for the lowered model."""
-    fixed = samples.fixed_sizes(original.model, lowered.proto)
+    fixed = fixed_sizes(original.model, lowered.proto)
     dims = {place(name, axis): size for (name, axis), size in fixed.items()}
     return original.copied().fixed(dims) if dims else original
 

@@ -31,6 +31,7 @@ class CheckReport:
     changed: what else differs between the files; filled where a file was lowered from the other.
     unreached: recurrent nodes that are not proved and did not run three steps with rows of different length.
     located: which nodes are not the same function by a proof, and at which step and gate they part.
+    missed: always empty, since a proof misses no piece of an activation.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced ones ran.
     counterexample: the file that holds inputs with which the outputs differ.
     """
@@ -46,6 +47,7 @@ class CheckReport:
     unreached: tuple[str, ...] = ()
     allow_unreached: bool = False
     located: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
     proved: tuple[str, ...] = ()
     runs_of_unproved: tuple[str, ...] = ()
     counterexample: str = ""
@@ -112,7 +114,7 @@ class CheckReport:
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
-        return f"{'same' if self.ok else failed}: {counts}, rtol {self.rtol:g}, atol {self.atol:g}"
+        return f"{'same' if self.ok else failed}: rtol {self.rtol:g}, atol {self.atol:g}; {counts}"
 
     def __bool__(self) -> bool:
         return self.ok

@@ -17,6 +17,25 @@ from rnn_lower.proving.field import Array, Field
 ONE = np.ones((), np.uint64)
 
 
+class FieldArithmetic:
+    """The arithmetic of the equations over a field."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        self.number, self.add, self.subtract = field.number, field.add, field.subtract
+        self.multiply, self.matmul = field.multiply, field.matmul
+
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        return np.zeros(shape, np.uint64)
+
+    def clip(self, x: Array, limit: float) -> Array:
+        high = self.field.number(limit)
+        return clip(self.field, x, self.field.negative(high), high)
+
+    def activation(self, name: str, x: Array, alpha: Array, beta: Array) -> Array:
+        return SCALARS[name](self.field, x, alpha, beta)
+
+
 def absolute(field: Field, x: Array) -> Array:
     return field.add(field.relu(x), field.relu(field.negative(x)))
 

@@ -177,7 +177,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         _written(ready, lowered, left.dims)
         check = _outlived(
             path, checker.compare_models, original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol,
-            ask.allow_unreached, exact=False,
+            ask.allow_unreached, exact=True,
         )  # fmt: skip
         proof = FOLDED if options.fold else _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         over_time = _outlived(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)

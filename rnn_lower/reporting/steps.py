@@ -17,6 +17,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
+from rnn_lower.proving.model_inputs import fixed_sizes
 
 LONG_RUN = 1
 """The run whose symbolic lengths are long enough to see an error grow (`samples.LENGTHS`)."""
@@ -72,7 +73,7 @@ def _candidates(pair: checker.Pair, lowered: Document, inputs: Any, seed: int) -
     model = pair.original.model
     if inputs is not None:
         return iter([samples.load_inputs(inputs, model)])
-    sampled = samples.Samples(model, seed, samples.fixed_sizes(model, lowered.proto), pair.nodes)
+    sampled = samples.Samples(model, seed, fixed_sizes(model, lowered.proto), pair.nodes)
     return itertools.chain(sampled.candidates(LONG_RUN), sampled.candidates(0))
 
 

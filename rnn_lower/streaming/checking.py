@@ -16,6 +16,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
+from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.report import CheckReport
 from rnn_lower.streaming.plan import LAST, Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -84,7 +85,7 @@ def stream_through(session: StreamingSession, feeds: Feeds, lengths: Sequence[in
 
 def _sampled(judge: Pair, plan: Plan, frames: int, seed: int, index: int, made: Document) -> tuple[Feeds, list[Any]]:
     """Inputs for a whole run that the original takes, and what it makes of them."""
-    fixed = {**samples.fixed_sizes(judge.original.model, made.proto), **dict.fromkeys(plan.inputs.items(), frames)}
+    fixed = {**fixed_sizes(judge.original.model, made.proto), **dict.fromkeys(plan.inputs.items(), frames)}
     why = ""
     for feeds in samples.Samples(judge.original.model, seed, fixed, judge.nodes).candidates(index):
         try:

@@ -101,7 +101,7 @@ def test_identities_of_what_is_made_of_relu(field):
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_the_text_in_integers_is_the_oracle(op, name, direction):
     """With small integers and activations without a curve, the field computes what floats compute exactly."""
-    per = len(reference.DEFAULTS[op]) * (2 if direction == "bidirectional" else 1)
+    per = len(equations.DEFAULTS[op]) * (2 if direction == "bidirectional" else 1)
     case = Case(
         op, T=2, N=3, I=2, H=2, direction=direction, activations=(name,) * per, alpha=(2.0,) * per, beta=(1.0,) * per,
         optional=("B", "sequence_lens", "initial_h", "initial_c", "P"), lengths=(2, 0, 1), clip=6.0,
@@ -118,12 +118,12 @@ def test_the_text_in_integers_is_the_oracle(op, name, direction):
 
     function = (name.lower(), 2.0, 1.0)
     node = equations.Recurrence(
-        op, 2, equations.BACKWARDS.get(direction, (False,)), ((function,) * 3,) * 2, 6.0, op == "GRU", False, 0, {}, {},
+        op, 2, equations.BACKWARDS.get(direction, (False,)), ((function,) * 3,) * 2, 6.0, op == "GRU", False, 0,
         np.dtype(np.float32),
     )  # fmt: skip
     field = Field(1)
     embedded = {k: field.embed(v) for k, v in values.items() if k not in ("B", "sequence_lens")}
-    embedded["B"] = equations.bias(field, values["B"], node.arithmetic, folded=False)
-    found = equations.evaluate(field, node, embedded, values["sequence_lens"])
+    embedded["B"] = equations.bias(field, values["B"], node.dtype, folded=False)
+    found = equations.evaluate(scalar_functions.FieldArithmetic(field), node, embedded, values["sequence_lens"])
     for what, array in zip(("Y", "Y_h", "Y_c"), wanted, strict=False):
         assert np.array_equal(field.small(found[what]), array), what

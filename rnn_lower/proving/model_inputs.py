@@ -1,0 +1,33 @@
+"""The inputs of a model that a caller has to provide, and the sizes that another model fixes of them."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
+
+Symbol = int | str
+"""A size, or what stands for it."""
+
+
+def required_inputs(model: ir.Model) -> list[ir.Value]:
+    """The inputs without a default."""
+    return [value for value in model.graph.inputs if not value.is_initializer()]
+
+
+def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
+    """Sizes that are free in the inputs of the original and known in those of the lowered model, by input and axis."""
+    known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
+    return {
+        (str(value.name), axis): given.dim_value
+        for value in required_inputs(original)
+        for axis, given in enumerate(known.get(value.name, ()))
+        if given.HasField("dim_value") and given.dim_value >= 0 and not isinstance(symbol(value, axis), int)
+    }
+
+
+def symbol(value: ir.Value, axis: int) -> Symbol:
+    """A size, or what one that is not known goes by: its own name, or the place where it is."""
+    dim = None if value.shape is None else plain_dim(value.shape[axis])
+    return f"{value.name}/{axis}" if dim is None or dim in NO_NAMES else dim
