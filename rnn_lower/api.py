@@ -45,9 +45,10 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         torch.onnx.ONNXProgram, which is lowered in place and returned, or the path of a file, answered by an
         onnx.ModelProto. Any opset from 1 on; nodes in
         subgraphs and functions are lowered too.
-    form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" takes a straight line of few
-        steps, as many as are faster on the target, else Scan, or Loop below opset 9.
-    target: name of a runtime (see rnn_lower.targets) whose limits the result keeps to; with "auto" it gives the form.
+    form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" is Scan, or Loop below opset 9,
+        and unrolled for one step, or for as many as are faster on the target.
+    target: name of a runtime whose limits the result keeps to; with "auto" it gives the form. None is the canonical
+        graph, with no regard to any runtime.
     op_types: which of "RNN", "GRU", "LSTM" to lower, one or several.
     select: called with each RecurrentNode, False leaves it.
     opset: convert the whole model to this opset, the recurrent nodes being lowered at it; without, a model is
@@ -59,10 +60,9 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         not slower than lowered.
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
         same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
-    fuse_stacks: let layers that read each other's output in order, forward, share one Scan or Loop of a few more steps,
-        and nodes of one size that need nothing of each other one of as many, where that was measured to be faster.
-        Other nodes may change their order then, and a NaN or an infinite first state in one of those that share a loop
-        reaches the others, of a stack a few steps before its own. `prove` cannot follow that, `check` can.
+    fuse_directions: let both directions of a node (hidden size up to 128, all sequences as long as X) share one loop
+        as a block-diagonal cell; a NaN or infinity of one direction then reaches the other.
+    legalize_all: with a target, replace other nodes too that it does not support, where supported ones serve.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
 
     Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked

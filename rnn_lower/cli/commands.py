@@ -18,8 +18,8 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
 
 if TYPE_CHECKING:
-    from rnn_lower.ir.statistics import Count
     from rnn_lower.lowering.node import RecurrentNode
+    from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.streaming.making import Made
 
@@ -62,7 +62,7 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
-    from rnn_lower.ir.statistics import count_file
+    from rnn_lower.modelio.statistics import count_file
 
     given = _asked(arguments)
     if not arguments.check and (unused := next(of_check_only(arguments), None)):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from rnn_lower.driver.lower_pass import Record
-    from rnn_lower.ir.statistics import Count
     from rnn_lower.lowering.node import RecurrentNode
+    from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from rnn_lower.targets.lint import LintReport
     from rnn_lower.targets.native_support import Verdict
     from rnn_lower.targets.probe.report import KitReport
-
-SLOW = 1.5
-"""How many times as long lowered nodes have to take for it to be told."""
 
 SCHEMA = 1
 """Of what --json prints; a field that is removed, or means something else, makes another number."""

@@ -228,11 +228,6 @@ class OpConstraints:
         """Whether the operator exists at this opset and is taken at all."""
         return exists(op_type, opset) and self.listed(op_type)
 
-    def takes_type(self, op_type: str, dtype: ir.DataType) -> bool:
-        """Whether the operator is taken with operands of this element type, as far as types are limited."""
-        types = self.limits.get(op_type, {}).get("types")
-        return self.listed(op_type) and (types is None or dtype.name in types)
-
     def broken(self, use: NodeView) -> str | None:
         """The rule that a node breaks, in words with its source, or None."""
         op_type = use.op_type

@@ -50,11 +50,6 @@ def holders(model: onnx.ModelProto) -> Iterator[Holder]:
         yield from graphs_in(root)
 
 
-def total_size(model: onnx.ModelProto) -> int:
-    """Bytes of all tensors of a model, as far as they say how many."""
-    return sum(size_of(tensor) or 0 for tensor in tensors(model))
-
-
 def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -> bool:
     """Delete messages from a repeated field without copying the others; whether there were any."""
     places = [place for place, message in enumerate(messages) if unwanted(message)]

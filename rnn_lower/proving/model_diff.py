@@ -19,8 +19,6 @@ from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
 
-COUNTS = ("Shape", "Gather", "Mul", "Add", "Sub")
-MEMBERS = "rnn_lower.together"
 MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
 

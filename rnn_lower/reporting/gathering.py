@@ -17,11 +17,11 @@ from rnn_lower.checking.outliving import outlived
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised, prepared
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.statistics import Count, count
 from rnn_lower.ir.walk import opset_of, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
+from rnn_lower.modelio.statistics import Count, count
 from rnn_lower.options import Dims, Options
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport, NodeProof, Proof

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import said
-from rnn_lower.lowering.node import Dim, RecurrentNode
+from rnn_lower.lowering.node import Dim
 from rnn_lower.options import OP_TYPES
 
 if TYPE_CHECKING:
@@ -31,15 +31,6 @@ NESTED = 8
 Numbers = list[Dim]
 
 _INT, _INTS = ir.AttributeType.INT, ir.AttributeType.INTS
-
-
-def counted_sizes(node: RecurrentNode, facts: Facts) -> dict[str, int]:
-    """seq_length and batch_size of a recurrent node as far as computed sizes tell them."""
-    shape = counted_shape(node.inputs["X"], facts)
-    if shape is None or len(shape) != 3:
-        return {}
-    found = {"seq_length": shape[node.layout], "batch_size": shape[1 - node.layout]}
-    return {name: size for name, size in found.items() if isinstance(size, int)}
 
 
 def counted_shape(value: ir.Value, facts: Facts, inferred_only: bool = False) -> Sequence[Dim] | None:
