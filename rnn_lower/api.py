@@ -15,9 +15,10 @@ from rnn_lower.driver.lower_pass import Record, lower_document, lower_in_place, 
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError, public
+from rnn_lower.ir import protobuf
 from rnn_lower.lowering import function_body as function_bodies
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.modelio import external_data, files, output_path, stale_files
+from rnn_lower.modelio import files, output_path, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Keywords, Options, takes_options
 from rnn_lower.sandbox.limited import one_child
@@ -405,7 +406,7 @@ def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
     """The model as it has become, with the weights in it."""
     proto = document.write_back(dims)
     if document.folder is not None:
-        external_data.embed(proto, document.folder)
+        protobuf.embed(proto, document.folder)
     return proto
 
 

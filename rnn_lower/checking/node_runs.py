@@ -11,9 +11,9 @@ import onnx
 from rnn_lower.checking import reference
 from rnn_lower.checking.runners import Run, open_reference
 from rnn_lower.checking.samples import Feeds
+from rnn_lower.ir.protobuf import graphs_of
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
-from rnn_lower.modelio.external_data import graphs_of
 from rnn_lower.proving.model_diff import is_recurrent
 
 INDEX = "rnn_lower.index"

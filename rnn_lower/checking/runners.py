@@ -17,8 +17,8 @@ from rnn_lower.checking import reference
 from rnn_lower.checking.old_operators import FIRST_TODAY, OLD_OPERATORS
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of
-from rnn_lower.modelio import external_data
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
 from rnn_lower.transforms.evaluate import evaluator
@@ -33,7 +33,7 @@ Change = Callable[[onnx.ModelProto], object]
 
 def open_onnxruntime(document: Document, path: str | None = None, change: Change | None = None) -> Run:
     """A runner on onnxruntime's CPU. change: made to a copy of the model before."""
-    external = any(map(external_data.is_external, external_data.tensors(document.proto)))
+    external = any(map(protobuf.is_external, protobuf.tensors(document.proto)))
     values = (*document.proto.graph.input, *document.proto.graph.output)
     plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
     # onnxruntime takes names that are text, of files that are not.
@@ -66,8 +66,8 @@ def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
     """Name the data files of a copy by where they really are, links followed, since onnxruntime goes by that."""
     assert folder is not None
     found = set()
-    for tensor in filter(external_data.is_external, external_data.tensors(model)):
-        place = external_data.locate(tensor, folder)
+    for tensor in filter(protobuf.is_external, protobuf.tensors(model)):
+        place = protobuf.locate(tensor, folder)
         found.add(place.path.parent)
         for entry in tensor.external_data:
             if entry.key == "location":
@@ -86,7 +86,7 @@ def open_reference(
     if change is not None:
         change(proto)
     if document.folder is not None:
-        external_data.embed(proto, document.folder)
+        protobuf.embed(proto, document.folder)
     if (opset_of(proto) or 0) < FIRST_TODAY:
         operators = (*operators, *OLD_OPERATORS)
     if proto.functions:  # the evaluator does not pass its operators on to functions

@@ -24,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 from rnn_lower.checking import runners
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.modelio import external_data
+from rnn_lower.ir import protobuf
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import fix_proto_dims, place
 from rnn_lower.targets import TARGETS
@@ -203,9 +203,9 @@ def open_runtime(name: str, document: Document) -> runners.Run:
         model = onnx.ModelProto()
         model.CopyFrom(document.proto)
         if document.folder is not None:
-            external_data.embed(model, document.folder)
+            protobuf.embed(model, document.folder)
         names = {tensor.name for tensor in model.graph.initializer}
-        external_data.remove_if(model.graph.input, lambda value: value.name in names)  # defaults, which stay
+        protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # defaults, which stay
         given = {value.name: feeds[value.name] for value in model.graph.input}
         fix_proto_dims(model, {place(key, axis): n for key, a in given.items() for axis, n in enumerate(a.shape)})
         return RUNNERS[name][1](model, given)

@@ -16,14 +16,15 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, values
-from rnn_lower.modelio import external_data, validate
-from rnn_lower.modelio.strip_weights import outline, outline_of
+from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
 from rnn_lower.shapes.shape_info import UNSAID, Facts
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes
+from rnn_lower.transforms.strip_weights import outline, outline_of
 
 MAX_NESTING = 29
 """Graphs within graphs; protobuf reads messages up to 100 levels deep, of which each graph takes three."""
@@ -68,8 +69,7 @@ class Document:
         Raises UnsupportedError for a model with something that runs and that onnx_ir does not carry.
         """
         if any(
-            isinstance(holder, onnx.GraphProto) and holder.sparse_initializer
-            for holder in external_data.holders(self.proto)
+            isinstance(holder, onnx.GraphProto) and holder.sparse_initializer for holder in protobuf.holders(self.proto)
         ):
             raise _not_carried("a sparse initializer")
         try:
@@ -137,13 +137,13 @@ class Document:
                 elif attribute.type == _A.GRAPHS:
                     for inner, body in zip(node.attributes[attribute.name].as_graphs(), attribute.graphs, strict=True):
                         self._pair(inner, body)
-                elif attribute.type == _A.TENSOR and external_data.is_external(attribute.t) and self.folder is not None:
-                    held = external_data.as_ir(attribute.t, self.folder)
+                elif attribute.type == _A.TENSOR and protobuf.is_external(attribute.t) and self.folder is not None:
+                    held = protobuf.as_ir(attribute.t, self.folder)
                     node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
         if isinstance(graph, ir.Graph):
             for tensor in proto.initializer:
-                if not external_data.is_external(tensor) or self.folder is not None:
-                    graph.initializers[tensor.name].const_value = external_data.as_ir(tensor, self.folder)
+                if not protobuf.is_external(tensor) or self.folder is not None:
+                    graph.initializers[tensor.name].const_value = protobuf.as_ir(tensor, self.folder)
                 else:  # nobody knows where its data is; it is carried along, as known at run time only
                     graph.initializers[tensor.name].const_value = None
             for sparse in proto.sparse_initializer:
@@ -207,8 +207,8 @@ class Document:
     ) -> None:  # fmt: skip
         inputs = {value.name for value in graph.inputs}
         kept = {*graph.initializers, *_named_elsewhere(self.proto)}
-        external_data.remove_if(proto.initializer, lambda tensor: tensor.name not in kept)
-        external_data.remove_if(proto.input, lambda value: value.name not in inputs)
+        protobuf.remove_if(proto.initializer, lambda tensor: tensor.name not in kept)
+        protobuf.remove_if(proto.input, lambda value: value.name not in inputs)
         there = {tensor.name for tensor in proto.initializer}
         for name, value in graph.initializers.items():
             if name not in there and value.const_value is not None:
@@ -328,5 +328,5 @@ def _named_elsewhere(model: onnx.ModelProto) -> set[str]:
             end for entry in (*info.initialization_binding, *info.update_binding) for end in (entry.key, entry.value)
         }
         for graph in (info.initialization, info.algorithm):
-            found |= {name for holder in external_data.graphs_in(graph) for node in holder.node for name in node.input}
+            found |= {name for holder in protobuf.graphs_in(graph) for node in holder.node for name in node.input}
     return found

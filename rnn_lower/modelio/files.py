@@ -18,7 +18,8 @@ import onnx.serialization
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
-from rnn_lower.modelio import external_data, stale_files
+from rnn_lower.ir import protobuf
+from rnn_lower.modelio import stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination, name_of, to_stdout
 from rnn_lower.modelio.stale_files import Inode, inode_of
@@ -210,8 +211,8 @@ class _Stream(Staged):
 
 def data_of(document: Document) -> frozenset[Inode]:
     """The files in which a document has weights."""
-    external = filter(external_data.is_external, external_data.tensors(document.proto))
-    places = (external_data.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
+    external = filter(protobuf.is_external, protobuf.tensors(document.proto))
+    places = (protobuf.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
     return frozenset(inode for inode in map(inode_of, set(places)) if inode is not None)
 
 
@@ -245,8 +246,8 @@ def write_text(text: str, destination: str | os.PathLike[str], force: bool = Fal
 def _write(document: Document, made: Staged, progress: Progress | None, dims: Dims | None) -> None:
     """The data file, if there is need for one, then the model that refers to it."""
     model = made.open(made.path)
-    large = sum(len(tensor.raw_data) for tensor in external_data.tensors(document.proto)) > EMBEDDED_UP_TO
-    outside = large or any(map(external_data.is_external, external_data.tensors(document.proto)))
+    large = sum(len(tensor.raw_data) for tensor in protobuf.tensors(document.proto)) > EMBEDDED_UP_TO
+    outside = large or any(map(protobuf.is_external, protobuf.tensors(document.proto)))
     data = _DataFile(made, progress) if outside else None
     proto = document.write_back(dims, None if data is None else data.keep)
     if data is not None and document.folder is not None:
@@ -295,9 +296,7 @@ class _DataFile:
     def move(self, model: onnx.ModelProto, folder: Path, inline_too: bool) -> None:
         """Take along what lies in the files of the source."""
         todo = [
-            t
-            for t in external_data.tensors(model)
-            if external_data.is_external(t) or (inline_too and len(t.raw_data) >= SMALL)
+            t for t in protobuf.tensors(model) if protobuf.is_external(t) or (inline_too and len(t.raw_data) >= SMALL)
         ]
         for tensor in todo:
             entries = {entry.key: entry for entry in tensor.external_data}
@@ -310,16 +309,16 @@ class _DataFile:
                     entries[key].value = text
                 else:
                     tensor.external_data.add(key=key, value=text)
-            external_data.remove_if(tensor.external_data, lambda entry: entry.key == "checksum")  # of the other file
+            protobuf.remove_if(tensor.external_data, lambda entry: entry.key == "checksum")  # of the other file
 
     def _copy(self, tensor: onnx.TensorProto, folder: Path) -> int:
         assert self.file is not None
-        if not external_data.is_external(tensor):
+        if not protobuf.is_external(tensor):
             length = self.file.write(tensor.raw_data)
             tensor.ClearField("raw_data")
-            tensor.data_location = external_data.EXTERNAL
+            tensor.data_location = protobuf.EXTERNAL
             return length
-        place = external_data.locate(tensor, folder)
+        place = protobuf.locate(tensor, folder)
         with open(place.path, "rb") as source:
             source.seek(place.offset)
             left = place.length

@@ -21,7 +21,7 @@ from typing import BinaryIO
 import onnx
 import onnx.serialization
 
-from rnn_lower.modelio import external_data
+from rnn_lower.ir import protobuf
 
 try:
     import fcntl
@@ -200,10 +200,10 @@ def data_spans(path: Path) -> dict[str, tuple[int, int]]:
     except Exception:  # not a model: it refers to nothing
         return {}
     found: dict[str, tuple[int, int]] = {}
-    for tensor in filter(external_data.is_external, external_data.tensors(model)):
+    for tensor in filter(protobuf.is_external, protobuf.tensors(model)):
         location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
         with contextlib.suppress(ValueError):
-            begin, length = external_data.extent(tensor, external_data.size_of(tensor) or 0)
+            begin, length = protobuf.extent(tensor, protobuf.size_of(tensor) or 0)
             first, last = found.get(location, (begin, begin + length))
             found[location] = (min(first, begin), max(last, begin + length))
     return found

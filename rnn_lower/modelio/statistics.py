@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from rnn_lower.modelio import external_data
+from rnn_lower.ir import protobuf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +36,8 @@ class Count:
 
 
 def count(model: onnx.ModelProto) -> Count:
-    found = Counter(node.op_type for holder in external_data.holders(model) for node in holder.node)
-    outside = (
-        external_data.size_of(tensor) or 0
-        for tensor in external_data.tensors(model)
-        if external_data.is_external(tensor)
-    )
+    found = Counter(node.op_type for holder in protobuf.holders(model) for node in holder.node)
+    outside = (protobuf.size_of(tensor) or 0 for tensor in protobuf.tensors(model) if protobuf.is_external(tensor))
     return Count(dict(found.most_common()), model.ByteSize() + sum(outside))
 
 

@@ -10,8 +10,8 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, schema_of
-from rnn_lower.modelio import external_data
 
 _A = onnx.AttributeProto
 _FIELDS = {
@@ -45,8 +45,8 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     check_imports((entry.domain, entry.version) for entry in model.opset_import)
     for function in model.functions:
         check_imports((entry.domain, entry.version) for entry in function.opset_import)
-    for tensor in external_data.tensors(model):
-        external_data.check_data(tensor, folder)
+    for tensor in protobuf.tensors(model):
+        protobuf.check_data(tensor, folder)
     _check_functions(model)
     _check_imports("main graph", model.graph.node, model.opset_import)
     free, in_order = _graph(model.graph, "main graph", Around(), folder)
@@ -90,7 +90,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
 def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
     found = {(node.domain, node.op_type, node.overload) for node in nodes}
     for node in nodes:
-        for body in external_data.graphs_of(node):
+        for body in protobuf.graphs_of(node):
             found |= _called(body.node)
     return found
 
@@ -137,9 +137,9 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | Non
 
 def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None, folder: Path | None) -> bool:
     """Whether two initializers hold the same, in whatever field, and wherever in a file."""
-    if other is None or (folder is None and (external_data.is_external(tensor) or external_data.is_external(other))):
+    if other is None or (folder is None and (protobuf.is_external(tensor) or protobuf.is_external(other))):
         return bool(tensor == other)
-    one, two = external_data.as_ir(tensor, folder), external_data.as_ir(other, folder)
+    one, two = protobuf.as_ir(tensor, folder), protobuf.as_ir(other, folder)
     if one.dtype != two.dtype or one.shape != two.shape:
         return False
     if one.dtype == ir.DataType.STRING:
@@ -174,7 +174,7 @@ def _nodes(
     for node in nodes:
         _check_node(node, path)
         used = {name for name in node.input if name}
-        for body in external_data.graphs_of(node):
+        for body in protobuf.graphs_of(node):
             _check_results(node, body, path)
             free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
             used |= free

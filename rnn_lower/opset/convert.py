@@ -17,6 +17,7 @@ from onnx_ir import convenience
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of, signature_of
 from rnn_lower.ir.walk import (
     Scope,
@@ -28,12 +29,11 @@ from rnn_lower.ir.walk import (
     taken_names,
 )
 from rnn_lower.lowering.node import display_name, version_at
-from rnn_lower.modelio import external_data
-from rnn_lower.modelio.strip_weights import SHOWN, UNSEEN
 from rnn_lower.opset.semantic_changes import meant, unknown_value
 from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.transforms.strip_weights import SHOWN, UNSEEN
 
 
 def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None = None) -> None:
@@ -261,7 +261,7 @@ def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeP
         said = onnx.helper.get_attribute_value
         gone = {name: a.default_value for name, a in old.attributes.items() if name not in new.attributes}
         idle = {name: said(default) for name, default in gone.items() if default.name}
-        external_data.remove_if(proto.attribute, lambda a: a.name in idle and said(a) == idle[a.name])
+        protobuf.remove_if(proto.attribute, lambda a: a.name in idle and said(a) == idle[a.name])
     return proto
 
 

@@ -6,8 +6,8 @@ import onnx
 import onnx.inliner
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import default_opset, opset_of
-from rnn_lower.modelio import external_data
 from rnn_lower.opset.convert import ir_version_of
 from rnn_lower.proving.program import MARK
 
@@ -47,7 +47,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
         function.value_info.extend(kept)
     domains = {domain for domain, _ in names}
     for holder in (result, *result.functions):
-        external_data.remove_if(holder.opset_import, lambda entry: entry.domain in domains)
+        protobuf.remove_if(holder.opset_import, lambda entry: entry.domain in domains)
     least = before.ir_version
     if opset is not None and opset != opset_of(before):  # to which conversion has raised it
         least = max(least, ir_version_of(opset))
@@ -61,6 +61,6 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
 
 def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Emitted nodes, wherever they are."""
-    holders = external_data.holders(model)
+    holders = protobuf.holders(model)
     nodes = (node for holder in holders for node in holder.node)
     return [node for node in nodes if any(entry.key == MARK for entry in node.metadata_props)]

@@ -11,13 +11,13 @@ import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, version_of
-from rnn_lower.modelio import external_data
 from rnn_lower.modelio.document import Document
-from rnn_lower.modelio.strip_weights import inferred, sizes_of
 from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
+from rnn_lower.transforms.strip_weights import inferred, sizes_of
 
 MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
@@ -55,7 +55,7 @@ def only_recurrent_nodes_changed(
 
 def _said(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     """What is declared of values that are no inputs of the model."""
-    for graph in external_data.graphs_in(model.graph):
+    for graph in protobuf.graphs_in(model.graph):
         yield from (*graph.value_info, *graph.output, *(graph.input if graph is not model.graph else ()))
 
 
@@ -156,7 +156,7 @@ class _Context:
     def _inferred(self) -> dict[str, list[int | None]]:
         """Shapes by name, as inference finds them without any annotation."""
         try:
-            graphs = external_data.graphs_in(inferred(self._before, follow=True).graph)
+            graphs = protobuf.graphs_in(inferred(self._before, follow=True).graph)
         except RnnLowerError:  # then nothing was taken back for what it would have told
             return {}
         found = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
@@ -196,7 +196,7 @@ class _Context:
             if kept != [name for name in here if name in there]:
                 yield f"{path}: the initializers are in another order"
 
-    def nodes(self, path: str, old: external_data.Holder, new: external_data.Holder) -> Iterator[str]:
+    def nodes(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
         by_outputs = {tuple(node.output): node for node in new.node}
         needed, weights = set(_used(new)), _read_by_recurrent(old)
         by_others = set(_used(new, emitted=False))
@@ -209,8 +209,8 @@ class _Context:
             after = [node for node in after if tuple(node.output) in names]
         if len(before) != len(after):
             yield f"{path}: {len(before)} other nodes before, {len(after)} after"
-        emitted = (body for node in new.node if _emitted(node) for body in external_data.graphs_of(node))
-        for body in (inner for outer in emitted for inner in external_data.graphs_in(outer)):
+        emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))
+        for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):
                 yield f"{path}: a body of an emitted node has sparse initializers"
         made = {name for node in old.node for name in node.output}
@@ -273,7 +273,7 @@ class _Context:
 
     def _same_tensor(self, old: onnx.TensorProto, new: onnx.TensorProto) -> bool:
         inside = ["raw_data", "data_location", "external_data"]
-        if not external_data.is_external(old) and not external_data.is_external(new):
+        if not protobuf.is_external(old) and not protobuf.is_external(new):
             return _equal(old, new)
         if list(_fields("", old, new, inside)):
             return False
@@ -283,13 +283,13 @@ class _Context:
 def _pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
     """The data of a tensor, a few megabytes at a time."""
     size = 1 << 22
-    if not external_data.is_external(tensor):
+    if not protobuf.is_external(tensor):
         data = tensor.raw_data
         yield from (data[start : start + size] for start in range(0, len(data), size))
     elif folder is None:
         yield str(sorted((entry.key, entry.value) for entry in tensor.external_data)).encode()
     else:
-        place = external_data.locate(tensor, folder)
+        place = protobuf.locate(tensor, folder)
         with open(place.path, "rb") as file:
             file.seek(place.offset)
             for start in range(0, place.length, size):
@@ -336,11 +336,11 @@ def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
         yield f"{told} has changed"
 
 
-def _above(graph: external_data.Holder) -> set[str]:
+def _above(graph: protobuf.Holder) -> set[str]:
     """What the emitted nodes of a graph and of its bodies are computed from, its nodes being in their order."""
     found: set[str] = set()
     for node in reversed(graph.node):
-        inner = set().union(*map(_above, external_data.graphs_of(node)))
+        inner = set().union(*map(_above, protobuf.graphs_of(node)))
         if inner or _emitted(node) or not found.isdisjoint(node.output):
             found |= {*node.input, *inner}
     return found
@@ -359,23 +359,23 @@ def _emitted(node: onnx.NodeProto) -> bool:
     return any(entry.key == "rnn_lower.node" for entry in node.metadata_props)
 
 
-def _used(graph: external_data.Holder, emitted: bool = True) -> Iterator[str]:
+def _used(graph: protobuf.Holder, emitted: bool = True) -> Iterator[str]:
     """Names that nodes of a graph and its bodies take, or that it gives; emitted=False: those of other nodes only."""
     yield from (value if isinstance(value, str) else value.name for value in graph.output)
     for node in graph.node:
         if emitted or not _emitted(node):
             yield from node.input
-        for body in external_data.graphs_of(node):
+        for body in protobuf.graphs_of(node):
             yield from _used(body, emitted) if emitted or not _emitted(node) else ()
 
 
-def _read_by_recurrent(graph: external_data.Holder) -> set[str]:
+def _read_by_recurrent(graph: protobuf.Holder) -> set[str]:
     """Names that recurrent nodes read, here and in bodies, and those of what moves them on the way."""
     names: set[str] = set()
     for node in graph.node:
         if node.op_type in OP_TYPES:
             names.update(node.input)
-        for body in external_data.graphs_of(node):
+        for body in protobuf.graphs_of(node):
             names |= _read_by_recurrent(body)
     for node in reversed(graph.node):
         if _moves(node) and names & set(node.output):

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from rnn_lower.asked import check_numbers
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import Scope, default_opset, opset_of, owner_of, recurrent_nodes, subgraphs
-from rnn_lower.modelio import external_data, files
+from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset import convert
 from rnn_lower.proving import model_diff
@@ -40,7 +41,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     before, path = files.open_model(original)
     after, _ = files.open_model(lowered)
     for document in (before, after):
-        if document.folder is None and any(map(external_data.is_external, external_data.tensors(document.proto))):
+        if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
             raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
     try:
         read_nodes(before.model, before.facts)  # only to refuse what is no valid node
@@ -74,13 +75,13 @@ def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[
 
 def without_unread_weights(lowered: Document, original: Document) -> Document:
     """The lowered model without the weights that nothing reads and that the original does not have."""
-    graphs = [holder for holder in external_data.holders(lowered.proto) if isinstance(holder, onnx.GraphProto)]
-    read = {name for holder in external_data.holders(lowered.proto) for node in holder.node for name in node.input}
+    graphs = [holder for holder in protobuf.holders(lowered.proto) if isinstance(holder, onnx.GraphProto)]
+    read = {name for holder in protobuf.holders(lowered.proto) for node in holder.node for name in node.input}
     read |= {value.name for graph in graphs for value in graph.output}
     read |= {tensor.name for tensor in original.proto.graph.initializer}
 
     def change(copy: onnx.ModelProto) -> None:
-        external_data.remove_if(copy.graph.initializer, lambda tensor: tensor.name not in read)
+        protobuf.remove_if(copy.graph.initializer, lambda tensor: tensor.name not in read)
 
     unread = any(tensor.name not in read for tensor in lowered.proto.graph.initializer)
     return lowered.copied(change) if unread else lowered
@@ -100,7 +101,7 @@ def _with_inputs_of(lowered: Document, original: Document) -> Document:
 
     def change(copy: onnx.ModelProto) -> None:
         copy.ir_version = lowered.proto.ir_version
-        external_data.remove_if(copy.graph.input, lambda value: value.name in weights)
+        protobuf.remove_if(copy.graph.input, lambda value: value.name in weights)
 
     listed = weights & {value.name for value in original.proto.graph.input}
     return original.copied(change) if listed else original

@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.protobuf import graphs_in
 from rnn_lower.ir.walk import values
 from rnn_lower.lowering.node import LARGEST_SIZE, Dim
-from rnn_lower.modelio.external_data import graphs_in
 from rnn_lower.options import Dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 

@@ -15,12 +15,12 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir.protobuf import graphs_of
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import nodes, owner_of, recurrent_nodes, subgraphs, values
 from rnn_lower.lowering.node import Dim
-from rnn_lower.modelio.external_data import graphs_of
-from rnn_lower.modelio.strip_weights import Shapes, inferred, outline_of, sizes_of
 from rnn_lower.shapes.shape_data import SHAPES, counted_shape
+from rnn_lower.transforms.strip_weights import Shapes, inferred, outline_of, sizes_of
 
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 

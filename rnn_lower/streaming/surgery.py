@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of, taken_names
-from rnn_lower.modelio import external_data
 from rnn_lower.modelio.document import Document
 from rnn_lower.streaming.first import FromInput, evaluate
 from rnn_lower.streaming.plan import State
@@ -131,7 +131,7 @@ class Surgery:
             if (source, id(body)) in self._kept:  # the other branch has it too, which made an output of it
                 self._kept[source, id(body)].input[0] = value
                 return
-            for other in external_data.graphs_of(node):
+            for other in protobuf.graphs_of(node):
                 held = value
                 if other is not body or value in {out.name for out in body.output}:
                     held = self.names.unique(f"{name}/kept")
@@ -170,7 +170,7 @@ class Surgery:
         """The nodes, outermost first, in whose bodies each node lies."""
         for node in graph.node:
             self._chains[id(node)] = chain
-            for body in external_data.graphs_of(node):
+            for body in protobuf.graphs_of(node):
                 self._find_chains(body, [*chain, (node, body)])
 
     def _dead(self) -> set[int]:
@@ -193,14 +193,14 @@ class Surgery:
             elif len(node.outputs) == 1:
                 gone.add(node)
                 waiting += [given for given in node.inputs if given is not None]
-        external_data.remove_if(self.graph.initializer, lambda tensor: tensor.name in unused)
+        protobuf.remove_if(self.graph.initializer, lambda tensor: tensor.name in unused)
         return {id(self.document.message(node)) for node in gone}
 
     def _insert(self, graph: onnx.GraphProto, dead: set[int]) -> None:
         """Put the new nodes where they belong, bodies before the graphs that they lie in."""
         nodes = []
         for node in graph.node:
-            for body in external_data.graphs_of(node):
+            for body in protobuf.graphs_of(node):
                 self._insert(body, dead)
             if id(node) not in dead:
                 nodes += [*self._before.get(id(node), ()), node, *self._behind.get(id(node), ())]

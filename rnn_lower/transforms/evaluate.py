@@ -11,7 +11,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops import op_loop
 
-from rnn_lower.modelio import external_data
+from rnn_lower.ir import protobuf
 
 
 class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
@@ -50,7 +50,7 @@ def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> Referen
     onnx's own.
     """
     count = itertools.count()
-    for holder in external_data.holders(model):
+    for holder in protobuf.holders(model):
         for node in holder.node:
             node.output[:] = [name or f"rnn_lower/unwanted/{next(count)}" for name in node.output]
     return ReferenceEvaluator(model, new_ops=[Loop, *operators])

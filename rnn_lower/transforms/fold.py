@@ -17,10 +17,10 @@ from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.walk import nodes, recurrent_nodes, taken_names, values
-from rnn_lower.modelio.strip_weights import without_annotations
 from rnn_lower.sandbox.isolated import Ended, apart, may_fork
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.strip_weights import without_annotations
 
 MARK = "rnn_lower.index"
 """Under which a node of the copy is found again, wherever inlining and folding have put it."""

@@ -8,10 +8,10 @@ import onnx
 import onnx.inliner
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import plain_imports
 from rnn_lower.lowering.node import OPERATORS
-from rnn_lower.modelio import external_data
 
 Name = tuple[str, str]
 """Domain and name of a function; overloads go together."""
@@ -59,7 +59,7 @@ def _calls(functions: Iterable[onnx.FunctionProto]) -> dict[Name, set[Name]]:
     """Of which operators, functions among them, the nodes of each function are."""
     found: dict[Name, set[Name]] = {}
     for function in functions:
-        nodes = (node for body in external_data.graphs_in(function) for node in body.node)
+        nodes = (node for body in protobuf.graphs_in(function) for node in body.node)
         found.setdefault(_key(function), set()).update((node.domain, node.op_type) for node in nodes)
     return found
 
@@ -80,7 +80,7 @@ def _imports(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
 
 
 def _remove(model: onnx.ModelProto, names: set[Name]) -> None:
-    external_data.remove_if(model.functions, lambda function: _key(function) in names)
+    protobuf.remove_if(model.functions, lambda function: _key(function) in names)
 
 
 def _outermost(model: onnx.ModelProto) -> set[Name]:
@@ -92,7 +92,7 @@ def _outermost(model: onnx.ModelProto) -> set[Name]:
 def _say_defaults(model: onnx.ModelProto, names: set[Name]) -> None:
     """At the calls of some functions, which are in no function."""
     defaults = {(*_key(f), f.overload): [*f.attribute_proto] for f in model.functions if _key(f) in names}
-    for node in (node for body in external_data.graphs_in(model.graph) for node in body.node):
+    for node in (node for body in protobuf.graphs_in(model.graph) for node in body.node):
         said = {attribute.name for attribute in node.attribute}
         missing = defaults.get((node.domain, node.op_type, node.overload), ())
         node.attribute.extend(attribute for attribute in missing if attribute.name not in said)

@@ -15,7 +15,7 @@ from paths import own_models
 from proofs import run
 
 import rnn_lower
-from rnn_lower.modelio import external_data
+from rnn_lower.ir import protobuf
 from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.node_proof import FAILURE
 
@@ -40,9 +40,7 @@ def emitted(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
 
 def change(model: onnx.ModelProto, name: str, place: int, by: float | None = None) -> None:
     """An element of a constant becomes the next float, or is increased."""
-    tensor = next(
-        tensor for tensor in external_data.tensors(model) if all(part in tensor.name for part in name.split())
-    )
+    tensor = next(tensor for tensor in protobuf.tensors(model) if all(part in tensor.name for part in name.split()))
     array = numpy_helper.to_array(tensor).copy()
     old = array.flat[place]
     array.flat[place] = np.nextafter(old, old.dtype.type(np.inf)) if by is None else old + by

@@ -9,7 +9,7 @@ import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
-from rnn_lower.modelio import external_data
+from rnn_lower.ir import protobuf
 from rnn_lower.sandbox.limited import limited
 
 SHOWN = 4096
@@ -42,9 +42,7 @@ def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelPro
     _strip(graph, folder)
     view.functions.extend(proto.functions)
     for function in view.functions:
-        external_data.remove_if(
-            function.attribute_proto, lambda one: _is_unseen(one) or one.type in (_A.GRAPH, _A.GRAPHS)
-        )
+        protobuf.remove_if(function.attribute_proto, lambda one: _is_unseen(one) or one.type in (_A.GRAPH, _A.GRAPHS))
         _strip(function, folder)
     return view
 
@@ -70,7 +68,7 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     inputs = {value.name for value in copy.graph.input} if copy.ir_version >= 4 else set()
-    external_data.remove_if(copy.graph.initializer, lambda tensor: tensor.name in inputs)
+    protobuf.remove_if(copy.graph.initializer, lambda tensor: tensor.name in inputs)
     for function in copy.functions:
         function.ClearField("value_info")
     types = {info.name: info.type.tensor_type.elem_type for info in (*copy.graph.value_info, *copy.graph.output)}
@@ -113,11 +111,11 @@ def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
 
 def _drop_plain_nodes(graph: onnx.GraphProto) -> None:
     graph.ClearField("initializer")
-    kept = onnx.GraphProto(node=[node for node in graph.node if next(external_data.graphs_of(node), None) is not None])
+    kept = onnx.GraphProto(node=[node for node in graph.node if next(protobuf.graphs_of(node), None) is not None])
     del graph.node[:]
     graph.node.extend(kept.node)
     for node in graph.node:
-        for body in external_data.graphs_of(node):
+        for body in protobuf.graphs_of(node):
             _drop_plain_nodes(body)
 
 
@@ -127,7 +125,7 @@ def _clear_shapes(graph: onnx.GraphProto, declared: Sequence[onnx.ValueInfoProto
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     for node in graph.node:
-        for body in external_data.graphs_of(node):
+        for body in protobuf.graphs_of(node):
             _clear_shapes(body, [*body.input, *body.output])
 
 
@@ -139,19 +137,19 @@ def _add_initializers(view: onnx.GraphProto, proto: onnx.GraphProto, folder: Pat
 
 
 def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
-    if not external_data.is_external(tensor):
+    if not protobuf.is_external(tensor):
         return tensor if tensor.ByteSize() <= SHOWN else _told(tensor.name, tensor.data_type, tensor.dims)
     told = _told(tensor.name, tensor.data_type, tensor.dims)
-    if folder is not None and (external_data.size_of(tensor) or 0) <= SHOWN:
+    if folder is not None and (protobuf.size_of(tensor) or 0) <= SHOWN:
         told.ClearField("data_location")
         told.ClearField("external_data")
-        told.raw_data = external_data.read(tensor, folder)
+        told.raw_data = protobuf.read(tensor, folder)
     return told
 
 
 def _told(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
     """A tensor of which nothing but shape and type is known."""
-    told = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=external_data.EXTERNAL)
+    told = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=protobuf.EXTERNAL)
     told.external_data.add(key="location", value="weights")
     return told
 
@@ -167,9 +165,9 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
                 dim.ClearField("dim_value")  # a way of saying that the size is unknown
     for node in view.node:
         node.ClearField("device_configurations")
-        if external_data.remove_if(node.attribute, _is_unseen):
+        if protobuf.remove_if(node.attribute, _is_unseen):
             node.metadata_props.add(key=UNSEEN, value="yes")
-        for body in external_data.graphs_of(node):
+        for body in protobuf.graphs_of(node):
             copy = onnx.GraphProto()
             _add_initializers(copy, body, folder)
             body.ClearField("initializer")
