@@ -170,7 +170,7 @@ def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) ->
     parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
     _form(parser, list_targets)
     parser.add_argument("--time", metavar="NAME", help="the symbolic size that is the stream, or INPUT[AXIS]")
-    parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled; 1 is a straight line")
+    parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled")
     parser.add_argument("--keep-fused", action="store_true", help="leave the recurrent nodes, only give them states")
     parser.add_argument("--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="make an input a constant")
     parser.add_argument("--reset", action="store_true", help="add an input `reset` that sets rows back")

@@ -44,7 +44,7 @@ OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
 class Record:
     """What became of one recurrent node: the form and the number of nodes emitted, bodies included.
 
-    why: why it has this form, for people.  warning: what to know of a straight line that is large, else empty.
+    why: why it has this form, for people.  warning: what to know of an unrolled graph that is large, else empty.
     nodes: those emitted, as long as the record has not been pickled.
     """
 

@@ -30,7 +30,7 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 }
 """Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many.
 
-The first are small, since a straight line of them is made to see whether it can be: a refusal must not take long."""
+The first are small, since they are unrolled to see whether it can be: a refusal must not take long."""
 
 COMMON_OPSET = 17
 SECONDS = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import os
 import sys
@@ -315,5 +316,6 @@ def find_target(name: str | None) -> Target:
     wanted = str(name).lower()
     target = TARGETS.get(wanted) or _of_version(wanted)
     if target is None:
-        raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(TARGETS)}, or the path of a .toml file")
+        near = difflib.get_close_matches(wanted, TARGETS, 3) or list(TARGETS)
+        raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(near)}, or the path of a .toml file")
     return target

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
 
 LARGE = 20_000
-"""Nodes of straight lines, in a whole model, from which on loading them takes long on most runtimes."""
+"""Nodes of unrolled graphs, in a whole model, from which on loading them takes long on most runtimes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +127,8 @@ class Target:
 
     def why(self, node: RecurrentNode, form: str) -> str:
         """Why `choose` took this form, for people."""
+        if form == "unroll" and node.static_length != 1 and self.path == Path():
+            return "canonical"
         if form == "unroll":
             if self.forms == ("unroll",):
                 return f"{self.name} takes no other"
