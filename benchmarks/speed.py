@@ -34,7 +34,7 @@ of each graph over that of the fused operator, all run in turn in one process, f
 sequence length and batch size free.
 
 - canonical: what `lower` writes without a target.  tuned: with `--target onnxruntime`.
-- fuse-directions: tuned, both directions of the node in one loop (hidden size up to 128).
+- fuse-directions: tuned, both directions of the node in one loop (hidden size up to 64).
 - by hand: a Scan with a product per gate and input (LSTM forward).  products: the matrix products alone, which no Scan beats.
 
 Small layers cost most: each node of a body takes 0.2 to 0.4 us per step on this machine, however little it computes.
@@ -69,7 +69,7 @@ def row(case: Case, arguments: argparse.Namespace) -> str:
         "canonical": rnn_lower.lower(model),
         "tuned": rnn_lower.lower(model, target="onnxruntime"),
     }
-    if case.direction == "bidirectional" and case.H <= 128:
+    if case.direction == "bidirectional" and case.H <= 64:
         graphs["fuse-directions"] = rnn_lower.lower(model, target="onnxruntime", fuse_directions=True)
     if (case.op, case.direction) == ("LSTM", "forward"):
         graphs["by hand"] = naive(case)

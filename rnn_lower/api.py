@@ -61,7 +61,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         not slower than lowered.
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
         same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
-    fuse_directions: let both directions of a node (hidden size up to 128, all sequences as long as X) share one loop
+    fuse_directions: let both directions of a node (hidden size up to 64, all sequences as long as X) share one loop
         as a block-diagonal cell; a NaN or infinity of one direction then reaches the other.
     legalize_all: with a target, replace other nodes too that it does not support, where supported ones serve.
     max_nodes: limit of emitted nodes, against unrolling by mistake.
