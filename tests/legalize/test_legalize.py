@@ -101,3 +101,11 @@ def test_what_has_no_equivalent_stays(tmp_path):
 def test_legalize_all_needs_a_target():
     with pytest.raises(rnn_lower.RnnLowerError, match="name the target"):
         rnn_lower.lower(build(Case("GRU"))[0], legalize_all=True)
+
+
+def test_lint_says_which_other_nodes_could_be_mended(tmp_path):
+    model, _ = other_nodes()
+    path = written(tmp_path, 'avoid = ["Softsign", "Exp"]\nlimits.Elu.types = ["DOUBLE"]\n')
+    mends = {finding.op: finding.mend for finding in rnn_lower.lint(model, path).findings}
+    assert mends["Softsign"] == "--legalize-all mends it"
+    assert mends["Elu"] == ""  # its equation needs Exp
