@@ -274,8 +274,10 @@ class Pair:
             return self._run_lowered(feeds)
         except Exception as error:
             where = "" if self._on is None else f" on {self.runner}"
-            told = f"the lowered model does not run{where}: {one_line(error)}"
-            raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
+            message = f"the lowered model does not run{where}: {one_line(error)}"
+            if "running Scan" in str(error) and "Dimension 0 is 0" in str(error):
+                message += "; its Scan runs no empty sequence: lower with --form loop or --target onnxruntime"
+            raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
 
 
 def _unknown_operator(error: Exception) -> str:

@@ -29,7 +29,7 @@ class Finding:
 
     node: its name, or that of its first output.  op: operator.  where: the graph it lies in.
     rule: what it breaks, with the source where the target's file tells one.
-    mend: for recurrent nodes what lowering comes to, else empty.
+    mend: for recurrent nodes what lowering comes to, for others whether --legalize-all mends it, else empty.
     lowering_mends: whether it replaces the node by nodes that are taken.
     """
 
@@ -123,7 +123,7 @@ def _plain(
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
             mends = own and attempt is not None and can_legalize(node, scope.opset, target.constraints, declared)
             mend = "--legalize-all mends it" if mends else ""
-            yield Finding(_name(node), node.op_type, scope.path, rule, mend, mends)
+            yield Finding(_name(node), node.op_type, scope.path, rule, mend)
 
 
 def _recurrent(node: ir.Node, scope: Scope, target: Target, facts: Facts, attempt: Try | None) -> Iterator[Finding]:

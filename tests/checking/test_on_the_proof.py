@@ -218,3 +218,11 @@ def test_nested_functions_count_as_recurrent():
     from rnn_lower.checking.checker import Pair
 
     assert Pair(model, model).touched() == {value.name for value in model.graph.output}
+
+
+def test_an_empty_sequence_in_a_canonical_scan_is_answered_with_what_serves():
+    model, feeds = build(Case("LSTM", 17, dynamic=True))
+    feeds = {**feeds, "X": feeds["X"][:0]}
+    with pytest.raises(rnn_lower.RnnLowerError, match="runs no empty sequence: lower with --form loop or --target"):
+        rnn_lower.check(model, rnn_lower.lower(model), inputs=feeds, exact=False)
+    assert rnn_lower.check(model, rnn_lower.lower(model, form="loop"), inputs=feeds, exact=False)
