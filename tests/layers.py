@@ -168,6 +168,40 @@ def dual_path(s: Stack) -> None:
     s.add("Transpose", s.value, perm=[1, 0, 2])
 
 
+def grouped(s: Stack) -> None:
+    """A linear layer of each group of features, as an Einsum."""
+    count = s.add("Gather", s.add("Shape", "x"), s.ints(0), axis=0)
+    before = s.nodes[-3].output[0] if len(s.nodes) > 2 else "x"
+    s.add("Reshape", before, s.add("Concat", count, s.ints(-1, 2, FEATURES // 2), axis=0))
+    s.add("Einsum", s.value, s.weight(2, FEATURES // 2, FEATURES // 2), equation="btgi,gih->btgh")
+    s.add("Reshape", s.value, s.ints(0, 0, FEATURES))
+
+
+def running_sum(s: Stack) -> None:
+    """With or without the frame itself."""
+    s.add("Mul", s.value, s.const(np.array(0.1, np.float32)))
+    s.add("CumSum", s.value, s.const(np.array(int(s.rng.choice([1, -2])), np.int64)), exclusive=int(s.rng.integers(2)))
+    s.add("Tanh", s.value)
+
+
+def conditioned(s: Stack) -> None:
+    """One row for all frames, repeated as often as there are frames."""
+    if s.ahead or s.cut:
+        return
+    before = s.value
+    count = s.add("Slice", s.add("Shape", before), s.ints(1), s.ints(2))
+    rows = s.add("Tile", s.weight(1, 1, 2), s.add("Concat", s.ints(1), count, s.ints(FEATURES // 2), axis=0))
+    s.add("Add", before, rows)
+
+
+def resized(s: Stack) -> None:
+    """Twice the features."""
+    if s.ahead or s.cut:  # a chunk may have none
+        return
+    s.add("Resize", s.value, "", s.const(np.array([1, 1, 2], np.float32)), mode="linear")
+    s.add("MatMul", s.value, s.weight(2 * FEATURES, FEATURES))
+
+
 def stacked_frames(s: Stack) -> None:
     """Two frames become one."""
     if s.ahead or s.cut:  # perhaps an odd number of them
@@ -226,7 +260,7 @@ LATE = (late_conv, centred, cut_off)
 
 CAUSAL: tuple[Callable[[Stack], None], ...] = (
     dense, gated, softmax, norm, conv, conv2d, pool, residual, causal_conv, lstm, over_features, embed, dual_path,
-    stacked_frames,
+    stacked_frames, grouped, running_sum, conditioned, resized,
 )  # fmt: skip
 
 

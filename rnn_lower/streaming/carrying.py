@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
 from rnn_lower.streaming.first import FromInput
-from rnn_lower.streaming.late import Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Held, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
@@ -212,6 +212,32 @@ def carry_held(work: Surgery, one: Held) -> None:
     _change(message, one.attributes)
     work.surface(message, kept, result, source, one.dtype, shape)
     work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+
+
+def carry_sum(work: Surgery, one: Accumulated) -> None:
+    """Add what the chunks before came to; the last frame of the result is what the next chunk goes on from."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    described = f"{one.node.op_type} '{name}'"
+    work.check_sizes(described, one.shape)
+    source, result = (work.names.unique(f"{name}/sum_{end}") for end in ("in", "out"))
+    first = np.zeros([each.number or 1 for each in one.shape], one.dtype.numpy())
+    work.add_input(source, one.dtype, one.shape)
+    free = [axis for axis, each in enumerate(one.shape) if each.of]
+    rows = free[0] if len(free) == 1 else 0 if one.axis and not free else None
+    current = work.resettable(message, source, first, one.shape, rows)
+    output, raw = message.output[0], work.names.unique(f"{name}/chunk")
+    message.output[0] = raw
+    work.after(message, helper.make_node("Add", [raw, current], [output]))
+    total = output
+    if one.exclusive:
+        total = work.names.unique(f"{name}/inclusive")
+        work.after(message, helper.make_node("Add", [output, message.input[0]], [total]))
+    joined, kept = work.names.unique(f"{name}/sums"), work.names.unique(f"{name}/sum")
+    work.after(message, helper.make_node("Concat", [current, total], [joined], axis=one.axis))
+    for node in _tail(work, joined, kept, one.axis, 1):
+        work.after(message, node)
+    work.surface(message, kept, result, source, one.dtype, one.shape)
+    work.states.append(State(source, result, one.shape, one.dtype.name, described, rows, first))
 
 
 def tell_sizes(work: Surgery, one: Sizes) -> None:

@@ -62,6 +62,17 @@ class Reduced:
     keepdims: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Accumulated:
+    """A sum over time, which goes on from the last chunk's; shape: of one frame of it."""
+
+    node: ir.Node
+    shape: tuple[Size, ...]
+    axis: int
+    dtype: ir.DataType
+    exclusive: bool
+
+
 def held(look: Look, x: Track, reach: int, place: int = 0, **changes: Any) -> Held:
     """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
     axis = along(look, x)

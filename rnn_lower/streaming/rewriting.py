@@ -22,12 +22,13 @@ from rnn_lower.streaming.carrying import (
     carry_cache,
     carry_held,
     carry_recurrence,
+    carry_sum,
     keep_reduced,
     tell_length,
     tell_sizes,
 )  # fmt: skip
 from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Held, Reduced, Sizes
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
 from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Length, Recurrence
@@ -38,7 +39,7 @@ from rnn_lower.transforms.inline import inlined
 
 CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
     Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
-    Reduced: keep_reduced,
+    Reduced: keep_reduced, Accumulated: carry_sum,
 }  # fmt: skip
 """How what nodes have to remember is carried."""
 
@@ -171,7 +172,7 @@ def _opened(document: Document, time: str | None) -> tuple[Document, str | None]
 
 
 def _nothing_runs(walk: Walk, document: Document) -> bool:
-    carried = any(isinstance(one, (Recurrence, Cache, Held)) for one in walk.carried)
+    carried = any(isinstance(one, (Recurrence, Cache, Held, Accumulated)) for one in walk.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
@@ -216,7 +217,8 @@ def _carried(document: Document, way: str) -> list[Any]:
 def _is_more(carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        isinstance(one, (Cache, Held)) or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
+        isinstance(one, (Cache, Held, Accumulated))
+        or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried
     )
 

@@ -230,16 +230,22 @@ def _spread(look: Look, shape: list[Size], have: list[Size]) -> Track:
     timed = [axis for axis, one in enumerate(shape) if one.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
         raise look.refuse("it makes a shape of the length of the stream")
-    track = Track(tuple(shape), timed[0])
+    track = Track(tuple(shape), timed[0], every=shape[timed[0]].times.denominator)
     if shape[timed[0]].over(track.frames) is None:
         raise look.refuse("it makes a shape of the length of the stream at another rate")
     return dataclasses.replace(track, outer=shape[timed[0]].over(track.frames) or ONE)
 
 
 def tile(look: Look) -> list[Track]:
-    x = look.x()
-    repeats = look.integers(1, "repeats", 6)
-    if repeats is None or repeats[along(look, x)] != 1:
+    """Other axes are repeated; one row for all frames is spread over them."""
+    x, repeats = look.input(0), look.input(1).content if look.opset >= 6 else None
+    if repeats is None or x.shape is None or len(repeats) != x.rank:
+        raise look.refuse("how often it repeats its input is not known")
+    if x.axis is None and x.is_timed:
+        raise look.refuse("it computes with the length of the stream")
+    shape = [one * times for one, times in zip(x.shape, repeats, strict=True)]
+    if x.axis is None:
+        return [_spread(look, shape, list(x.shape))]
+    if repeats[x.axis] != ONE or any(one.is_timed for one in repeats):
         raise look.refuse("it repeats the stream over time")
-    shape = [one * size(times) for one, times in zip(x.sizes, repeats, strict=True)]
-    return [x.moved(along(look, x), shape)]
+    return [x.moved(x.axis, shape)]

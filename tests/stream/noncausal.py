@@ -58,6 +58,11 @@ def weight(*shape: int) -> Callable[[Stack], str]:
     return lambda s: s.weight(*shape)
 
 
+def einsum(equation: str, *shape: int) -> Callable[[Stack], str]:
+    """A product of the stream and a constant."""
+    return single("Einsum", weight(*shape), equation=equation)
+
+
 def attention(s: Stack) -> str:
     x = s.value
     keys = s.add("Transpose", x, perm=[0, 2, 1])
@@ -368,7 +373,16 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "all but the last": single("Slice", ints(0), ints(-1), ints(1)),
     "every second frame": single("Slice", ints(0), ints(2**62), ints(1), ints(2)),
     "split in time": single("Split", ints(1, 8), axis=1),
-    "sum up to here": single("CumSum", lambda s: s.const(np.array(1, np.int64))),
+    "sum from here on": single("CumSum", lambda s: s.const(np.array(1, np.int64)), reverse=1),
+    "sum of a label that is the stream": einsum("ntf,kt->nkf", 6, 9),
+    "frames multiplied with each other": lambda s: (
+        s.add("Einsum", s.value, s.value, equation="ntf,nsf->nts"),
+        s.nodes[-1].name,
+    )[1],
+    "a label with values for each frame": einsum("ntf,tf->ntf", 9, F),
+    "resize to the features": single(
+        "Resize", lambda s: "", lambda s: "", ints(1, F, F), coordinate_transformation_mode="asymmetric"
+    ),
     "resize": single("Resize", lambda s: "", lambda s: s.const(np.array([1, 2, 1], np.float32))),
     "top frames": single("TopK", ints(2), axis=1, count=2),
     "reverse sequence": single("ReverseSequence", ints(3, 3), time_axis=1, batch_axis=0),
