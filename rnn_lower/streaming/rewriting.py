@@ -21,25 +21,29 @@ from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.carrying import (
     carry_cache,
     carry_held,
+    carry_joined,
     carry_recurrence,
     carry_sum,
+    change_attributes,
     keep_reduced,
+    replace_arguments,
     tell_length,
     tell_sizes,
 )  # fmt: skip
 from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Accumulated, Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Reduced, Sizes
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
 from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
-from rnn_lower.streaming.windows import Cache
+from rnn_lower.streaming.windows import Cache, Joined
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
 
 CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
     Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
-    Reduced: keep_reduced, Accumulated: carry_sum,
+    Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
+    Changed: change_attributes,
 }  # fmt: skip
 """How what nodes have to remember is carried."""
 
@@ -172,7 +176,7 @@ def _opened(document: Document, time: str | None) -> tuple[Document, str | None]
 
 
 def _nothing_runs(walk: Walk, document: Document) -> bool:
-    carried = any(isinstance(one, (Recurrence, Cache, Held, Accumulated)) for one in walk.carried)
+    carried = any(isinstance(one, (Recurrence, Cache, Joined, Held, Accumulated)) for one in walk.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
@@ -196,7 +200,7 @@ def _is_complete(document: Document, ways: Sequence[str]) -> bool:
         except UnsupportedError as error:
             refused = refused or error
             continue
-        if _is_more(carried, theirs):
+        if _is_more(document, carried, theirs):
             return False
         over |= theirs <= {one.read.describe() for one in carried if isinstance(one, Recurrence)}
     steps_once = all(has_one_step(node) for node in read_nodes(document.model, document.facts))
@@ -214,10 +218,11 @@ def _carried(document: Document, way: str) -> list[Any]:
     return walk.carried
 
 
-def _is_more(carried: Sequence[Any], theirs: set[str]) -> bool:
+def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
         isinstance(one, (Cache, Held, Accumulated))
+        or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
         or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried
     )
@@ -231,7 +236,7 @@ def _carries(document: Document, axis: str, theirs: set[str]) -> bool:
     except UnsupportedError:
         return False
     over = {one.read.describe() for one in carried if isinstance(one, Recurrence)}
-    return bool(over & theirs) and _is_more(carried, theirs)
+    return bool(over & theirs) and _is_more(opened, carried, theirs)
 
 
 def _fixed_places(document: Document) -> list[str]:

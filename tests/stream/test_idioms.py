@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from layers import Stack, conditioned, grouped, resized, running_sum
+from layers import PADDED, Stack, conditioned, grouped, padded_behind, resized, running_sum
 from streams import same_in_chunks
 
 import rnn_lower
@@ -26,8 +26,8 @@ def same_at_random_borders(build: Callable[[Stack], None], seed: int, late: int 
         same_in_chunks(model, feeds, "T", s.rng, [1] * 13, step=1, **options)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("layer", [grouped, running_sum, conditioned, resized], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("layer", [grouped, running_sum, conditioned, resized, *PADDED], ids=lambda one: one.__name__)
 def test_layers(layer, seed):
     same_at_random_borders(layer, seed)
 
@@ -44,3 +44,12 @@ def test_equations(equation):
         s.add("Einsum", *(s.weight(*weights[term]) if term in weights else x for term in terms), equation=equation)
 
     same_at_random_borders(build, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_behind(seed):
+    s = Stack(np.random.default_rng([7, seed]))
+    padded_behind(s)
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"Pad 'Pad1' in main graph: .*pads \d frames behind.*--delay"):
+        rnn_lower.stream(s.model(), axis="T")
+    same_at_random_borders(padded_behind, seed, s.ahead, delay=True)
