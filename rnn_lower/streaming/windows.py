@@ -278,6 +278,8 @@ def pad(look: Look) -> list[Track]:
     for other in range(x.rank):
         if not pads[other] and not pads[other + x.rank]:
             shape[other] = x.sizes[other]
+        elif (have := x.sizes[other].number) is not None:
+            shape[other] = size(have + pads[other] + pads[other + x.rank])
     before, behind = pads[axis], pads[axis + x.rank]
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
