@@ -218,7 +218,9 @@ def check_streaming(
 
     streamed = made.streamed
     if streamed.time is None:
-        return check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
+        report = check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
+        why = "the states are the caller's, so that no chunks were run; compare with StreamingSession(..., states=...)"
+        return dataclasses.replace(report, nothing_compared=report.nothing_compared or why)
     given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
     return outliving.outlived(model, None, checking.check_streaming, *given)
 

@@ -168,6 +168,137 @@ def dual_path(s: Stack) -> None:
     s.add("Transpose", s.value, perm=[1, 0, 2])
 
 
+def grouped(s: Stack) -> None:
+    """A linear layer of each group of features, as an Einsum."""
+    count = s.add("Gather", s.add("Shape", "x"), s.ints(0), axis=0)
+    before = s.nodes[-3].output[0] if len(s.nodes) > 2 else "x"
+    s.add("Reshape", before, s.add("Concat", count, s.ints(-1, 2, FEATURES // 2), axis=0))
+    s.add("Einsum", s.value, s.weight(2, FEATURES // 2, FEATURES // 2), equation="btgi,gih->btgh")
+    s.add("Reshape", s.value, s.ints(0, 0, FEATURES))
+
+
+def running_sum(s: Stack) -> None:
+    """With or without the frame itself."""
+    s.add("Mul", s.value, s.const(np.array(0.1, np.float32)))
+    s.add("CumSum", s.value, s.const(np.array(int(s.rng.choice([1, -2])), np.int64)), exclusive=int(s.rng.integers(2)))
+    s.add("Tanh", s.value)
+
+
+def conditioned(s: Stack) -> None:
+    """One row for all frames, repeated as often as there are frames."""
+    if s.ahead or s.cut:
+        return
+    before = s.value
+    count = s.add("Slice", s.add("Shape", before), s.ints(1), s.ints(2))
+    rows = s.add("Tile", s.weight(1, 1, 2), s.add("Concat", s.ints(1), count, s.ints(FEATURES // 2), axis=0))
+    s.add("Add", before, rows)
+
+
+def resized(s: Stack) -> None:
+    """Twice the features."""
+    if s.ahead or s.cut:  # a chunk may have none
+        return
+    s.add("Resize", s.value, "", s.const(np.array([1, 1, 2], np.float32)), mode="linear")
+    s.add("MatMul", s.value, s.weight(2 * FEATURES, FEATURES))
+
+
+def chomped(s: Stack) -> None:
+    """Padded on both sides by the convolution or by a Pad, perhaps a function of it, then the end is cut off."""
+    if s.ahead or s.cut:  # no padding in front of what comes late
+        return
+    k, d = int(s.rng.integers(2, 4)), int(s.rng.integers(1, 3))
+    pad = (k - 1) * d
+    _as_channels(s)
+    own = bool(s.rng.integers(2))
+    if not own:
+        s.add("Pad", s.value, s.ints(0, 0, pad, 0, 0, pad))
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), kernel_shape=[k], dilations=[d], pads=[pad * own] * 2)
+    if s.rng.integers(2):
+        s.add("Relu", s.value)
+    s.add("Slice", s.value, s.ints(0), s.ints(-pad), s.ints(2))
+    _as_channels(s)
+
+
+def shifted(s: Stack) -> None:
+    """The frame before is added."""
+    if s.ahead or s.cut:  # no padding in front of what comes late
+        return
+    before, k = s.value, int(s.rng.integers(1, 3))
+    if s.rng.integers(2):
+        s.add("Pad", before, s.ints(0, k, 0, 0, -k, 0), s.const(np.array(0.5, np.float32)))
+    else:
+        s.add("Slice", s.add("Pad", before, s.ints(0, k, 0, 0, 0, 0)), s.ints(0), s.ints(-k), s.ints(1))
+    s.add("Add", before, s.value)
+
+
+def memory(s: Stack) -> None:
+    """Two convolutions over cuts of one padded stream, as an FSMN has it."""
+    if s.ahead or s.cut:  # no padding in front of what comes late
+        return
+    _as_channels(s)
+    padded = s.add("Pad", s.value, s.ints(0, 0, 4, 0, 0, 0))
+    first = s.add("Slice", padded, s.ints(0), s.ints(-2), s.ints(2))
+    left = s.add("Conv", first, s.weight(FEATURES, 1, 3), kernel_shape=[3], group=FEATURES)
+    middle = s.add("Slice", padded, s.ints(2), s.ints(-2), s.ints(2))
+    last = s.add("Slice", padded, s.ints(3, 0), s.ints(2**62, FEATURES), s.ints(2, 1))
+    right = s.add("Conv", last, s.weight(FEATURES, 1, 2), kernel_shape=[2], group=FEATURES)
+    s.add("Add", s.add("Add", left, middle), right)
+    _as_channels(s)
+
+
+def joined(s: Stack) -> None:
+    """A constant in front of the stream by Concat, for all rows."""
+    if s.ahead or s.cut:  # no padding in front of what comes late
+        return
+    _as_channels(s)
+    x = s.value
+    rows = s.add("Slice", s.add("Shape", x), s.ints(0), s.ints(1))
+    front = s.add("Expand", s.weight(1, FEATURES, 2), s.add("Concat", rows, s.ints(FEATURES, 2), axis=0))
+    s.add("Concat", front, x, axis=2)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, 3), kernel_shape=[3])
+    _as_channels(s)
+
+
+def halved(s: Stack) -> None:
+    """Padded in front, then two halves of the channels, each with its convolution."""
+    if s.ahead or s.cut:  # no padding in front of what comes late
+        return
+    _as_channels(s)
+    half = FEATURES // 2
+    s.add("Pad", s.value, s.ints(0, 0, 2, 0, 0, 0))
+    s.add("Split", s.value, s.ints(half, half), axis=1, count=2)
+    parts = list(s.nodes[-1].output)
+    made = [s.add("Conv", part, s.weight(FEATURES, half, 3), kernel_shape=[3]) for part in parts]
+    s.add("Mul", made[0], s.add("Sigmoid", made[1]))
+    _as_channels(s)
+
+
+def transposed(s: Stack) -> None:
+    """ConvTranspose of stride 1, padded in front, or cut off behind."""
+    if s.ahead or s.cut:  # no padding in front of what comes late
+        return
+    k, d = int(s.rng.integers(2, 4)), int(s.rng.integers(1, 3))
+    reach, padded = (k - 1) * d, bool(s.rng.integers(2))
+    _as_channels(s)
+    if padded:
+        s.add("Pad", s.value, s.ints(0, 0, reach, 0, 0, 0))
+    s.add("ConvTranspose", s.value, s.weight(FEATURES, FEATURES, k), s.weight(FEATURES), kernel_shape=[k],
+          dilations=[d], pads=[reach * padded] * 2)  # fmt: skip
+    if not padded:
+        s.add("Slice", s.value, s.ints(0), s.ints(-reach), s.ints(2))
+    _as_channels(s)
+
+
+def padded_behind(s: Stack) -> None:
+    """By a Pad, which a convolution then looks ahead over."""
+    k = int(s.rng.integers(2, 5))
+    _as_channels(s)
+    s.add("Pad", s.value, s.ints(0, 0, 0, 0, 0, k - 1))
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), kernel_shape=[k])
+    _as_channels(s)
+    s.ahead, s.cut = s.ahead + s.every * (k - 1), True
+
+
 def stacked_frames(s: Stack) -> None:
     """Two frames become one."""
     if s.ahead or s.cut:  # perhaps an odd number of them
@@ -222,11 +353,13 @@ def cut_off(s: Stack) -> None:
     s.ahead, s.cut = s.ahead + 2 * s.every, True
 
 
-LATE = (late_conv, centred, cut_off)
+LATE = (late_conv, centred, cut_off, padded_behind)
+
+PADDED = (chomped, shifted, memory, joined, halved, transposed)
 
 CAUSAL: tuple[Callable[[Stack], None], ...] = (
     dense, gated, softmax, norm, conv, conv2d, pool, residual, causal_conv, lstm, over_features, embed, dual_path,
-    stacked_frames,
+    stacked_frames, grouped, running_sum, conditioned, resized, *PADDED,
 )  # fmt: skip
 
 

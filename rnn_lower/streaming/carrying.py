@@ -13,14 +13,14 @@ from onnx import helper, numpy_helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
 from rnn_lower.streaming.first import FromInput
-from rnn_lower.streaming.late import Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
-from rnn_lower.streaming.windows import Cache
+from rnn_lower.streaming.windows import Cache, Joined
 
 END = 2**63 - 1
 STATES = {"h": (5, 1), "c": (6, 2)}
@@ -147,8 +147,12 @@ def carry_cache(work: Surgery, one: Cache) -> None:
         raw, joined = message.input[0], work.names.unique(f"{name}/with_cache")
         message.input[0] = joined
         add = work.ahead
-    add(message, helper.make_node("Concat", [current, raw], [joined], axis=one.axis))
-    kept = work.names.unique(f"{name}/cache")
+    whole = work.names.unique(f"{name}/with_cache") if one.crop else joined
+    add(message, helper.make_node("Concat", [current, raw], [whole], axis=one.axis))
+    if one.crop:
+        ends = [work.constant(message, np.array([n], np.int64), f"{name}/crop") for n in (0, -one.crop, one.axis)]
+        add(message, helper.make_node("Slice", [whole, *ends], [joined]))
+    kept, joined = work.names.unique(f"{name}/cache"), whole
     for node in _tail(work, joined, kept, one.axis, one.length):
         add(message, node)
     _change(message, one.attributes)
@@ -157,6 +161,27 @@ def carry_cache(work: Surgery, one: Cache) -> None:
     result = work.names.unique(f"{name}/cache_out")
     work.surface(message, kept, result, source, one.dtype, one.shape)
     work.states.append(State(source, result, one.shape, one.dtype.name, told, one.rows, first))
+
+
+def carry_joined(work: Surgery, one: Joined) -> None:
+    """What stands in front of the stream is the first state."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    described = f"{one.node.op_type} '{name}'"
+    try:
+        first, shape = work.first(described, one.front, one.shape, one.dtype)
+    except FromInput as error:
+        raise UnsupportedError(f"{described}: what it joins in front of the stream: {error}") from None
+    source, result = (work.names.unique(f"{name}/cache_{end}") for end in ("in", "out"))
+    work.add_input(source, one.dtype, shape)
+    free = [axis for axis, each in enumerate(shape) if each.of]
+    rows = free[0] if len(free) == 1 else 0 if one.axis and not free else None
+    message.input[0] = work.resettable(message, source, first, shape, rows)
+    work.replaced[one.node, 0] = one.front
+    kept = work.names.unique(f"{name}/cache")
+    for node in _tail(work, message.output[0], kept, one.axis, one.length):
+        work.after(message, node)
+    work.surface(message, kept, result, source, one.dtype, shape)
+    work.states.append(State(source, result, shape, one.dtype.name, described, rows, first))
 
 
 def carry_held(work: Surgery, one: Held) -> None:
@@ -212,6 +237,45 @@ def carry_held(work: Surgery, one: Held) -> None:
     _change(message, one.attributes)
     work.surface(message, kept, result, source, one.dtype, shape)
     work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+
+
+def carry_sum(work: Surgery, one: Accumulated) -> None:
+    """Add what the chunks before came to; the last frame of the result is what the next chunk goes on from."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    described = f"{one.node.op_type} '{name}'"
+    work.check_sizes(described, one.shape)
+    source, result = (work.names.unique(f"{name}/sum_{end}") for end in ("in", "out"))
+    first = np.zeros([each.number or 1 for each in one.shape], one.dtype.numpy())
+    work.add_input(source, one.dtype, one.shape)
+    free = [axis for axis, each in enumerate(one.shape) if each.of]
+    rows = free[0] if len(free) == 1 else 0 if one.axis and not free else None
+    current = work.resettable(message, source, first, one.shape, rows)
+    output, raw = message.output[0], work.names.unique(f"{name}/chunk")
+    message.output[0] = raw
+    work.after(message, helper.make_node("Add", [raw, current], [output]))
+    total = output
+    if one.exclusive:
+        total = work.names.unique(f"{name}/inclusive")
+        work.after(message, helper.make_node("Add", [output, message.input[0]], [total]))
+    joined, kept = work.names.unique(f"{name}/sums"), work.names.unique(f"{name}/sum")
+    work.after(message, helper.make_node("Concat", [current, total], [joined], axis=one.axis))
+    for node in _tail(work, joined, kept, one.axis, 1):
+        work.after(message, node)
+    work.surface(message, kept, result, source, one.dtype, one.shape)
+    work.states.append(State(source, result, one.shape, one.dtype.name, described, rows, first))
+
+
+def change_attributes(work: Surgery, one: Changed) -> None:
+    _change(work.document.message(one.node), one.attributes)
+
+
+def replace_arguments(work: Surgery, one: Arguments) -> None:
+    message, name = work.document.message(one.node), display_name(one.node)
+    if work.opset < one.since:
+        _change(message, dict(zip(one.attributes, map(list, one.inputs.values()), strict=True)))
+        return
+    for place, numbers in one.inputs.items():
+        put(message.input, place, work.constant(message, np.array(numbers, np.int64), f"{name}/input"))
 
 
 def tell_sizes(work: Surgery, one: Sizes) -> None:

@@ -133,10 +133,35 @@ def _subtract(a: Size, b: Size) -> Size | None:
 
 
 def _divide(a: Size, b: Size) -> Size | None:
+    if a.number is not None and b.number:
+        quotient = abs(a.number) // abs(b.number)  # the operator truncates
+        return size(quotient if (a.number < 0) == (b.number < 0) else -quotient)
     found = a.over(b)
     if found is None or found.times < 0 or found.times.denominator > a.times.denominator:
         return None  # the operator rounds
     return found
+
+
+def _numbers(function: Callable[[int, int], int]) -> Callable[[Size, Size], Size | None]:
+    """Arithmetic with numbers alone."""
+
+    def compute(a: Size, b: Size) -> Size | None:
+        x, y = a.number, b.number
+        return None if x is None or y is None else size(function(x, y))
+
+    return compute
+
+
+def _modulo(look: Look) -> Found:
+    divisor = _given(look, 1)
+    if look.attribute("fmod", 0) or divisor is None or size(0) in divisor[1]:
+        return None
+    return _pairwise(_numbers(lambda a, b: a % b))(look)
+
+
+def _extreme(function: Callable[[int, int], int]) -> Callable[[Look], Found]:
+    pairwise = _pairwise(_numbers(function))
+    return lambda look: pairwise(look) if len(look.inputs) == 2 else None
 
 
 def _equal(a: Size, b: Size) -> Size | None:
@@ -175,5 +200,5 @@ CONTENTS: dict[str, Callable[[Look], Found]] = {
     "Shape": _shape, "Identity": _same, "Cast": _cast, "Gather": _gathered, "Concat": _joined, "Slice": _sliced,
     "Unsqueeze": _as_list, "Squeeze": _squeezed, "Reshape": _reshaped, "Mul": _pairwise(lambda a, b: a * b),
     "Div": _pairwise(_divide), "Add": _pairwise(_add), "Sub": _pairwise(_subtract), "Equal": _pairwise(_equal),
-    "Where": _where, "ConstantOfShape": _filled,
+    "Where": _where, "ConstantOfShape": _filled, "Mod": _modulo, "Min": _extreme(min), "Max": _extreme(max),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from rnn_lower.lowering.node import Dim, RecurrentNode, display_name, read_node
 from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
-from rnn_lower.streaming.late import wait_for_each_other
+from rnn_lower.streaming.late import settle, settled, wait_for_each_other
 from rnn_lower.streaming.rules import RANDOM, RULES
 from rnn_lower.streaming.sizes import TIME, Size, size
 from rnn_lower.streaming.track import Look, Track, UnknownShapeError
@@ -43,6 +43,8 @@ class Walk:
         self._graph(scope)
         for value in self._model.graph.outputs:
             track = self._track(value)
+            if track.trail:
+                track = self.tracks[value] = settled(track, self._delay)
             if track.axis is None and track.is_timed:
                 raise UnsupportedError(f"output '{value.name}' is the length of the stream")
             if track.lead:
@@ -134,6 +136,8 @@ class Walk:
         timed, last = any(track.is_timed for track in seen), any(track.last for track in seen)
         if not timed:
             self._constants.compute(node, scope.opset)
+        rule = RULES.get(node.op_type)
+        settle(look, passes=rule is not None and rule.lead)
         if (content := content_of(look)) is not None:
             return [content]
         if node.op_type in RANDOM:
@@ -143,7 +147,6 @@ class Walk:
             return [dataclasses.replace(self._fixed(value, last), cut=cut) for value in node.outputs]
         if last:
             raise look.refuse("it uses a state of the stream so far for each of its frames")
-        rule = RULES.get(node.op_type)
         if rule is None:
             raise look.refuse("there is no rule for it")
         if not rule.lead and any(track.lead for track in seen):

@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from rnn_lower.errors import UnsupportedError
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
 from rnn_lower.streaming.track import Look, Track, along
 
@@ -62,6 +63,38 @@ class Reduced:
     keepdims: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Changed:
+    """Attributes that a node has in place of its own."""
+
+    node: ir.Node
+    attributes: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Inputs of integers, or attributes before an opset, that a node has in place of its own; None: as it is.
+
+    inputs: by place.  attributes: what they were called before the opset of `since`.
+    """
+
+    node: ir.Node
+    inputs: Mapping[int, tuple[int, ...]]
+    attributes: tuple[str, ...] = ()
+    since: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulated:
+    """A sum over time, which goes on from the last chunk's; shape: of one frame of it."""
+
+    node: ir.Node
+    shape: tuple[Size, ...]
+    axis: int
+    dtype: ir.DataType
+    exclusive: bool
+
+
 def held(look: Look, x: Track, reach: int, place: int = 0, **changes: Any) -> Held:
     """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
     axis = along(look, x)
@@ -80,6 +113,21 @@ def later(x: Track, late: int, **changes: Any) -> Track:
     return found.moved(x.axis, [*x.sizes[: x.axis], found.frames, *x.sizes[x.axis + 1 :]])
 
 
+def settled(x: Track, delay: bool) -> Track:
+    """A value without its trail: that is what comes when the stream goes on. Raises UnsupportedError unless `delay`."""
+    if x.trail and not delay:
+        raise UnsupportedError(x.blame)
+    return dataclasses.replace(x, trail=0, cut=True) if x.trail else x
+
+
+def settle(look: Look, passes: bool) -> None:
+    """Settle the inputs unless the operator passes each frame on, and all inputs have the same trail."""
+    timed = [track for track in look.inputs if track is not None and track.axis is not None]
+    alike = len({track.trail for track in timed}) < 2 and not any(track.late for track in timed)
+    if not passes or not alike:
+        look.inputs[:] = [None if track is None else settled(track, look.delay) for track in look.inputs]
+
+
 def wait_for_each_other(look: Look) -> None:
     """Where inputs of a node come late by different numbers of frames, the earlier ones are held back."""
     timed = {place: track for place, track in enumerate(look.inputs) if track is not None and track.axis is not None}
@@ -92,7 +140,7 @@ def wait_for_each_other(look: Look) -> None:
         look.inputs[place] = later(track, late, cut=cut) if (track.late, track.cut) != (late, cut) else track
 
 
-def cropped(look: Look, x: Track, first: int, behind: int) -> Track:
+def cropped(look: Look, x: Track, first: int, behind: int, gone: bool = True) -> Track:
     """The frames of a value but for the first and the last ones."""
-    look.carry(held(look, x, first + behind + 1, crop=first, gone=True))
+    look.carry(held(look, x, first + behind + 1, crop=first, gone=gone))
     return later(x, x.late + first + behind)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rnn_lower.streaming.late import Reduced
+import numpy as np
+
+from rnn_lower.streaming.late import Accumulated, Reduced
 from rnn_lower.streaming.shapes import same_frames
 from rnn_lower.streaming.sizes import ONE, Size, broadcast, size
 from rnn_lower.streaming.track import Look, Track, along
@@ -72,6 +74,102 @@ def matmul(look: Look) -> list[Track]:
             raise look.refuse("an input has values of its own for the frames of the stream")
     shape[back] = one.sizes[along(look, one)]
     return [one.moved(len(shape) + back, shape)]
+
+
+def einsum(look: Look) -> list[Track]:
+    """The stream is one label, which the output has too; operands without the stream must not have it."""
+    equation = look.attribute("equation", "")
+    equation = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
+    if "." in equation:
+        raise look.refuse("its equation has an ellipsis")
+    left, arrow, made = equation.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        made = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
+    tracks = [look.input(index) for index in range(len(look.inputs))]
+    if len(terms) != len(tracks) or any(track.rank != len(term) for track, term in zip(tracks, terms, strict=True)):
+        raise look.refuse("the ranks of its inputs are not those of its equation")
+    one = same_frames(look, tracks)
+    pairs = list(zip(tracks, terms, strict=True))
+    labels = {term[track.axis] for track, term in pairs if track.axis is not None}
+    if len(labels) > 1:
+        raise look.refuse("it multiplies frames of the stream with each other")
+    stream = labels.pop()
+    if any(stream in term for track, term in pairs if track.axis is None):
+        raise look.refuse("an input has values of its own for the frames of the stream")
+    if any(term.count(stream) > 1 for term in terms):
+        raise look.refuse("it takes a diagonal of the stream")
+    if made.count(stream) != 1:
+        raise look.refuse(f"it sums over label '{stream}', which is the stream")
+    sizes = {track.sizes[track.axis] for track in tracks if track.axis is not None}
+    if len(sizes) > 1:
+        raise look.refuse("its inputs have the stream among other axes in different ways")
+    columns = {
+        label: [t.sizes[k] for t, term in pairs for k, each in enumerate(term) if each == label] for label in left
+    }
+    shape = [broadcast(columns[label], look.fresh(axis)) for axis, label in enumerate(made)]
+    shape[made.index(stream)] = sizes.pop()
+    return [one.moved(made.index(stream), shape)]
+
+
+def cumulative_sum(look: Look) -> list[Track]:
+    """Over time, the sum so far is a state."""
+    x, axis = look.x(), look.known(1)
+    if axis is None:
+        raise look.refuse("its axis is computed")
+    time = along(look, x)
+    if int(axis.ravel()[0]) % x.rank != time:
+        return [x.moved(time, x.sizes)]
+    if look.attribute("reverse", 0):
+        raise look.refuse("it sums from the end of the stream (reverse)")
+    if not x.is_plain:
+        raise look.refuse("its input has padded frames in front of the stream, or is merged with other axes")
+    if look.opset < 11:
+        raise look.refuse(f"it needs opset 11; the model is at opset {look.opset}")
+    shape = (*x.sizes[:time], ONE, *x.sizes[time + 1 :])
+    look.carry(Accumulated(look.node, shape, time, look.dtype(0), bool(look.attribute("exclusive", 0))))
+    return [x.moved(time, x.sizes)]
+
+
+IDENTITIES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+"""How Resize maps coordinates: each of these leaves an axis as it is whose scale is 1."""
+
+
+def resize(look: Look) -> list[Track]:
+    """Each axis is resized on its own, so that one of scale 1 stays as it is."""
+    x = look.input(0)
+    time, mode = along(look, x), look.attribute("coordinate_transformation_mode", "half_pixel")
+    if look.opset < 11:
+        raise look.refuse(f"its rule is for opset 11 and up; the model is at opset {look.opset}")
+    if mode not in IDENTITIES or look.attribute("antialias", 0):
+        raise look.refuse(f"how it resizes depends on the length of the stream ({mode}, antialias)")
+    if look.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise look.refuse("it keeps the aspect ratio")
+    axes = [int(axis) % x.rank for axis in look.attribute("axes", range(x.rank))]
+    sizes = look.inputs[3] if len(look.inputs) > 3 else None
+    shape = look.sizes(x.rank)
+    shape = [shape[axis] if axis in axes else one for axis, one in enumerate(x.sizes)]
+    scales = look.known(2)
+    for place, axis in enumerate(axes):
+        have = x.sizes[axis].number
+        if sizes is not None and sizes.content is not None and sizes.content[place].number is not None:
+            shape[axis] = sizes.content[place]
+        elif sizes is None and scales is not None and scales.size == len(axes):
+            if scales[place] == 1:
+                shape[axis] = x.sizes[axis]
+            elif have is not None:
+                shape[axis] = size(int(np.floor(have * scales[place])))
+    if time in axes:
+        if sizes is not None:
+            same = sizes.content is not None and sizes.content[axes.index(time)] == x.sizes[time]
+        else:
+            same = scales is not None and scales.size == len(axes) and scales[axes.index(time)] == 1
+        if not same:
+            raise look.refuse("it resizes the stream over time")
+    if x.late:
+        raise look.refuse("it resizes frames that come late, of which a chunk may have none")
+    shape[time] = x.sizes[time]
+    return [x.moved(time, shape)]
 
 
 def gemm(look: Look) -> list[Track]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
+from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.walk import nodes, subgraphs
+from rnn_lower.lowering.node import RecurrentNode
 
 
 def _closure(value: ir.Value, step: Callable[[ir.Value], Iterable[ir.Value]]) -> set[ir.Value]:
@@ -72,3 +74,15 @@ def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
 
     required = {one for one in model.graph.inputs if not one.is_initializer()}
     return _closure(value, step) & required
+
+
+def has_one_step(node: RecurrentNode) -> bool:
+    """Whether a recurrent node has one step in each run, whatever the sizes of the inputs."""
+    maker = node.inputs["X"].producer()
+    if node.static_length == 1 or maker is None or maker.op_type != "Unsqueeze":
+        return node.static_length == 1
+    listed = maker.attributes.get("axes")
+    held = known_tensor(maker.inputs[1]) if len(maker.inputs) > 1 else None
+    axes = listed.as_ints() if listed is not None else held.numpy().ravel().tolist() if held is not None else ()
+    time = 1 if node.layout else 0
+    return time in axes or time - 3 in axes

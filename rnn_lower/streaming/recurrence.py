@@ -96,5 +96,7 @@ def _agreed(look: Look, a: Track, b: Track) -> Track:
         shape = a.shape if a.shape == b.shape else None
         return Track(shape, last=a.last or b.last, cut=a.cut or b.cut)
     if a != b:
-        raise look.refuse("its branches have the stream in different ways; fix the condition (--set INPUT=VALUE)")
+        raise look.refuse(
+            "its branches have the stream in different ways; fix the condition (--set INPUT=VALUE, or --dim NAME=SIZE)"
+        )
     return a

@@ -21,24 +21,29 @@ from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.carrying import (
     carry_cache,
     carry_held,
+    carry_joined,
     carry_recurrence,
+    carry_sum,
+    change_attributes,
     keep_reduced,
+    replace_arguments,
     tell_length,
     tell_sizes,
 )  # fmt: skip
 from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Reduced, Sizes
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
-from rnn_lower.streaming.reach import gives_back, is_part_of_input, reaches_output
+from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
-from rnn_lower.streaming.windows import Cache
+from rnn_lower.streaming.windows import Cache, Joined
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
 
 CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
     Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
-    Reduced: keep_reduced,
+    Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
+    Changed: change_attributes,
 }  # fmt: skip
 """How what nodes have to remember is carried."""
 
@@ -171,29 +176,91 @@ def _opened(document: Document, time: str | None) -> tuple[Document, str | None]
 
 
 def _nothing_runs(walk: Walk, document: Document) -> bool:
-    carried = any(isinstance(one, (Recurrence, Cache, Held)) for one in walk.carried)
+    carried = any(isinstance(one, (Recurrence, Cache, Joined, Held, Accumulated)) for one in walk.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
-def _carries(document: Document, way: str) -> bool:
-    """Whether something is to be carried over an axis that the caller does not carry already."""
+def _is_complete(document: Document, ways: Sequence[str]) -> bool:
+    """Whether the callers carry all that there is to carry, whichever free axis is the stream.
+
+    Raises RnnLowerError where that is an axis of a fixed size, and UnsupportedError where it is not known: no analysis
+    finished of an axis that their nodes run over, and one of another axis was refused.
+    """
+    theirs = set(_external(document))
+    for way in _fixed_places(document):
+        if _carries(document, way, theirs):
+            raise RnnLowerError(
+                f"the state is an input already, but something else is carried over {way}: say that it is the stream"
+                f" (--time {way})"
+            )
+    refused, over = None, False
+    for way in ways:
+        try:
+            carried = _carried(document, way)
+        except UnsupportedError as error:
+            refused = refused or error
+            continue
+        if _is_more(document, carried, theirs):
+            return False
+        over |= theirs <= {one.read.describe() for one in carried if isinstance(one, Recurrence)}
+    steps_once = all(has_one_step(node) for node in read_nodes(document.model, document.facts))
+    if refused is not None and not over and not steps_once:
+        raise UnsupportedError(
+            f"{refused}; the state is an input already, but what else has to be carried is not known: if nothing has,"
+            " lower the model instead (rnn-lower lower)"
+        )
+    return True
+
+
+def _carried(document: Document, way: str) -> list[Any]:
     walk = Walk(document.model, document.facts, _places(document, way))
+    walk.run()
+    return walk.carried
+
+
+def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
+    """Whether something is to be carried that the callers do not carry already."""
+    return any(
+        isinstance(one, (Cache, Held, Accumulated))
+        or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
+        or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
+        for one in carried
+    )
+
+
+def _carries(document: Document, axis: str, theirs: set[str]) -> bool:
+    """Whether an axis of a fixed size is one that the callers' nodes run over, and there is more to carry over it."""
+    opened, way = _opened(document.copied(), axis)
     try:
-        walk.run()
+        carried = _carried(opened, str(way))
     except UnsupportedError:
         return False
-    theirs = _external(document)
-    return any(
-        isinstance(one, (Cache, Held)) or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
-        for one in walk.carried
-    )
+    over = {one.read.describe() for one in carried if isinstance(one, Recurrence)}
+    return bool(over & theirs) and _is_more(opened, carried, theirs)
+
+
+def _fixed_places(document: Document) -> list[str]:
+    """The axes of a fixed size, but for those of the states that the callers give."""
+    model = document.model
+    states: set[ir.Value] = set()
+    for node in read_nodes(model, document.facts):
+        for letter in node.operator.states:
+            if (given := node.inputs.get(f"initial_{letter}")) is not None:
+                states |= inputs_of(model, given)
+    names = {str(one.name) for one in states}
+    return [
+        place(name, axis)
+        for name, dims in _shapes(document).items()
+        for axis, dim in enumerate(dims or ())
+        if name not in names and isinstance(dim, int)
+    ]
 
 
 def _streams(document: Document, time: str | None) -> dict[str, int]:
     """The axis of the stream in each input that has it; none where the model has its states outside already."""
     ways = list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
     if time is None:
-        if _external(document) and not any(_carries(document, way) for way in ways):
+        if _external(document) and _is_complete(document, ways):
             return {}
         if len(ways) != 1:
             told = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from rnn_lower.streaming.late import Sizes, cropped
+from rnn_lower.streaming.late import Arguments, Sizes, cropped, settled
 from rnn_lower.streaming.sizes import ONE, Size, broadcast, product, size, total
-from rnn_lower.streaming.track import Look, Track, along
+from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
@@ -149,21 +150,59 @@ def slice_(look: Look) -> list[Track]:
     cut = {axis % x.rank: (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
     sizes = [shape[axis] if axis in cut else x.sizes[axis] for axis in range(x.rank)]
     start, end, step = cut.get(time, (0, WHOLE, 1))
+    if start < 0:
+        x = settled(x, look.delay)
     if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
         sizes[time] = ONE
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
+    if look.delay and not x.lead and (start or behind is None or behind > x.trail):
+        x = settled(x, look.delay)
+    if step == 1 and start >= 0 and behind is not None and (x.lead or x.trail):
+        return [_trimmed(look, x, (start, behind), cut, sizes)]
+    x = settled(x, look.delay)
     if step == 1 and start >= 0 and behind is not None and (start or behind):
         if not look.delay:
             ahead = start + behind
             raise look.refuse(f"it takes frames {start} to {end} of the stream; let them come {ahead} late (--delay)")
         if len(cut) > 1:
-            raise look.refuse("it cuts frames off the stream, and another axis; use two of them")
-        return [cropped(look, x, start, behind)]
+            _keep_ranges(look, {axis: range_ for axis, range_ in cut.items() if axis != time})
+        late = cropped(look, x, start, behind, gone=len(cut) == 1)
+        return [late.moved(time, [late.sizes[time] if axis == time else one for axis, one in enumerate(sizes)])]
     if start != 0 or end < WHOLE or step != 1:
         raise look.refuse(f"it takes frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
+
+
+def _trimmed(
+    look: Look, x: Track, off: tuple[int, int], cut: Mapping[int, tuple[int, int, int]], sizes: list[Size]
+) -> Track:
+    """Frames are cut off what is padded in front of and behind the stream.
+
+    Behind, a chunk has none of the padding, so that less is cut off; what is cut off beyond it shifts the stream, whose
+    padding in front becomes shorter.
+    """
+    (start, behind), time = off, along(look, x)
+    end = max(0, behind - x.trail)
+    lead = x.lead - start - end
+    if lead < 0:
+        raise look.refuse(f"it takes frames {start} to {-behind} of the stream, of which {x.lead} are padded in front")
+    if x.outer != ONE or x.sizes[time] != with_lead(x.frames, x.lead):
+        raise look.refuse("it cuts frames off axes that are merged with the stream")
+    if end != behind:
+        _keep_ranges(look, {**cut, time: (start, -end if end else WHOLE, 1)})
+    sizes[time] = with_lead(x.frames, lead)
+    return dataclasses.replace(x, lead=lead, trail=max(0, x.trail - behind)).moved(time, sizes)
+
+
+def _keep_ranges(look: Look, ranges: Mapping[int, tuple[int, int, int]]) -> None:
+    """Let a Slice take these ranges."""
+    columns = [tuple(each[place] for each in ranges.values()) for place in range(3)]
+    given = {1: columns[0], 2: columns[1], 3: tuple(ranges)}
+    if look.opset >= 10:
+        given[4] = columns[2]
+    look.carry(Arguments(look.node, given, ("starts", "ends", "axes"), 10))
 
 
 def gather(look: Look) -> list[Track]:
@@ -230,16 +269,22 @@ def _spread(look: Look, shape: list[Size], have: list[Size]) -> Track:
     timed = [axis for axis, one in enumerate(shape) if one.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
         raise look.refuse("it makes a shape of the length of the stream")
-    track = Track(tuple(shape), timed[0])
+    track = Track(tuple(shape), timed[0], every=shape[timed[0]].times.denominator)
     if shape[timed[0]].over(track.frames) is None:
         raise look.refuse("it makes a shape of the length of the stream at another rate")
     return dataclasses.replace(track, outer=shape[timed[0]].over(track.frames) or ONE)
 
 
 def tile(look: Look) -> list[Track]:
-    x = look.x()
-    repeats = look.integers(1, "repeats", 6)
-    if repeats is None or repeats[along(look, x)] != 1:
+    """Other axes are repeated; one row for all frames is spread over them."""
+    x, repeats = look.input(0), look.input(1).content if look.opset >= 6 else None
+    if repeats is None or x.shape is None or len(repeats) != x.rank:
+        raise look.refuse("how often it repeats its input is not known")
+    if x.axis is None and x.is_timed:
+        raise look.refuse("it computes with the length of the stream")
+    shape = [one * times for one, times in zip(x.shape, repeats, strict=True)]
+    if x.axis is None:
+        return [_spread(look, shape, list(x.shape))]
+    if repeats[x.axis] != ONE or any(one.is_timed for one in repeats):
         raise look.refuse("it repeats the stream over time")
-    shape = [one * size(times) for one, times in zip(x.sizes, repeats, strict=True)]
-    return [x.moved(along(look, x), shape)]
+    return [x.moved(x.axis, shape)]

@@ -29,6 +29,8 @@ class Track:
     every: how many frames of the input make one of this value.
     outer: what was merged into the axis in front of the frames; an axis of size outer * frames * inner.
     lead: how many frames the value has in front that came before the chunk.
+    trail: how many frames it has behind in a run over the whole that are made of padding; a chunk has none of them.
+    blame: why a value with a trail looks ahead, unless it is cut off.
     late: how many frames it has less than the chunks so far would make, since each needs some that come later.
     cut: whether it has less frames than in a run over the whole, which makes up what comes behind the end.
     last: the value tells of the frames up to the end of the chunk, such as a final state.
@@ -40,6 +42,8 @@ class Track:
     every: int = 1
     outer: Size = ONE
     lead: int = 0
+    trail: int = 0
+    blame: str = dataclasses.field(default="", compare=False)
     late: int = 0
     cut: bool = False
     last: bool = False
@@ -71,7 +75,7 @@ class Track:
     @property
     def is_plain(self) -> bool:
         """Whether nothing else was merged into the axis of the frames."""
-        return self.axis is not None and not self.lead and self.sizes[self.axis] == self.frames
+        return self.axis is not None and not (self.lead or self.trail) and self.sizes[self.axis] == self.frames
 
     def moved(self, axis: int, shape: Sequence[Size], **changes: Any) -> Track:
         """The same frames in a value of another shape."""
@@ -145,6 +149,10 @@ class Look:
             return None
         array = self.known(index)
         if array is None:
+            track = self.inputs[index]
+            sizes = None if track is None or track.content is None else [one.number for one in track.content]
+            if sizes is not None and None not in sizes:
+                return [number for number in sizes if number is not None]
             raise self.refuse(f"its {attribute} are computed")
         if array.dtype.kind not in "iu" or array.ndim > 1:
             raise self.refuse(f"its {attribute} are no integers, or no list")

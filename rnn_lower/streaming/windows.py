@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.streaming.late import Held, held
+from rnn_lower.streaming import shapes
+from rnn_lower.streaming.late import Arguments, Changed, Held, held, settled
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.track import Look, Track, along, with_lead
 
@@ -26,6 +27,7 @@ class Cache:
     shape: of the cache, `length` frames along `axis`.  fill: what they are before the first chunk.
     after: the frames are put before the node's output, else before its first input.
     attributes: of the node that change.  pads: what takes the place of its input 1.
+    crop: frames that are cut off the end of the node's output, where the cache stands before it.
     """
 
     node: ir.Node
@@ -37,6 +39,7 @@ class Cache:
     after: bool = False
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pads: tuple[int, ...] | None = None
+    crop: int = 0
 
     @property
     def rows(self) -> int | None:
@@ -50,6 +53,18 @@ class Cache:
         if len(free) == 1:
             return free[0]
         return 0 if not free and self.axis else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """`length` frames that a Concat has in `front` of the stream; shape: of them."""
+
+    node: ir.Node
+    front: ir.Value
+    shape: tuple[Size, ...]
+    axis: int
+    length: int
+    dtype: ir.DataType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +114,38 @@ def transposed_convolution(look: Look) -> list[Track]:
         return [x.moved(0, [x.sizes[0], *look.sizes(x.rank)[1:]])]
     if along(look, x) == 1:
         raise look.refuse("it adds frames of the stream up: they are its channels")
-    window = _window(look, x)
-    extra = look.attribute("output_padding", [0] * (x.rank - 2))[along(look, x) - 2]
-    if window != _Window(1, 1, 0, 0) or extra or look.attribute("output_shape"):
+    window, axis, x = _window(look, x), along(look, x), settled(x, look.delay)
+    extra = look.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
+    if window.stride != 1 or extra or look.attribute("output_shape"):
         raise look.refuse("each frame of the stream makes several of its output, which overlap")
-    shape = look.sizes(x.rank)
-    shape[0], shape[along(look, x)] = x.sizes[0], x.sizes[along(look, x)]
-    return [x.moved(along(look, x), shape)]
+    shape, weights = look.sizes(x.rank), look.input(1)
+    shape[0], shape[axis] = x.sizes[0], x.sizes[axis]
+    if weights.shape is not None:
+        shape[1] = weights.shape[1] * size(look.attribute("group", 1))
+    if window == _Window(1, 1, 0, 0):
+        return [x.moved(axis, shape)]
+    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.late:
+        raise look.refuse("its input is merged with other axes, or comes late")
+    before, trail = window.reach - 1, window.reach - 1 - window.behind
+    if trail < 0:
+        raise look.refuse("it cuts frames off the stream")
+    attributes = _without_padding(look, x, axis)
+    attributes["pads"][axis - 2] = attributes["pads"][axis - 2 + x.rank - 2] = before
+    if window.before == before and before <= x.lead:  # the frames before are there
+        look.carry(Changed(look.node, attributes))
+        lead = x.lead - before
+    elif not window.before and not x.lead:
+        cached = (*x.sizes[:axis], size(before), *x.sizes[axis + 1 :])
+        look.carry(Cache(look.node, cached, axis, before, look.dtype(0), 0.0, attributes=attributes))
+        lead = 0
+    else:
+        raise look.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
+    shape[axis] = with_lead(x.frames, lead)
+    blame = look.refuse(
+        f"it makes {trail} frames behind the stream of the last ones; cut them off, or let them come"
+        " when the stream goes on (--delay)"
+    )
+    return [dataclasses.replace(x, lead=lead, trail=trail, blame=str(blame)).moved(axis, shape)]
 
 
 def _window(look: Look, x: Track) -> _Window:
@@ -143,18 +183,31 @@ def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
         if window.stride > 1 or window.before:
             raise look.refuse("it pads more frames before the stream than its window has")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
-    made_up = window.behind if x.late else (before + window.behind - window.reach) // window.stride + 1 + late
-    if made_up > 0 and not look.delay:
-        raise look.refuse(
+    if x.trail and (late or window.stride > 1):
+        x = settled(x, look.delay)
+    behind = window.behind + x.trail
+    made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late
+    trail, blame = 0, x.blame
+    if made_up > 0 and not late and not x.late and window.stride == 1 and fill == 0:
+        trail, made_up = made_up, 0
+    if (made_up > 0 and not look.delay) or (trail and window.behind):
+        error = look.refuse(
             f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
             f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or let outputs"
             " come late (--delay)"
         )
-    made = dataclasses.replace(x, every=x.every * window.stride, lead=lead, late=late, cut=x.cut or made_up > 0)
+        if not trail:
+            raise error
+        blame = str(error)
+    made = dataclasses.replace(
+        x, every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late, cut=x.cut or made_up > 0
+    )
     if late or x.late:
         look.carry(_held_back(look, x, window, fill))
     elif window.before:
         look.carry(_own_padding(look, x, axis, window.before, fill))
+    elif window.behind:
+        look.carry(Changed(look.node, _without_padding(look, x, axis)))
     shape = _sizes(look, x)
     shape[axis] = with_lead(made.frames, lead)
     return [made.moved(axis, shape)]
@@ -225,25 +278,54 @@ def pad(look: Look) -> list[Track]:
     for other in range(x.rank):
         if not pads[other] and not pads[other + x.rank]:
             shape[other] = x.sizes[other]
+        elif (have := x.sizes[other].number) is not None:
+            shape[other] = size(have + pads[other] + pads[other + x.rank])
     before, behind = pads[axis], pads[axis + x.rank]
+    blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
-        raise look.refuse(f"it looks ahead by {behind} frames: it pads {behind} frames behind the stream")
-    if before < 0 or behind < 0:
+        told = f"it looks ahead by {behind} frames: it pads {behind} frames behind the stream"
+        blame = str(look.refuse(f"{told}; let outputs come late (--delay)"))
+    if before < 0 or end > x.lead + before:
         raise look.refuse("it cuts frames off the stream")
-    if not before:
+    if not before and not behind:
+        shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
     if mode != "constant":
         raise look.refuse(f"how it pads over time depends on the stream (mode {mode})")
-    if x.lead or (x.outer, x.sizes[axis]) != (ONE, x.frames):
+    if (x.lead and (before or end)) or (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
         raise look.refuse("it pads axes that are merged with the stream, or pads it twice")
     if look.opset < 11 or len(look.node.inputs) < 2 or (len(look.node.inputs) > 3 and look.node.inputs[3] is not None):
         raise look.refuse("it pads the stream in a form of Pad that is not taken apart; use one with pads of all axes")
     given = look.known(2) if len(look.node.inputs) > 2 and look.node.inputs[2] is not None else np.zeros(())
     if given is None:
         raise look.refuse("the value that it pads with is computed")
-    left = tuple(0 if place == axis else number for place, number in enumerate(pads))
+    left = tuple(0 if place in (axis, axis + x.rank) else number for place, number in enumerate(pads))
+    made = dataclasses.replace(x, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
+    shape[axis] = with_lead(x.frames, made.lead)
+    if not before:
+        look.carry(Arguments(look.node, {1: left}))
+        return [made.moved(axis, shape)]
     cached = (*shape[:axis], size(before), *shape[axis + 1 :])
     fill = given.ravel()[0] if given.size else 0
-    look.carry(Cache(look.node, cached, axis, before, look.dtype(0), fill, after=True, pads=left))
-    shape[axis] = with_lead(x.frames, before)
-    return [dataclasses.replace(x, lead=before).moved(axis, shape)]
+    look.carry(Cache(look.node, cached, axis, before, look.dtype(0), fill, after=True, pads=left, crop=end))
+    return [made.moved(axis, shape)]
+
+
+def joined_in_front(look: Look) -> list[Track] | None:
+    """What a Concat joins in front of the stream are frames that came before it; None of another Concat."""
+    front, x = look.inputs[0], look.inputs[1] if len(look.inputs) == 2 else None
+    value = look.node.inputs[0]
+    if front is None or value is None or front.is_timed or front.last or x is None or x.axis != look.axis(1, x.rank):
+        return None
+    length = front.sizes[x.axis].number
+    if length is None or x.lead or (x.outer, x.sizes[x.axis]) != (ONE, x.frames) or x.late:
+        raise look.refuse("it joins frames in front of a stream that is padded, merged with other axes, or late")
+    shape = (*x.sizes[: x.axis], size(length), *x.sizes[x.axis + 1 :])
+    look.carry(Joined(look.node, value, shape, x.axis, length, look.dtype(1)))
+    made = [with_lead(x.frames, length) if axis == x.axis else one for axis, one in enumerate(x.sizes)]
+    return [dataclasses.replace(x, lead=length).moved(x.axis, made)]
+
+
+def concat(look: Look) -> list[Track]:
+    """Over time, with a constant in front; else over other axes."""
+    return joined_in_front(look) or shapes.concat(look)

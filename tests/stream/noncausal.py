@@ -58,6 +58,41 @@ def weight(*shape: int) -> Callable[[Stack], str]:
     return lambda s: s.weight(*shape)
 
 
+def chomped(cut: int, front: int = 0) -> Callable[[Stack], str]:
+    """A convolution padded by 2 on both sides, of which other frames than the last 2 are cut off."""
+
+    def build(s: Stack) -> str:
+        s.add("Transpose", s.value, perm=[0, 2, 1])
+        s.add("Conv", s.value, s.weight(F, F, 3), kernel_shape=[3], pads=[2, 2])
+        conv = s.nodes[-1].name
+        s.add("Slice", s.value, s.ints(front), s.ints(-cut), s.ints(2))
+        culprit = s.nodes[-1].name if front else conv
+        s.add("Transpose", s.value, perm=[0, 2, 1])
+        return culprit
+
+    return build
+
+
+def padded_sum(s: Stack) -> str:
+    s.add("Pad", s.value, s.ints(0, 0, 0, 0, 2, 0))
+    culprit = s.nodes[-1].name
+    s.add("MatMul", s.value, s.weight(F, F))
+    return culprit
+
+
+def last_of_padding(s: Stack) -> str:
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    s.add("Conv", s.value, s.weight(F, F, 3), kernel_shape=[3], pads=[2, 2])
+    culprit = s.nodes[-1].name
+    s.add("Slice", s.value, s.ints(-1), s.ints(2**62), s.ints(2))
+    return culprit
+
+
+def einsum(equation: str, *shape: int) -> Callable[[Stack], str]:
+    """A product of the stream and a constant."""
+    return single("Einsum", weight(*shape), equation=equation)
+
+
 def attention(s: Stack) -> str:
     x = s.value
     keys = s.add("Transpose", x, perm=[0, 2, 1])
@@ -368,7 +403,33 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "all but the last": single("Slice", ints(0), ints(-1), ints(1)),
     "every second frame": single("Slice", ints(0), ints(2**62), ints(1), ints(2)),
     "split in time": single("Split", ints(1, 8), axis=1),
-    "sum up to here": single("CumSum", lambda s: s.const(np.array(1, np.int64))),
+    "sum from here on": single("CumSum", lambda s: s.const(np.array(1, np.int64)), reverse=1),
+    "sum of a label that is the stream": einsum("ntf,kt->nkf", 6, 9),
+    "frames multiplied with each other": lambda s: (
+        s.add("Einsum", s.value, s.value, equation="ntf,nsf->nts"),
+        s.nodes[-1].name,
+    )[1],
+    "a label with values for each frame": einsum("ntf,tf->ntf", 9, F),
+    "chomp that is too short": chomped(1),
+    "chomp of frames in front": chomped(2, front=1),
+    "shift to the front": single("Pad", ints(0, -1, 0, 0, 1, 0)),
+    "shift by more than the padding": single("Pad", ints(0, 1, 0, 0, -2, 0)),
+    "joined with zeros behind": lambda s: (
+        s.add("Concat", s.value, s.const(np.zeros((2, 3, F), np.float32)), axis=1),
+        s.nodes[-1].name,
+    )[1],
+    "transposed conv that is not cut off": single("ConvTranspose", weight(F, F, 3), channels=True, kernel_shape=[3]),
+    "transposed conv cut off in front": single(
+        "ConvTranspose", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[2, 0]
+    ),
+    "transposed conv of the same length": single(
+        "ConvTranspose", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[1, 1]
+    ),
+    "last frame of a chomp that is too short": last_of_padding,
+    "sum of all over padding behind": padded_sum,
+    "resize to the features": single(
+        "Resize", lambda s: "", lambda s: "", ints(1, F, F), coordinate_transformation_mode="asymmetric"
+    ),
     "resize": single("Resize", lambda s: "", lambda s: s.const(np.array([1, 2, 1], np.float32))),
     "top frames": single("TopK", ints(2), axis=1, count=2),
     "reverse sequence": single("ReverseSequence", ints(3, 3), time_axis=1, batch_axis=0),

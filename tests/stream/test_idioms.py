@@ -1,0 +1,55 @@
+"""What exporters and public models write: chunks with random borders are the whole run, no frame late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from layers import PADDED, Stack, conditioned, grouped, padded_behind, resized, running_sum
+from streams import same_in_chunks
+
+import rnn_lower
+
+
+def same_at_random_borders(build: Callable[[Stack], None], seed: int, late: int = 0, **options: object) -> None:
+    """Raise unless random chunks, single frames and the whole give the same, so many frames late."""
+    s = Stack(np.random.default_rng([7, seed]))
+    build(s)
+    model = s.model()
+    feeds = {"x": s.rng.uniform(-1, 1, (2, 13, 6)).astype(np.float32)}
+    for lengths in (None, None, [1] * 13, [13], [1, 2, 3, 7]):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+    made = rnn_lower.stream(model, axis="T", **options)
+    assert dict(rnn_lower.StreamingSession(made).plan.late) == ({"y": late} if late else {})
+    if not late:
+        same_in_chunks(model, feeds, "T", s.rng, [1] * 13, step=1, **options)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("layer", [grouped, running_sum, conditioned, resized, *PADDED], ids=lambda one: one.__name__)
+def test_layers(layer, seed):
+    same_at_random_borders(layer, seed)
+
+
+EQUATIONS = ("ntf,gf->ntg", "gf,ntf->ntg", "ntf,ntf->ntf", "ntf,fg", "ntf,ntg,gf->ntf", "f,ntf->ntf", "ntf,n->ntf")
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_equations(equation):
+    def build(s: Stack) -> None:
+        weights = {"gf": (6, 6), "fg": (6, 6), "f": (6,), "n": (2,)}
+        terms = equation.split("->")[0].split(",")
+        x = s.value
+        s.add("Einsum", *(s.weight(*weights[term]) if term in weights else x for term in terms), equation=equation)
+
+    same_at_random_borders(build, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_behind(seed):
+    s = Stack(np.random.default_rng([7, seed]))
+    padded_behind(s)
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"Pad 'Pad1' in main graph: .*pads \d frames behind.*--delay"):
+        rnn_lower.stream(s.model(), axis="T")
+    same_at_random_borders(padded_behind, seed, s.ahead, delay=True)

@@ -1,0 +1,111 @@
+"""A state that is an input already says nothing of what else is to be carried: that has to be analysed to the end."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+from layers import FEATURES, Stack
+from onnx import TensorProto, defs, helper
+
+import rnn_lower
+from rnn_lower import cli
+from rnn_lower.streaming.contents import CONTENTS
+from rnn_lower.streaming.rules import RULES
+
+F = FEATURES
+WITHOUT_RULE = sorted(
+    {schema.name for schema in defs.get_all_schemas() if not schema.domain and schema.min_input}
+    - set(RULES)
+    - set(CONTENTS)
+)
+
+
+def beside(op: str, inputs: int, free: str | int = "T", padded: bool = True, outside: bool = True) -> onnx.ModelProto:
+    """Pad, Conv, Transpose, an operator, and a GRU whose state is an input and an output."""
+    s = Stack(np.random.default_rng(0), 17)
+    s.add("Transpose", "x", perm=[0, 2, 1])
+    if padded:
+        s.add("Pad", s.value, s.ints(0, 0, 2, 0, 0, 0))
+        s.add("Conv", s.value, s.weight(F, F, 3), kernel_shape=[3])
+    s.add("Transpose", s.value, perm=[2, 0, 1])
+    if op:
+        s.nodes.append(helper.make_node(op, [s.value] * inputs, ["unknown"], name="culprit"))
+    state = "h" if outside else s.weight(1, 1, F)
+    weights = s.weight(1, 3 * F, F), s.weight(1, 3 * F, F)
+    s.nodes.append(helper.make_node("GRU", [s.value, *weights, "", "", state], ["Y", "hn"], name="gru", hidden_size=F))
+    s.nodes.append(helper.make_node("Squeeze", ["Y", s.ints(1)], ["y"], name="squeeze"))
+    floats = TensorProto.FLOAT
+    state_in = [helper.make_tensor_value_info("h", floats, [1, 1, F])] if outside else []
+    graph = helper.make_graph(
+        s.nodes, "beside", [helper.make_tensor_value_info("x", floats, [1, free, F]), *state_in],
+        [helper.make_tensor_value_info(name, floats, None) for name in ("y", "hn", *["unknown"][: bool(op)])], s.weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def run(tmp_path, model: onnx.ModelProto, *options: str) -> int:
+    (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
+    return cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options])
+
+
+@pytest.mark.parametrize("op", WITHOUT_RULE)
+@pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
+def test_what_has_no_rule_is_refused(op, outside, tmp_path, capsys):
+    """With and without a time axis, by its name, and nothing is written."""
+    schema = defs.get_schema(op, 17) if defs.has(op) and _is_there(op) else None
+    model = beside(op, schema.min_input if schema else 1, outside=outside)
+    for options in ([], ["--time", "T"], ["--keep-fused"], ["--check"]):
+        code = run(tmp_path, model, *options)
+        out, err = capsys.readouterr()
+        assert (code, out) == (2, ""), err
+        assert re.search(rf"{op} 'culprit' in main graph: |'Pad1' in main graph: cannot run chunk by chunk: ", err), err
+        assert err.count("\n") == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+
+
+def _is_there(op: str) -> bool:
+    try:
+        defs.get_schema(op, 17)
+    except defs.SchemaError:
+        return False
+    return True
+
+
+def test_there_are_many():
+    assert len(WITHOUT_RULE) > 60
+
+
+def test_a_foreign_operator_is_refused(tmp_path, capsys):
+    model = beside("Odd", 1)
+    model.graph.node[4].domain = "com.example"
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    assert run(tmp_path, model) == 2
+    assert "'culprit'" in capsys.readouterr().err
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("free", ["T", 1, 16])
+def test_a_convolution_beside_the_state_is_carried(free):
+    """Where the size is fixed, the axis is asked for; where it is free, it is that one."""
+    model = beside("", 1, free)
+    if free != "T":
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"something else is carried over x\[1\].*\(--time x\[1\]\)"):
+            rnn_lower.stream(model)
+    made = rnn_lower.stream(model, axis=None if free == "T" else "x[1]")
+    assert [value.name for value in made.graph.input] == ["x", "h", "Pad1/cache_in"]
+
+
+@pytest.mark.parametrize("free", ["T", 1, 16])
+def test_nothing_else_to_carry_is_left(free):
+    made = rnn_lower.stream(beside("", 1, free, padded=False))
+    assert [value.name for value in made.graph.input] == ["x", "h"]
+
+
+def test_a_check_of_no_chunks_fails(tmp_path, capsys):
+    assert run(tmp_path, beside("", 1, padded=False), "--check") == 1
+    out, err = capsys.readouterr()
+    assert "no chunks were run" in out + err
+    assert not (tmp_path / "out.onnx").exists()
