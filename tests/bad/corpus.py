@@ -24,6 +24,7 @@ from layers import Stack
 from noncausal import model_of as noncausal
 from onenode import OPTIONAL, Case, build
 from onnx import TensorProto, helper, numpy_helper
+from test_states_outside import beside
 
 Model = onnx.ModelProto
 Build = Callable[[Path], list[str]]
@@ -1483,10 +1484,6 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
         lambda: late(lambda s: s.add("Slice", s.value, s.ints(-1), s.ints(2**62), s.ints(1)), (1, 1)), ("--delay",),
         "is the last of the stream, of which nodes before it look ahead",
     ),
-    "cut twice": (
-        lambda: late(lambda s: s.add("Slice", "x", s.ints(1, 2), s.ints(2**62, 4), s.ints(1, 2))), ("--delay",),
-        "cannot run chunk by chunk: it cuts frames off the stream, and another axis; use two of them",
-    ),
 }  # fmt: skip
 
 
@@ -1502,6 +1499,8 @@ ODD: dict[str, tuple[Then, str]] = {
         "its attribute 'perm' is of type STRING; the operator takes INTS",
     ),
     "no axis": (lambda s: s.add("Concat", "x", "x"), "it has no attribute 'axis'"),
+    "ellipsis": (lambda s: s.add("Einsum", "x", equation="...f->...f"), "its equation has an ellipsis"),
+    "summed label": (lambda s: s.add("Einsum", "x", equation="ntf->nf"), "it sums over label 't', which is the stream"),
     "complex axes": (lambda s: s.add("Unsqueeze", "x", s.const(np.array([1j]))), "its axes are no integers"),
     "no axes": (lambda s: s.add("Unsqueeze", "x"), "input 1 is missing"),
     "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "what it says of itself does not fit its inputs"),
@@ -1587,6 +1586,8 @@ def bad_streams() -> Iterator[Bad]:
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
     for name, (then, words) in ODD.items():
         yield Bad(f"stream odd {name}", streaming(lambda then=then: odd(then), "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
+    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the state is an input already, but what else has to be carried is not known: if nothing has, lower the model instead (rnn-lower lower)")
+    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the state is an input already, but something else is carried over x[1]: say that it is the stream (--time x[1])")
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
@@ -1638,7 +1639,10 @@ NOT_CAUSAL = {
     "flip": "it takes frames -1 to -4611686018427387904 by -1 of the stream",
     "first frame": "it takes fixed frames of the stream: [0]",
     "split in time": "it splits the stream over time",
-    "sum up to here": "there is no rule for it",
+    "sum from here on": "it sums from the end of the stream (reverse)",
+    "transposed conv that is not cut off": "it makes 2 frames behind the stream of the last ones; cut them off, or let them come when the stream goes on (--delay)",
+    "resize": "it resizes the stream over time",
+    "no rule": "there is no rule for it",
     "tile": "it repeats the stream over time",
     "joined with itself": "it joins frames over time",
     "a number for each frame": "input 1 has values of its own for the frames of the stream",
