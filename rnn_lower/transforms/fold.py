@@ -17,7 +17,8 @@ from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.walk import nodes, recurrent_nodes, taken_names, values
-from rnn_lower.sandbox.isolated import Ended, apart, may_fork
+from rnn_lower.sandbox import isolated
+from rnn_lower.sandbox.isolated import Ended, apart
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import without_annotations
@@ -46,7 +47,7 @@ def fold(model: ir.Model) -> None:
     """
     _optimizer()  # imported once, before the child is forked
     try:
-        if may_fork():
+        if isolated.may_fork():
             apart(_fold_here, model)
         _fold_here(model)
     except Ended as end:

@@ -162,7 +162,6 @@ def test_folding_that_ends_the_process(monkeypatch):
 def test_where_it_cannot_fork_folding_is_done_once(monkeypatch):
     done: list[object] = []
     monkeypatch.setattr(isolated, "may_fork", lambda: False)
-    monkeypatch.setattr(fold, "may_fork", lambda: False)
     monkeypatch.setattr(fold, "_fold_here", done.append)
     fold.fold(ir.from_proto(build(Case("GRU"))[0]))
     assert len(done) == 1
