@@ -18,7 +18,7 @@ from rnn_lower.ir.walk import Scope, nodes, taken_names
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.lowering.node import OPERATORS
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import Facts, declared_by
 from rnn_lower.targets.profile import Target
 
 logger = logging.getLogger("rnn_lower")
@@ -42,18 +42,6 @@ def legalize_rest(model: ir.Model, target: Target, facts: Facts) -> int:
     if count:
         logger.info("%d other node(s) were replaced by ones that target %s supports", count, target.name)
     return count
-
-
-def declared_by(facts: Facts) -> Callable[[ir.Value], TensorInfo | None]:
-    """What is known of a value of the model, as constraints read it."""
-
-    def declared(value: ir.Value) -> TensorInfo | None:
-        shape = facts.shape(value)
-        if shape is None:
-            return None
-        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
-
-    return declared
 
 
 def _unsupported(model: ir.Model, target: Target, facts: Facts) -> Iterator[tuple[ir.Node, Scope]]:

@@ -120,6 +120,11 @@ class CellKind:
     products: Sequence[tuple[int, int]]
 
 
+def bound_step(kind: CellKind, cell: Cell) -> Callable[[GraphBuilder, Sequence[Operand], State], State]:
+    """The step of a cell with its weights: (builder, what it reads at one time, states) -> new states."""
+    return lambda b, inputs, state: kind.step(b, cell, *inputs, *state)
+
+
 CELLS: Mapping[str, CellKind] = {
     "RNN": CellKind(rnn_cell, [(0, 1)]),
     "GRU": CellKind(gru_cell, [(0, 2), (2, 3)]),  # r must be known before the product of the candidate

@@ -64,6 +64,10 @@ class Extent:
         return zeros
 
 
+Step = Callable[[GraphBuilder, Sequence[Operand], State], State]
+"""(builder, what is read at one time, states) -> new states."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
     """One direction: `step` maps what it reads at one time and its states to its new states.
@@ -73,7 +77,7 @@ class Recurrence:
     """
 
     name: str
-    step: Callable[[GraphBuilder, Sequence[Operand], State], State]
+    step: Step
     inputs: Sequence[ScanInput]
     initial: State
     state_names: Sequence[str]

@@ -11,13 +11,12 @@ Since 0 * NaN is NaN, a NaN or an infinity in a state of one direction reaches t
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 from rnn_lower.builder.constants import filled
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE
-from rnn_lower.lowering.cells import CELLS, Cell, State
+from rnn_lower.lowering.cells import CELLS, Cell, bound_step
 from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.lowering.sequence_lens import is_whole
@@ -62,7 +61,7 @@ def fused_recurrence(
             Rbh=_end_to_end(b, [cell.Rbh for cell in cells], 0, H, 1),
             P=[_end_to_end(b, pair, 0, H, 1) for pair in zip(*(cell.P for cell in cells), strict=True)],
         )  # fmt: skip
-    step = functools.partial(_step, CELLS[node.op_type].step, cell)
+    step = bound_step(CELLS[node.op_type], cell)
     return Recurrence("fused", step, inputs, initial, first.state_names, False, first.every)
 
 
@@ -75,10 +74,6 @@ def unfused(b: GraphBuilder, result: Result, extent: Extent) -> list[Result]:
         of_y = b.split(y, 3, [H, H], ["Y_forward", "Y_by_step"])
         of_y[1] = b.flip(of_y[1], extent.seq_length(), "Y_reverse")
     return [(tuple(parts[k] for parts in of_states), of_y[k]) for k in range(2)]
-
-
-def _step(step: object, cell: Cell, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
-    return step(b, cell, *inputs, *state)  # type: ignore[operator,no-any-return]
 
 
 def _input(b: GraphBuilder, directions: Sequence[Recurrence], k: int, extent: Extent) -> ScanInput:

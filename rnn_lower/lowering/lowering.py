@@ -15,8 +15,8 @@ from rnn_lower.builder.constants import Constant, ConstantPool, filled
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE
-from rnn_lower.lowering.cells import CELLS, Cell, State
-from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, carry
+from rnn_lower.lowering.cells import CELLS, Cell, State, bound_step
+from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, Step, carry
 from rnn_lower.lowering.fuse_directions import can_fuse, fused_extent, fused_recurrence, unfused
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.lowering.sequence_lens import Masking, is_whole, read_masking, select
@@ -108,7 +108,7 @@ def _direction(
         cell = _cell(b, node, k)
         inputs = _projected(b, node, b.squeeze(x, [0], "X_step") if single else x, extent, single, k)
         initial = tuple(_initial_state(b, node, f"initial_{state}", masking, k) for state in node.operator.states)
-    step = functools.partial(_step, kind.step, cell)
+    step = bound_step(kind, cell)
     if masking is not None:
         step = functools.partial(_masked_step, step)
         shape = (extent.static_batch, masking.columns)
@@ -118,14 +118,10 @@ def _direction(
     return Recurrence(name, step, inputs, initial, node.operator.states, reverse, "Y" in node.outputs)
 
 
-def _step(step: object, cell: Cell, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
-    return step(b, cell, *inputs, *state)  # type: ignore[operator,no-any-return]
-
-
-def _masked_step(step: object, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
+def _masked_step(step: Step, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
     """The step where the row has begun and is not over, else the state as it was."""
     *projected, mask = inputs
-    new = step(b, projected, state)  # type: ignore[operator]
+    new = step(b, projected, state)
     names = ("H_kept", "C_kept")
     return tuple(select(b, mask, one, old, name) for one, old, name in zip(new, state, names, strict=False))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import WITH_BODIES, malformed, schema_of
-from rnn_lower.ir.walk import subgraphs
+from rnn_lower.ir.walk import subgraphs, with_bodies
 from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.element_types import DType, ElementTypes
 from rnn_lower.proving.operators import OPERATORS, OutOfScopeError, WrongError
@@ -65,7 +65,7 @@ class Program:
     @property
     def all_nodes(self) -> Iterator[ir.Node]:
         """The nodes, and those of their bodies."""
-        return _with_bodies(self.nodes)
+        return with_bodies(self.nodes)
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """The emitted node that computes a value; None for inputs and constants."""
@@ -153,13 +153,6 @@ def _is_small(value: ir.Value | None, made: Mapping[ir.Value, np.ndarray]) -> bo
     if tensor is not None and math.prod(tensor.shape.numpy()) > MOST_FOLDED:
         return False
     return algebraic_patterns.is_constant(value)
-
-
-def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    for node in nodes:
-        yield node
-        for _, body in subgraphs(node):
-            yield from _with_bodies(body)
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:

@@ -7,13 +7,14 @@ which is given no annotation, comes to the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
+from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.protobuf import graphs_of
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
@@ -297,3 +298,15 @@ def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
     if isinstance(dim, int):
         return dim if dim >= 0 else None
     return dim.value
+
+
+def declared_by(facts: Facts) -> Callable[[ir.Value], TensorInfo | None]:
+    """What is known of a value of the model, as constraints read it."""
+
+    def declared(value: ir.Value) -> TensorInfo | None:
+        shape = facts.shape(value)
+        if shape is None:
+            return None
+        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
+
+    return declared

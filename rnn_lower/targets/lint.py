@@ -9,14 +9,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, read_node
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import Facts, declared_by
 from rnn_lower.targets import Target
 from rnn_lower.targets.native_support import RIGHT, UNKNOWN
 
@@ -98,12 +97,7 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
 def _plain(
     scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], model: ir.Model, attempt: Try | None
 ) -> Iterator[Finding]:
-    def declared(value: ir.Value) -> TensorInfo | None:
-        shape = facts.shape(value)
-        if shape is None:
-            return None
-        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
-
+    declared = declared_by(facts)
     checker = ConstraintChecker(target.constraints, scope.opset, declared)
     for node in scope.graph:
         if node in recurrent or node.op_identifier() in model.functions:  # the nodes of a function are looked at
