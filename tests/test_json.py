@@ -13,7 +13,7 @@ from onenode import Case, build
 from paths import ROOT
 
 from rnn_lower import cli
-from rnn_lower.cli import tables
+from rnn_lower.cli import printing
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -77,7 +77,7 @@ def test_every_command(name, lowered, kit, tmp_path, capsys):
     places = {"OUT": str(tmp_path / "out"), "LOWERED": lowered, "KIT": kit, "RESULTS": f"{kit}/results"}
     assert cli.main([places.get(word, word) for word in command] + ["--json"]) == code
     told = valid(capsys.readouterr().out, definition)
-    assert told["schema"] == tables.SCHEMA
+    assert told["schema"] == printing.SCHEMA
 
 
 def test_numbers_that_are_none(tmp_path, capsys):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rnn_lower.cli import tables
+from rnn_lower.cli import printing
 from rnn_lower.cli.arguments import DIFFERENT, DONE, Command, fixed_inputs, of_check_only, sizes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import Options
@@ -92,14 +92,14 @@ def _lower_one(arguments: argparse.Namespace) -> int:
                 reports.append(_run_check(arguments, arguments.model, lowered, changed(lowered)))
         return all(report.ok for report in reports)
 
-    with tables.progress(arguments.quiet) as advance:
+    with printing.progress(arguments.quiet) as advance:
         records = api.lower_file(
             arguments.model, arguments.output, progress=advance, force=arguments.force,
             accept=accept, **given,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):
-        tables.print_lowered(arguments.json, written, records, counts, reports)
+        printing.print_lowered(arguments.json, written, records, counts, reports)
     return DONE if written else DIFFERENT
 
 
@@ -141,7 +141,7 @@ def _stream(arguments: argparse.Namespace) -> int:
                 reports.append(api.check_streaming(made, path, **tolerances))
         return all(report.ok for report in reports)
 
-    with tables.progress(arguments.quiet) as advance:
+    with printing.progress(arguments.quiet) as advance:
         made = api.stream_file(
             arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
             delay=arguments.delay, keep_fused=arguments.keep_fused, set_inputs=fixed_inputs(arguments.fixed or []),
@@ -149,7 +149,7 @@ def _stream(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):
-        tables.print_streamed(arguments.json, written, made, reports)
+        printing.print_streamed(arguments.json, written, made, reports)
     return DONE if written else DIFFERENT
 
 
@@ -168,7 +168,7 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _told(report: CheckReport | Proof, as_json: bool) -> int:
-    tables.print_json(tables.report_data(report)) if as_json else tables.print_report(report)
+    printing.print_json(printing.report_data(report)) if as_json else printing.print_report(report)
     return DONE if report.ok else DIFFERENT
 
 
@@ -189,7 +189,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     verdict = find_target(arguments.target).verdict if arguments.target else None
     inputs, nodes = api.inspect_file(arguments.model)
-    tables.print_inspected(arguments.json, arguments.model, inputs, nodes, verdict)
+    printing.print_inspected(arguments.json, arguments.model, inputs, nodes, verdict)
     return DONE
 
 
@@ -211,7 +211,7 @@ def _report(arguments: argparse.Namespace) -> int:
         text, ok = told.html, told.ok
     write_text(text, output, arguments.force)
     with _beside(output, arguments):
-        tables.print_reported(arguments.json, output, told)
+        printing.print_reported(arguments.json, output, told)
     return DONE if ok else DIFFERENT
 
 
@@ -220,7 +220,7 @@ def _lint(arguments: argparse.Namespace) -> int:
 
     dims = sizes(arguments.dims or [], arguments.shapes or []) or None
     report = api.lint(arguments.model, arguments.target, dims=dims)
-    tables.print_linted(arguments.json, arguments.model, report)
+    printing.print_linted(arguments.json, arguments.model, report)
     return DONE if report.ok else DIFFERENT
 
 
@@ -229,7 +229,7 @@ def _targets(arguments: argparse.Namespace) -> int:
 
     name = getattr(arguments, "target", None)
     one = None if name in (None, "list") else find_target(name)  # --target list, as it was spelled before the command
-    tables.print_targets(arguments.json, list(TARGETS.values()) if one is None else [one], explained=one is not None)
+    printing.print_targets(arguments.json, list(TARGETS.values()) if one is None else [one], explained=one is not None)
     return DONE
 
 
@@ -249,14 +249,14 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
     if arguments.output is not None and not arguments.output.endswith(".toml"):
         raise RnnLowerError(f"-o {arguments.output}: --target takes files called NAME.toml only; name it so")
-    with tables.progress(arguments.quiet, "cases") as advance:
+    with printing.progress(arguments.quiet, "cases") as advance:
         report = kits.report_kit(
             arguments.folder, arguments.results, run=arguments.run, timeout=arguments.timeout, progress=advance
         )
     written = arguments.output if report.proposal else None
     if written is not None:
         write_text(report.proposal, written, arguments.force)
-    tables.print_kit(arguments.json, written, report)
+    printing.print_kit(arguments.json, written, report)
     return DONE if report.ok else DIFFERENT
 
 

@@ -17,7 +17,7 @@ from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from rnn_lower.cli import tables
+from rnn_lower.cli import printing
 from rnn_lower.cli.arguments import BAD, Command
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
@@ -44,7 +44,7 @@ def on_several(work: Command, arguments: argparse.Namespace) -> int:
         for model, output in zip(arguments.models, _outputs(arguments), strict=True)
     ]
     ends = []
-    with tables.progress(arguments.quiet, "models") as advance:
+    with printing.progress(arguments.quiet, "models") as advance:
         for end in _ends(work, each, arguments.jobs):
             ends.append(end)
             if advance:
@@ -54,7 +54,7 @@ def on_several(work: Command, arguments: argparse.Namespace) -> int:
             if end.error:
                 print(f"rnn-lower: error: {' '.join(end.error.split())}", file=sys.stderr)
     if arguments.json:
-        tables.print_json({"schema": tables.SCHEMA, "files": [_told(end) for end in ends]})
+        printing.print_json({"schema": printing.SCHEMA, "files": [_told(end) for end in ends]})
     return max(end.code for end in ends)
 
 
