@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from rnn_lower.proving.report import CheckReport, NodeProof, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.session import StreamingSession
-    from rnn_lower.targets.lint import Finding, LintReport
-    from rnn_lower.targets.probe.kits import report_kit, write_kit
-    from rnn_lower.targets.probe.report import KitReport
+    from rnn_lower.targeting.lint import Finding, LintReport
+    from rnn_lower.targeting.probe.kits import report_kit, write_kit
+    from rnn_lower.targeting.probe.report import KitReport
 
 __version__ = "0.1.0"
 
@@ -42,9 +42,9 @@ _MODULES = {
         "stream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
-    "targets.probe.kits": ("report_kit", "write_kit"),
-    "targets.probe.report": ("KitReport",),
-    "targets.lint": ("Finding", "LintReport"),
+    "targeting.probe.kits": ("report_kit", "write_kit"),
+    "targeting.probe.report": ("KitReport",),
+    "targeting.lint": ("Finding", "LintReport"),
     "driver.lower_pass": ("LowerRecurrentPass", "Record"),
     "driver.rewrite_rules": ("rewrite_rules",),
     "proving.report": ("CheckReport", "NodeProof", "Proof"),

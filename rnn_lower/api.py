@@ -22,9 +22,9 @@ from rnn_lower.modelio import files, output_path, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Keywords, Options, takes_options
 from rnn_lower.sandbox.limited import one_child
-from rnn_lower.targets import find_target
-from rnn_lower.targets import lint as linting
-from rnn_lower.targets.lint import LintReport
+from rnn_lower.targeting import find_target
+from rnn_lower.targeting import lint as linting
+from rnn_lower.targeting.lint import LintReport
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from onenode import Case, build
 import rnn_lower
 from rnn_lower.checking import checker, runners
 from rnn_lower.modelio.document import Document
-from rnn_lower.targets.probe import writing
+from rnn_lower.targeting.probe import writing
 
 FUSED = ("RNN", "GRU", "LSTM")
 

@@ -24,7 +24,7 @@ from rnn_lower.cli.arguments import make_parser
 from rnn_lower.cli.commands import COMMANDS
 from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.options import Keywords, Options
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 @pytest.fixture

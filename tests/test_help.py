@@ -13,7 +13,7 @@ from paths import ROOT
 from rnn_lower import cli
 from rnn_lower.cli.arguments import EXAMPLES, make_parser
 from rnn_lower.cli.commands import COMMANDS
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 @pytest.fixture(scope="module")

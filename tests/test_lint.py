@@ -20,7 +20,7 @@ from strategies import random_case
 import rnn_lower
 from rnn_lower import RnnLowerError, cli
 from rnn_lower.lowering.node import OPERATORS
-from rnn_lower.targets import TARGETS, find_target, native_support
+from rnn_lower.targeting import TARGETS, find_target, native_support
 
 MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-8"))
 

@@ -185,7 +185,7 @@ def _run_check(arguments: argparse.Namespace, original: str, lowered: str, chang
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
-    from rnn_lower.targets import find_target
+    from rnn_lower.targeting import find_target
 
     verdict = find_target(arguments.target).verdict if arguments.target else None
     inputs, nodes = api.inspect_file(arguments.model)
@@ -225,7 +225,7 @@ def _lint(arguments: argparse.Namespace) -> int:
 
 
 def _targets(arguments: argparse.Namespace) -> int:
-    from rnn_lower.targets import TARGETS, find_target
+    from rnn_lower.targeting import TARGETS, find_target
 
     name = getattr(arguments, "target", None)
     one = None if name in (None, "list") else find_target(name)  # --target list, as it was spelled before the command
@@ -234,7 +234,7 @@ def _targets(arguments: argparse.Namespace) -> int:
 
 
 def _kit(arguments: argparse.Namespace) -> int:
-    from rnn_lower.targets.probe import kits
+    from rnn_lower.targeting.probe import kits
 
     made = kits.write_kit(arguments.output, arguments.target, only=arguments.only, limit=arguments.limit)
     for one in made.refused:
@@ -245,7 +245,7 @@ def _kit(arguments: argparse.Namespace) -> int:
 
 def _kit_report(arguments: argparse.Namespace) -> int:
     from rnn_lower.modelio.files import write_text
-    from rnn_lower.targets.probe import kits
+    from rnn_lower.targeting.probe import kits
 
     if arguments.output is not None and not arguments.output.endswith(".toml"):
         raise RnnLowerError(f"-o {arguments.output}: --target takes files called NAME.toml only; name it so")

@@ -78,7 +78,7 @@ def _complete(parser: argparse.ArgumentParser) -> None:
         with contextlib.suppress(ImportError):
             import argcomplete  # only a shell needs it
 
-            from rnn_lower.targets import TARGETS
+            from rnn_lower.targeting import TARGETS
 
             commands = next(action.choices for action in parser._actions if action.choices)
             for command in dict(commands).values():

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
-    from rnn_lower.targets import Target
-    from rnn_lower.targets.lint import LintReport
-    from rnn_lower.targets.native_support import Verdict
-    from rnn_lower.targets.probe.report import KitReport
+    from rnn_lower.targeting import Target
+    from rnn_lower.targeting.lint import LintReport
+    from rnn_lower.targeting.native_support import Verdict
+    from rnn_lower.targeting.probe.report import KitReport
 
 SCHEMA = 1
 """Of what --json prints; a field that is removed, or means something else, makes another number."""

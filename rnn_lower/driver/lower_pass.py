@@ -31,7 +31,7 @@ from rnn_lower.sandbox.limited import one_child
 from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
-from rnn_lower.targets import find_target, lint
+from rnn_lower.targeting import find_target, lint
 from rnn_lower.transforms.fold import fold
 
 logger = logging.getLogger("rnn_lower")

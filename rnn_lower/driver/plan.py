@@ -41,7 +41,7 @@ from rnn_lower.shapes.stale_shapes import (
     reshaped,
     warn_of_output,
 )
-from rnn_lower.targets import find_target
+from rnn_lower.targeting import find_target
 from rnn_lower.tune import tune, weights_in_body
 
 logger = logging.getLogger("rnn_lower")

@@ -21,7 +21,7 @@ from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims, one_by_one, place
 from rnn_lower.shapes.shape_info import plain_dim
-from rnn_lower.targets import find_target
+from rnn_lower.targeting import find_target
 
 SIZES: Mapping[str, tuple[int, ...]] = {
     "batch_size": (1,),

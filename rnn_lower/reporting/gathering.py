@@ -26,8 +26,8 @@ from rnn_lower.options import Dims, Options
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport, NodeProof, Proof
 from rnn_lower.reporting import drawing, page, steps, timing
-from rnn_lower.targets import TARGETS
-from rnn_lower.targets.native_support import features
+from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting.native_support import features
 
 Failed = str
 """Why something could not be found out, in words, in place of it."""

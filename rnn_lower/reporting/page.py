@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.reporting import drawing
 from rnn_lower.reporting.steps import Steps
-from rnn_lower.targets.native_support import NOT_TAKEN, RIGHT, UNKNOWN, WRONG
+from rnn_lower.targeting.native_support import NOT_TAKEN, RIGHT, UNKNOWN, WRONG
 
 if TYPE_CHECKING:
     from rnn_lower.reporting.gathering import Report

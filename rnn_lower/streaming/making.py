@@ -25,8 +25,8 @@ from rnn_lower.options import Dims, Options
 from rnn_lower.stopping import signals_blocked
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
-from rnn_lower.targets import find_target
-from rnn_lower.targets.profile import Target
+from rnn_lower.targeting import find_target
+from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
 

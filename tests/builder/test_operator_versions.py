@@ -15,7 +15,7 @@ import rnn_lower
 from rnn_lower.builder import versions
 from rnn_lower.builder.versions import EMITTED, NEWEST_REVIEWED_OPSET, exists, input_index, same_signature
 from rnn_lower.lowering.node import OPERATORS
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 @pytest.mark.parametrize("op_type", EMITTED)

@@ -17,9 +17,9 @@ from randomtargets import broken_by
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.targets.files import read_keys
-from rnn_lower.targets.probe.manifest import Manifest, read_manifest
-from rnn_lower.targets.probe.toml import to_toml
+from rnn_lower.targeting.files import read_keys
+from rnn_lower.targeting.probe.manifest import Manifest, read_manifest
+from rnn_lower.targeting.probe.toml import to_toml
 
 sys.path.append(str(ROOT / "examples"))
 import abacus
@@ -247,7 +247,7 @@ def test_a_target_of_a_batch_of_1_gets_such_models(tmp_path):
 
 def test_toml_says_what_it_is_told(tmp_path):
     """Every target's file, read, written and read again."""
-    for path in sorted((ROOT / "rnn_lower" / "targets").glob("*.toml")):
+    for path in sorted((ROOT / "rnn_lower" / "targeting").glob("*.toml")):
         keys = read_keys(path)
         (tmp_path / "again.toml").write_text(to_toml(keys))
         assert read_keys(tmp_path / "again.toml") == keys

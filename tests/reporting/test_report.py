@@ -20,7 +20,7 @@ import rnn_lower
 from rnn_lower import cli
 from rnn_lower.reporting import steps, timing
 from rnn_lower.reporting.gathering import Report
-from rnn_lower.targets import TARGETS, find_target
+from rnn_lower.targeting import TARGETS, find_target
 
 SPOTTER = ROOT / "models" / "torch_keyword_spotter.onnx"
 VOID = {"meta", "br", "img", "hr", "input"}

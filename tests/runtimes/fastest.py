@@ -11,7 +11,7 @@ import numpy as np
 from onenode import OPTIONAL, Case, build
 
 import rnn_lower
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 ABOUT = """
 ## The fastest form

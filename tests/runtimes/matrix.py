@@ -28,10 +28,10 @@ from onenode import build  # noqa: E402
 from runners import RUNNERS, limit_of, missing, version  # noqa: E402
 
 import rnn_lower  # noqa: E402
-from rnn_lower.targets import TARGETS  # noqa: E402
-from rnn_lower.targets.probe import results as judging  # noqa: E402
-from rnn_lower.targets.probe.report import REFUSED, fused_tables, tell  # noqa: E402
-from rnn_lower.targets.probe.toml import to_toml  # noqa: E402
+from rnn_lower.targeting import TARGETS  # noqa: E402
+from rnn_lower.targeting.probe import results as judging  # noqa: E402
+from rnn_lower.targeting.probe.report import REFUSED, fused_tables, tell  # noqa: E402
+from rnn_lower.targeting.probe.toml import to_toml  # noqa: E402
 
 NOTES = """
 "Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. The
@@ -237,7 +237,7 @@ def write_page(data: dict, folder: Path) -> None:
 
 def write_fused(name: str, rows: dict[str, list[str]]) -> None:
     """What was measured of the fused operators, as the last tables of the target's file."""
-    path = HERE.parent.parent / "rnn_lower" / "targets" / f"{name}.toml"
+    path = HERE.parent.parent / "rnn_lower" / "targeting" / f"{name}.toml"
     text = path.read_text(encoding="utf-8").split("\n[fused.")[0].rstrip() + "\n"
     path.write_text(text + to_toml({"fused": fused_tables(rows)}), encoding="utf-8")
 

@@ -15,8 +15,8 @@ from stacks import GATES
 from strategies import MEASURED
 
 import rnn_lower
-from rnn_lower.targets import TARGETS
-from rnn_lower.targets.probe.results import largest_difference
+from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting.probe.results import largest_difference
 
 SLOW = {"tinygrad", "tvm", "iree", "emx-onnx-cgen", "rknn", "ncnn", "onnxruntime-openvino"}
 """Compile every graph: seconds a model, so that the default run takes a few features; the matrix takes all."""

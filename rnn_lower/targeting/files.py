@@ -17,8 +17,8 @@ from rnn_lower import foreign
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.options import FORMS, OP_TYPES
-from rnn_lower.targets.native_support import Measured
-from rnn_lower.targets.profile import Target
+from rnn_lower.targeting.native_support import Measured
+from rnn_lower.targeting.profile import Target
 from rnn_lower.tune import REWRITES
 
 if sys.version_info >= (3, 11):

@@ -16,8 +16,8 @@ from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, read_node
 from rnn_lower.shapes.shape_info import Facts, declared_by
-from rnn_lower.targets import Target
-from rnn_lower.targets.native_support import RIGHT, UNKNOWN
+from rnn_lower.targeting import Target
+from rnn_lower.targeting.native_support import RIGHT, UNKNOWN
 
 LOOPS = ("Loop", "Scan")
 
