@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         report,
         stream,
         stream_file,
+        targets,
     )
     from rnn_lower.driver.lower_pass import LowerRecurrentPass, Record
     from rnn_lower.driver.rewrite_rules import rewrite_rules
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rnn_lower.proving.report import CheckReport, NodeProof, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.session import StreamingSession
+    from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
     from rnn_lower.targeting.probe.kits import report_kit, write_kit
     from rnn_lower.targeting.probe.report import KitReport
@@ -39,11 +41,12 @@ __version__ = "0.1.0"
 _MODULES = {
     "api": (
         "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "report", "stream",
-        "stream_file",
+        "stream_file", "targets",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "targeting.probe.kits": ("report_kit", "write_kit"),
     "targeting.probe.report": ("KitReport",),
+    "targeting": ("Target",),
     "targeting.lint": ("Finding", "LintReport"),
     "driver.lower_pass": ("LowerRecurrentPass", "Record"),
     "driver.rewrite_rules": ("rewrite_rules",),
@@ -68,6 +71,7 @@ __all__ = [
     "Report",
     "RnnLowerError",
     "StreamingSession",
+    "Target",
     "UnsupportedError",
     "check",
     "draw",
@@ -82,6 +86,7 @@ __all__ = [
     "rewrite_rules",
     "stream",
     "stream_file",
+    "targets",
     "write_kit",
 ]
 

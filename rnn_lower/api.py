@@ -22,7 +22,7 @@ from rnn_lower.modelio import files, output_path, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Keywords, Options, takes_options
 from rnn_lower.sandbox.limited import one_child
-from rnn_lower.targeting import find_target
+from rnn_lower.targeting import TARGETS, Target, find_target
 from rnn_lower.targeting import lint as linting
 from rnn_lower.targeting.lint import LintReport
 
@@ -98,7 +98,6 @@ def lower_file(
     *,
     accept: Callable[[str], bool] | None = None,
     progress: files.Progress | None = None,
-    force: bool = False,
     **options: Unpack[Keywords],
 ) -> list[Record]:
     """`lower` from file to file, for models of any size; the answer has one Record per lowered node.
@@ -108,7 +107,7 @@ def lower_file(
     loaded, to one new file beside it, `DESTINATION.<16 hex digits>.data`; the one of the replaced model is removed
     where no other model beside it refers to it. Data under other names stays.
     accept: called with the path of the finished file before it is put in place; False leaves the destination as it is.
-    progress: called with (name, index, total) per written weight.  force: replace a read-only file.
+    progress: called with (name, index, total) per written weight.
     Raises as `lower`, with the file in the message, and RnnLowerError when a file cannot be read or written.
     """
     chosen = Options(**options)
@@ -117,7 +116,7 @@ def lower_file(
     def work() -> list[Record]:
         ready, left = prepared(document, chosen)
         records = lower_document(ready, left)
-        with files.staged(ready, destination, progress, left.dims, force, _kept(document, source, destination)) as made:
+        with files.staged(ready, destination, progress, left.dims, _kept(document, source, destination)) as made:
             if accept is None or accept(os.fspath(made.path)):
                 made.commit()
         return records
@@ -165,7 +164,7 @@ def stream_file(
     axis: str | None = None, step: int | None = None, keep_fused: bool = False,
     set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
     accept: Callable[[str, Made], bool] | None = None, progress: files.Progress | None = None,
-    force: bool = False, **options: Unpack[Keywords],
+    **options: Unpack[Keywords],
 ) -> Made:  # fmt: skip
     """`stream` from file to file, as `lower_file`; the first states are written beside it, as DESTINATION.state.npz.
 
@@ -181,9 +180,9 @@ def stream_file(
         made = making.make(document, wish, chosen)
         with (
             files.staged(
-                made.document, destination, progress, made.dims, force, _kept(document, source, destination)
+                made.document, destination, progress, made.dims, _kept(document, source, destination)
             ) as staged,
-            making.staged_states(destination, made.plan, force) as place,
+            making.staged_states(destination, made.plan) as place,
         ):
             if accept is None or accept(os.fspath(staged.path), made):
                 place(staged.commit)
@@ -251,18 +250,25 @@ def function_body(
 
 
 @public
-def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:
+def inspect(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *, dims: Dims | None = None
+) -> list[RecurrentNode]:
     """All recurrent nodes of a model, wherever they are, as read and checked.
 
-    Raises InvalidNodeError for a bad one, RnnLowerError when a file cannot be read.
+    dims: as for `lower`, sizes that the model will have; the model is left as it is.
+    Raises InvalidNodeError for a bad node, RnnLowerError when a file cannot be read or for an unknown dimension.
     """
-    return read_nodes(model) if isinstance(model, ir.Model) else inspect_file(model)[1]
+    if isinstance(model, ir.Model):
+        return inspect(ir.to_proto(model), dims=dims) if dims else read_nodes(model)
+    return inspect_file(model, dims=dims)[1]
 
 
 @public
-def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[ir.Value], list[RecurrentNode]]:
-    """The inputs that a caller has to give, and the recurrent nodes. Raises as `inspect`."""
-    document, path = files.open_model(model)
+def inspect_file(
+    model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None
+) -> tuple[list[ir.Value], list[RecurrentNode]]:
+    """The inputs that a caller has to provide, and the recurrent nodes. Arguments and errors as of `inspect`."""
+    document, path = _opened(model, dims)
 
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
         inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
@@ -271,20 +277,31 @@ def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[
     return _told_with(path, result)
 
 
+def _opened(model: Any, dims: Dims | None) -> tuple[Document, str | os.PathLike[str] | None]:
+    """A model that is only read, at the sizes that it will have, and its path."""
+    document, path = files.open_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
+    if dims:
+        document = _told_with(path, lambda: document.copied().fixed(Options(dims=dims).dims or {}))
+    return document, path
+
+
+@public
+def targets() -> list[Target]:
+    """All runtimes that `target` knows by name; `explained()` of each lists what it supports."""
+    return list(TARGETS.values())
+
+
 @public
 def lint(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str, *, dims: Dims | None = None
 ) -> LintReport:
     """Each node of a whole model that a runtime does not support, by which rule, and what lowering would mend.
 
-    target: a name (see rnn_lower.targets), or the path of a .toml file.  dims: as for `lower`, sizes that the model
+    target: a name (see `targets`), or the path of a .toml file.  dims: as for `lower`, sizes that the model
     will have. The model is left as it is.
     Raises as `inspect`, and RnnLowerError for an unknown target.
     """
-    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
-    document, path = files.open_model(proto)
-    if dims:
-        document = document.copied().fixed(Options(dims=dims).dims or {})
+    document, path = _opened(model, dims)
 
     def attempt(wanted: RecurrentNode) -> None:
         again, place = document.again(), (wanted.name, wanted.path)
@@ -301,8 +318,8 @@ def lint(
 @public
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
-    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
-    exact: bool = True, on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
+    on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
@@ -310,13 +327,13 @@ def check(
     branches and loops that these do not reach. Without, `runs` sets of inputs are made from `seed`: symbolic sizes
     are sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
     numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
-    exact: first prove what can be proved within a few seconds, as by `prove`. A node that is another function is no
+    First, what can be proved within a few seconds is proved, as by `prove`. A node that is another function is no
     agreement, unless others have worked on the model since; a node that is proved need not run. Runs then test
     rounding and the runtime. Where all nodes are proved and nothing else has changed, integers may differ: rounding
     decides them.
     Every other replaced node must run three steps, with rows of different length where it has sequence_lens. Further
-    inputs are tried for it; what still has not run so is listed as unreached, and is no agreement unless
-    `allow_unreached`. Neither are outputs that are all empty, or the same in all runs, where not all is proved.
+    inputs are tried for it; what still has not run so is listed as unreached, and is no agreement.
+    Neither are outputs that are all empty, or the same in all runs, where not all is proved.
     Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * size, the size being the
     largest |original| of the same index of the last axis, or that of most of these; NaN agrees with NaN; in a type
     that is coarser than rtol one unit in the last place is allowed. Everything else must be equal.
@@ -332,12 +349,9 @@ def check(
     Raises RnnLowerError when a model cannot be read, when no inputs were found with which the original runs, or when
     the runtime has ended its process.
     """
-    from rnn_lower.checking import (
-        checker,  # onnxruntime is for those who compare
-        outliving,  # onnxruntime is for those who compare
-    )
+    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
 
-    given = (original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on, counterexample)
+    given = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
     return outliving.outlived(original, on, checker.compare_models, *given)
 
 
@@ -360,7 +374,10 @@ def prove(
     proof = prover.prove_models(original, lowered, points, seed)
     if counterexample is None or proof.ok:
         return proof
-    report = check(original, lowered, seed=seed, exact=False, counterexample=counterexample)
+    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
+
+    compared = (original, lowered, None, 3, seed, 1e-3, 1e-5, False, None, counterexample)
+    report = outliving.outlived(original, None, checker.compare_models, *compared)
     return dataclasses.replace(proof, counterexample=report.counterexample)
 
 
@@ -369,19 +386,19 @@ def prove(
 def report(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
     inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
-    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
     **options: Unpack[Keywords],
 ) -> Report:  # fmt: skip
     """What becomes of the recurrent nodes of a model, whether it is right, and what it costs; `.html` is a page of it.
 
-    The model is lowered with the options (as for `lower`), compared (`inputs` to `allow_unreached` are as for `check`),
+    The model is lowered with the options (as for `lower`), compared (`inputs` to `atol` are as for `check`),
     proved, run on onnxruntime with its profiler, and lowered for each target; it stays as it is. The page holds
     drawings as SVG and refers to nothing outside. Drawing needs the packages of the extra `report`.
     Raises as `lower`, and RnnLowerError when these packages are missing.
     """
     from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
 
-    ask = gathering.Ask(inputs, runs, seed, rtol, atol, allow_unreached)
+    ask = gathering.Ask(inputs, runs, seed, rtol, atol)
     return _of_file(model, lambda: gathering.gather(model, Options(**options), ask))
 
 

@@ -41,7 +41,7 @@ def lowered(tmp_path_factory) -> str:
 def kit(tmp_path_factory) -> str:
     """One whose results are what is expected, feature by feature."""
     path = tmp_path_factory.mktemp("json") / "kit"
-    assert cli.main(["kit", "-o", str(path), "--target", "portable", "--only", "GRU last*"]) == cli.DONE
+    assert cli.main(["kit", "-o", str(path), "--target", "portable", "--include", "GRU last*"]) == cli.DONE
     for case in json.loads((path / "manifest.json").read_text())["cases"]:
         shutil.copytree((path / case["outputs"][0]["file"]).parent, path / "results" / case["case"])
     return str(path)

@@ -1,12 +1,14 @@
-"""What the command line prints: tables for people, JSON for programs."""
+"""What the command line prints: lines for people, JSON for programs."""
 
 from __future__ import annotations
 
+import argparse
+import collections
 import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,164 +21,205 @@ if TYPE_CHECKING:
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
     from rnn_lower.targeting import Target
-    from rnn_lower.targeting.lint import LintReport
-    from rnn_lower.targeting.native_support import Verdict
+    from rnn_lower.targeting.lint import Finding, LintReport
+    from rnn_lower.targeting.probe.manifest import Manifest
     from rnn_lower.targeting.probe.report import KitReport
 
 SCHEMA = 1
-"""Of what --json prints; a field that is removed, or means something else, makes another number."""
+"""Of what --json prints; it grows by one where a field is removed or changes its meaning."""
+
+NAMES = 4
+"""How many nodes a line names of those that share a reason."""
 
 
 def print_inspected(
-    as_json: bool, model: str, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode],
-    verdict: Callable[[RecurrentNode], Verdict] | None = None,
-) -> None:  # fmt: skip
-    """What `rnn-lower inspect` has found. verdict: whether a runtime runs a node right as it is."""
-    rows = [_node_row(node) for node in nodes]
-    if verdict is not None:
+    arguments: argparse.Namespace, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode], target: Target | None
+) -> None:
+    """The inputs and recurrent nodes of a model, and whether the target runs each node right natively."""
+    verdicts = [None if target is None else target.verdict(node) for node in nodes]
+    if arguments.json:
         rows = [
-            {**row, "as it is": found.kind, "why": found.why}
-            for row, found in zip(rows, map(verdict, nodes), strict=True)
+            {**_node_row(node), **({} if verdict is None else {"native": verdict.kind, "why": verdict.why})}
+            for node, verdict in zip(nodes, verdicts, strict=True)
         ]
-    takes = [_input_row(value) for value in inputs]
-    if as_json:
-        print_json({"schema": SCHEMA, "inputs": takes, "nodes": rows})
+        print_json({"inputs": [_input_row(value) for value in inputs], "nodes": rows})
         return
-    shown = [{**row, "shape": _shown_shape(row["shape"])} for row in takes]
-    _print_table(f"{model}: inputs", shown, ["input", "type", "shape"])
-    if not rows:
-        print(f"{model}: no RNN, GRU or LSTM node")
-    else:
-        shown = [
-            {
-                **row, "sizes": _shown_sizes(row["sizes"]), "notes": "; ".join(row["notes"]),
-                **{name: "?" if row[name] is None else f"{row[name]:,}" for name in ("parameters", "macs_per_step")},
-            }
-            for row in rows
-        ]  # fmt: skip
-        columns = ["node", "where", "op", "sizes", "type", "parameters", "macs_per_step", "features", "notes"]
-        _print_table("recurrent nodes", shown, columns if verdict is None else [*columns[:3], "as it is", "why"])
+    for row in map(_input_row, inputs):
+        _print(f"input {row['input']}: {row['type'] or 'any type'} {_format_shape(row['shape'])}")
+    for node, verdict in zip(nodes, verdicts, strict=True):
+        _print(f"{_format_node(node)}, {node.dtype.name.lower()}, {_features(node)}")
+        costs = _costs(node)
+        if arguments.verbose and costs["parameters"] is not None:
+            _print(f"    {costs['parameters']:,} parameters, {costs['macs_per_step']:,} products a step")
+        for note in node.notes:
+            _print(f"    {note}")
+        if verdict is not None and target is not None:
+            _print(f"    native on {target.name}: {verdict.kind} ({verdict.why})")
+    if not nodes:
+        _print(f"{arguments.model}: no RNN, GRU or LSTM node")
 
 
-def print_linted(as_json: bool, model: str, report: LintReport) -> None:
-    """What `rnn-lower lint` has found."""
-    if as_json:
-        print_json({"schema": SCHEMA, **report.data})
+def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
+    """The nodes that a target does not support, grouped by reason."""
+    if arguments.json:
+        print_json(report.data)
         return
-    rows = [dataclasses.asdict(finding) for finding in report.findings]
-    if rows:
-        _print_table(f"{model}: not taken by {report.target}", rows, ["node", "where", "op", "rule", "mend"])
+    groups: dict[tuple[str, str], list[Finding]] = collections.defaultdict(list)
+    for finding in report.findings:
+        groups[finding.rule, finding.mend].append(finding)
+    for (rule, mend), findings in groups.items():
+        ops = {finding.op for finding in findings}
+        _print(f"{', '.join(sorted(ops))}: {rule}{f'; {mend}' if mend else ''}")
+        nodes = [f.node if f.where == "main graph" else f"{f.node} ({f.where})" for f in findings]
+        shown = nodes if arguments.verbose else nodes[:NAMES]
+        _print(f"    {_count(len(nodes), 'node')}: {', '.join(shown)}{', ...' if len(shown) < len(nodes) else ''}")
+    target = f"{report.target} ({report.status})"
+    if not report.findings:
+        _print(f"all {_count(report.nodes, 'node')} supported by {target}")
+        return
     mended = sum(finding.lowering_mends for finding in report.findings)
-    told = f"{len(rows)} of {report.nodes} nodes are not taken by {report.target} ({report.status})"
-    print(f"{told}, of which lowering mends {mended}" if rows else told)
+    more = f"; lowering mends {mended}" if mended else ""
+    _print(f"{len(report.findings)} of {_count(report.nodes, 'node')} not supported by {target}{more}")
 
 
-def print_kit(as_json: bool, written: str | None, report: KitReport) -> None:
-    """What `rnn-lower kit-report` has found: the table, the counts, and the target's file that follows."""
-    if as_json:
-        print_json({"schema": SCHEMA, "ok": report.ok, "output": written, **dataclasses.asdict(report)})
+def print_kit(arguments: argparse.Namespace, kit: Manifest) -> None:
+    """What a kit holds."""
+    if arguments.json:
+        print_json({"output": arguments.output, **dataclasses.asdict(kit)})
         return
-    rows = [
-        {"feature": feature, **{form: found[1] if found[0] == "wrong" else found[0] for form, found in row.items()}}
-        for feature, row in report.results.items()
-    ]
-    columns = ["feature", *report.columns]
-    blank = dict.fromkeys(columns, "")
-    title = "a number is the largest absolute difference of a silently wrong result"
-    _print_table(title, [{**blank, **row} for row in rows], columns)
+    for refused in kit.refused:
+        _print(f"left out: {refused.feature} ({refused.form}): {refused.why}")
+    _print(f"wrote {arguments.output}: {len(kit.cases)} models of {len(kit.features)} features")
+
+
+def print_kit_report(arguments: argparse.Namespace, written: str | None, report: KitReport) -> None:
+    """What a runtime computed for a kit: each feature, the counts, and the proposed target file."""
+    if arguments.json:
+        print_json({"ok": report.ok, "output": written, **dataclasses.asdict(report)})
+        return
+    for feature, row in report.results.items():
+        cells = [
+            f"{form} wrong by {detail}" if state == "wrong" else f"{form} {state}"
+            for form, (state, detail) in row.items()
+        ]
+        _print(f"{feature}: {', '.join(cells)}")
     for form in report.columns:
-        print(f"{form}: {report.count(form)}")
-    for told in report.errors[:5]:
-        print(f"error: {told}")
+        _print(f"{form}: {report.count(form)}")
+    for error in report.errors[:5]:
+        _print(f"error: {error}")
     if report.failing:
-        print(f"only in models that failed: {', '.join(report.failing)}")
+        _print(f"only in models that failed: {', '.join(report.failing)}")
     for feature, form in report.unexplained:
-        print(f"no operator explains why this failed: {feature} ({form})")
+        _print(f"no operator explains why this failed: {feature} ({form})")
     if written:
-        print(f"wrote {written}")
+        _print(f"wrote {written}")
+    elif report.proposal:
+        print(f"proposed target:\n\n{report.proposal}")
     else:
-        nothing = "no target is proposed: nothing that was lowered came out right; try a kit for another target"
-        print(f"proposed target:\n\n{report.proposal}" if report.proposal else nothing)
+        _print("no target is proposed: nothing lowered came out right; write a kit for another target")
 
 
 def print_lowered(
-    as_json: bool, written: str | None, records: Sequence[Record], counts: Sequence[Count],
+    arguments: argparse.Namespace, written: str | None, records: Sequence[Record], counts: Sequence[Count],
     reports: Sequence[CheckReport | Proof],
 ) -> None:  # fmt: skip
-    """What `rnn-lower lower` has made. counts: of the model before and after."""
+    """What became of each recurrent node and of the file. counts: of the model before and after."""
     before, after = counts
-    if as_json:
-        result: dict[str, Any] = {
-            "schema": SCHEMA,
-            "output": written,
-            "nodes": [_record_row(record) for record in records],
-            "before": dataclasses.asdict(before),
-            "after": dataclasses.asdict(after),
-        }
-        result.update({report.kind: report_data(report) for report in reports})
-        print_json(result)
-    else:
-        _print_records(records, written)
-        told = [f"{count.nodes:,} nodes, {count.shown_size}" for count in counts]
-        print(" -> ".join(told))
-        for report in reports:
-            print_report(report)
+    if arguments.json:
+        rows = [_record_row(record) for record in records]
+        sizes = {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after)}
+        print_json({"output": written, "nodes": rows, **sizes, **_report_data(reports)})
+        return
+    _print_records(arguments, records)
+    _print_reports(arguments, reports)
+    change = f"{before.nodes:,} -> {after.nodes:,} nodes, {before.shown_size} -> {after.shown_size}"
+    _print(f"wrote {written}: {change}" if written else NOTHING_WRITTEN)
 
 
-def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequence[CheckReport]) -> None:
-    """What `rnn-lower stream` has made: the states, the chunks that it takes, and what became of recurrent nodes."""
+NOTHING_WRITTEN = "nothing written, since the models were not seen to be the same"
+
+
+def print_streamed(
+    arguments: argparse.Namespace, written: str | None, made: Made, reports: Sequence[CheckReport]
+) -> None:
+    """The states of a streaming model, the chunks that it accepts, and what became of its recurrent nodes."""
+    plan = made.plan
     states = [
-        {"input": s.input, "output": s.output, "of": s.node, "first": "the caller's" if s.first is None else "known"}
-        for s in made.plan.states
+        {"input": s.input, "output": s.output, "of": s.node, "first": "from the caller" if s.first is None else "known"}
+        for s in plan.states
     ]
-    if as_json:
-        result: dict[str, Any] = {"schema": SCHEMA, "output": written, "states": states, "every": made.plan.every}
-        result |= {"inputs": dict(made.plan.inputs), "outputs": dict(made.plan.outputs)}
-        result |= {"nodes": [_record_row(record) for record in made.records]}
-        print_json({**result, **{report.kind: report_data(report) for report in reports}})
+    if arguments.json:
+        chunks = {"every": plan.every, "inputs": dict(plan.inputs), "outputs": dict(plan.outputs)}
+        rows = [_record_row(record) for record in made.records]
+        print_json({"output": written, "states": states, **chunks, "nodes": rows, **_report_data(reports)})
         return
+    for state in states:
+        _print(f"state {state['input']} -> {state['output']} of {state['of']}, initially {state['first']}")
     if states:
-        _print_table(f"states; chunks of a multiple of {made.plan.every} frames", states, list(states[0]))
-    _print_records(made.records, written)
-    for report in reports:
-        print_report(report)
+        _print("chunks of any length" if plan.every == 1 else f"chunks of a multiple of {plan.every} frames")
+    _print_records(arguments, made.records)
+    _print_reports(arguments, reports)
+    _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 
 
-def print_reported(as_json: bool, written: str, report: Report | None) -> None:
-    """What `rnn-lower report` has written; of a drawing there is nothing more to tell."""
-    if as_json:
-        reports = [] if report is None else [one for one in (report.check, report.proof) if not isinstance(one, str)]
-        found = {} if report is None else {**report.data, **{one.kind: report_data(one) for one in reports}}
-        print_json({"schema": SCHEMA, "output": written, **found})
+def print_reported(arguments: argparse.Namespace, written: str, report: Report | None) -> None:
+    """The verdicts of a report; None for a drawing, which has none."""
+    parts = [] if report is None else [report.check, report.proof]
+    if arguments.json:
+        data = _report_data([part for part in parts if not isinstance(part, str)])
+        print_json({"output": written, **({} if report is None else report.data), **data})
         return
-    for one in () if report is None else (report.check, report.proof):
-        print(one if isinstance(one, str) else one.verdict)
-    print(f"wrote {written}")
+    for part in parts:
+        _print(part if isinstance(part, str) else part.verdict)
+    _print(f"wrote {written}")
 
 
-def print_targets(as_json: bool, targets: Sequence[Target], explained: bool) -> None:
-    """What the runtimes take, in a line each, or one of them in full."""
-    lines = {target.name: list(target.explained()) if explained else [] for target in targets}
-    if as_json:
-        rows = [
-            {
-                "name": one.name,
-                "summary": one.summary,
-                "status": one.status,
-                "source": one.source,
-                "told": lines[one.name],
-            }
-            for one in targets
-        ]
-        print_json({"schema": SCHEMA, "targets": rows})
+def print_targets(arguments: argparse.Namespace, targets: Sequence[Target]) -> None:
+    """One line for each target."""
+    if arguments.json:
+        print_json({"targets": [_target_row(target) for target in targets]})
         return
     for target in targets:
-        for told, what in lines[target.name] or [(target.name, target.summary)]:
-            print(f"{told}: {what}")
+        _print(f"{target.name}: {target.summary}")
 
 
-def print_json(data: Any) -> None:
-    print(json.dumps(_finite(data), allow_nan=False))
+def print_target(arguments: argparse.Namespace, target: Target) -> None:
+    """What one target supports, rule by rule."""
+    if arguments.json:
+        print_json({"targets": [{**_target_row(target), "rules": list(target.explained())}]})
+        return
+    for subject, rule in target.explained():
+        _print(f"{subject}: {rule}")
+
+
+def print_report(arguments: argparse.Namespace, report: CheckReport | Proof) -> None:
+    """What a check or a proof found, in lines of which the verdict is the last."""
+    if arguments.json:
+        print_json(_data(report))
+        return
+    _print_reports(arguments, [report])
+
+
+def print_json(data: dict[str, Any]) -> None:
+    print(json.dumps(_finite({"schema": SCHEMA, **data}), allow_nan=False))
+
+
+def one_line(text: str) -> str:
+    """The text in one line without control characters, which names in a model may have."""
+    return escape_controls(" ".join(text.split()))
+
+
+def escape_controls(text: str) -> str:
+    """The text with each control character as an escape, so that no name commands a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _print(text: str) -> None:
+    print(escape_controls(text.replace("\n", "\\n")))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _finite(data: Any) -> Any:
@@ -188,9 +231,12 @@ def _finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-def _shown_sizes(sizes: Mapping[str, int | str | None]) -> str:
-    letters = {"seq_length": "T", "batch_size": "N", "input_size": "I", "hidden_size": "H"}
-    return " ".join(f"{letters[name]}={'?' if size is None else size}" for name, size in sizes.items())
+def _format_node(node: RecurrentNode) -> str:
+    """Name, operator and sizes of a recurrent node."""
+    sizes = (("T", node.seq_length), ("N", node.batch_size), ("I", node.input_size), ("H", node.hidden_size))
+    graph = "" if node.path == "main graph" else f" ({node.path})"
+    known = " ".join(f"{letter}={'?' if size is None else size}" for letter, size in sizes)
+    return f"{node.name}{graph}: {node.op_type}-{node.version}, {known}"
 
 
 def _features(node: RecurrentNode) -> str:
@@ -210,8 +256,8 @@ def _input_row(value: ir.Value) -> dict[str, Any]:
     return {"input": value.name, "type": dtype, "shape": shape}
 
 
-def _shown_shape(shape: Sequence[int | str | None] | None) -> str:
-    return "any" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+def _format_shape(shape: Sequence[int | str | None] | None) -> str:
+    return "of any shape" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
 def _node_row(node: RecurrentNode) -> dict[str, Any]:
@@ -236,45 +282,31 @@ def _record_row(record: Record) -> dict[str, Any]:
     return {**row, "warning": record.warning} if record.warning else row
 
 
-def _print_records(records: Sequence[Record], output: str | None) -> None:
+def _print_records(arguments: argparse.Namespace, records: Sequence[Record]) -> None:
     if not records:
-        print("no RNN, GRU or LSTM node to lower")
-    else:
-        rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
-        _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "why", "nodes"])
-    print(f"wrote {output}" if output else "nothing written: the models were not seen to be the same")
+        _print("no RNN, GRU or LSTM node to lower")
+    for record in records:
+        why = f" ({record.why})" if arguments.verbose and record.why else ""
+        _print(f"{_format_node(record.node)} -> {record.form}{why}, {_count(record.emitted, 'node')}")
 
 
-def report_data(report: CheckReport | Proof) -> dict[str, Any]:
-    return {"schema": SCHEMA, "ok": report.ok, **report.summary, **dataclasses.asdict(report)}
+def _target_row(target: Target) -> dict[str, Any]:
+    return {"name": target.name, "summary": target.summary, "status": target.status, "source": target.source}
 
 
-def print_report(report: CheckReport | Proof) -> None:
-    rows = report.rows
-    if rows:
-        _print_table(report.title, rows, list(rows[0]))
-    print(*report.remarks, report.verdict, sep="\n")
+def _report_data(reports: Iterable[CheckReport | Proof]) -> Mapping[str, Any]:
+    return {report.kind: {"schema": SCHEMA, **_data(report)} for report in reports}
 
 
-def _print_table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def _data(report: CheckReport | Proof) -> dict[str, Any]:
+    return {"ok": report.ok, **report.summary, **dataclasses.asdict(report)}
 
-    class Printer(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # told like every other failure to print
 
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(row[column])) for column in columns))
-    console = Printer()
-    if not console.is_terminal:  # pipes and logs keep whole lines
-        console = Printer(width=200)
-    console.print(escape(title), highlight=False)
-    console.print(table)
+def _print_reports(arguments: argparse.Namespace, reports: Sequence[CheckReport | Proof]) -> None:
+    for report in reports:
+        for line in report.lines(arguments.verbose):
+            _print(line)
+        _print(report.verdict)
 
 
 class progress:

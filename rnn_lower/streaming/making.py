@@ -71,7 +71,7 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     if wish.keep_fused and found.late:
         raise UnsupportedError(
             f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not take;"
-            " drop --keep-fused"
+            " drop --keep-native"
         )
     for name, frames in found.plan.late.items():
         logger.info("output '%s' comes %d frames late", name, frames)
@@ -105,9 +105,7 @@ def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
 
 
 @contextlib.contextmanager
-def staged_states(
-    destination: str | os.PathLike[str], plan: Plan, force: bool = False
-) -> Iterator[Callable[[Callable[[], None]], None]]:
+def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Callable[[Callable[[], None]], None]]:
     """The first states in a file beside the model, with .state.npz in place of .onnx, under a name of its own as yet.
 
     Answers what puts it in place around the commit of the model. The states of the model before go first, so that
@@ -117,7 +115,7 @@ def staged_states(
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
         yield lambda commit: commit()
         return
-    place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), force, text=True)
+    place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
     if place.exists() and not (place.is_file() and _has_states(path)):
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"

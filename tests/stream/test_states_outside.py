@@ -57,7 +57,7 @@ def test_what_has_no_rule_is_refused(op, outside, tmp_path, capsys):
     """With and without a time axis, by its name, and nothing is written."""
     schema = defs.get_schema(op, 17) if defs.has(op) and _is_there(op) else None
     model = beside(op, schema.min_input if schema else 1, outside=outside)
-    for options in ([], ["--time", "T"], ["--keep-fused"], ["--check"]):
+    for options in ([], ["--time", "T"], ["--keep-native"], ["--check"]):
         code = run(tmp_path, model, *options)
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err

@@ -59,7 +59,7 @@ def _chosen(only: Sequence[str]) -> list[str]:
     for pattern in only:
         if not fnmatch.filter(FEATURES, pattern):
             near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4) or list(FEATURES)[:3]
-            raise RnnLowerError(f"--only {pattern}: no feature is called so; there are {', '.join(map(repr, near))}")
+            raise RnnLowerError(f"--include {pattern}: no feature is called so; there are {', '.join(map(repr, near))}")
     return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, one) for one in only)]
 
 
