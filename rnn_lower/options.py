@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
 
 OP_TYPES = ("RNN", "GRU", "LSTM")
+QUANTIZED = "DynamicQuantizeLSTM"
+"""Of onnxruntime (com.microsoft); it counts as an LSTM."""
 FORMS = ("auto", "scan", "loop", "unroll")
 
 Select = Callable[["RecurrentNode"], bool]
@@ -57,6 +59,7 @@ class Options:
     legalize_all: bool = _option(
         False, "also replace other nodes that the target does not support, where supported ones serve"
     )
+    dequantize: bool = _option(False, "make the weights of DynamicQuantizeLSTM floats, and compute in floats")
     max_nodes: int = _option(200_000, "limit of emitted nodes, in case of unrolling by mistake")
 
     def __post_init__(self) -> None:
@@ -103,6 +106,7 @@ class Keywords(TypedDict, total=False):
     as_function: bool
     fuse_directions: bool
     legalize_all: bool
+    dequantize: bool
     max_nodes: int
 
 

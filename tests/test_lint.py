@@ -19,7 +19,7 @@ from strategies import random_case
 
 import rnn_lower
 from rnn_lower import RnnLowerError, cli
-from rnn_lower.lowering.node import OPERATORS
+from rnn_lower.options import OP_TYPES
 from rnn_lower.targeting import TARGETS, find_target, native_support
 
 MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_table_of_a_target_is_what_was_measured(name):
     rows = MEASURED[name]["fused"]
-    for op in OPERATORS:
+    for op in OP_TYPES:
         told = TARGETS[name].fused.get(op, native_support.Measured(frozenset(), frozenset()))
         for kind, names in (("right", told.right), ("wrong", told.wrong)):
             assert names == {

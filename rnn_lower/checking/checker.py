@@ -313,7 +313,7 @@ class OriginalFails(Exception):
 
 def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     """Why onnxruntime cannot run the fused node, or None. Some of these end the process rather than fail."""
-    if node.version < 7:
+    if node.version < 7 and not node.is_quantized:
         return f"{node.op_type} version {node.version}"
     if node.layout:
         return "layout 1"

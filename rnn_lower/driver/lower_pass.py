@@ -36,8 +36,8 @@ from rnn_lower.transforms.fold import fold
 
 logger = logging.getLogger("rnn_lower")
 
-OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
-"""Recurrent operators of onnxruntime, which it makes of ONNX's when it quantizes, or takes beside them."""
+OTHERS = ("AttnLSTM",)
+"""Recurrent operators of onnxruntime that are not lowered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +235,6 @@ def _warn_of_others(model: ir.Model) -> None:
     for op_type in OTHERS:
         if found[op_type]:
             logger.warning(
-                "%d %s (com.microsoft) remain: only ONNX's own RNN, GRU and LSTM are lowered; lower the model before"
-                " it is quantized", found[op_type], op_type,
+                "%d %s (com.microsoft) remain: of onnxruntime's own operators only DynamicQuantizeLSTM is lowered",
+                found[op_type], op_type,
             )  # fmt: skip
