@@ -52,6 +52,10 @@ class Options:
     fuse_directions: bool = _option(
         False, "let both directions of a small node share one loop; a NaN of one direction then reaches the other"
     )
+    loops: bool = _option(
+        False, "unroll the model's own Loop and Scan nodes too, whose steps have to be counted before they run; a"
+        " target that has neither has it done where that is possible"
+    )  # fmt: skip
     legalize_all: bool = _option(False, "replace other nodes too that the target does not support, where others serve")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
@@ -98,6 +102,7 @@ class Keywords(TypedDict, total=False):
     keep_native: bool
     as_function: bool
     fuse_directions: bool
+    loops: bool
     legalize_all: bool
     max_nodes: int
 

@@ -109,6 +109,7 @@ def _lower_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> 
     _option(parser, "--keep-native", "keep_native", action="store_true")
     _option(parser, "--as-function", "as_function", action="store_true")
     _option(parser, "--fuse-directions", "fuse_directions", action="store_true")
+    _option(parser, "--loops", "loops", action="store_true")
     _option(parser, "--legalize-all", "legalize_all", action="store_true")
     parser.add_argument("--check", action="store_true", help="compare with the original before writing")
     parser.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")

@@ -75,9 +75,9 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     counts: list[Count] = []
 
     def changed(lowered: str) -> Sequence[str]:
-        from rnn_lower.proving import model_diff
+        from rnn_lower.proving import model_diff, whole
 
-        if arguments.fold:  # which changes all of it
+        if arguments.fold or whole.rewrites_loops_of(arguments.model, lowered):  # which changes all of it
             return ()
         asked = {"opset": arguments.opset, "dims": given.get("dims"), "converted": arguments.target is not None}
         return model_diff.changed_files(arguments.model, lowered, **asked)
