@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import convenience
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from rnn_lower.builder.constants import ConstantPool, known_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder
@@ -21,13 +21,10 @@ from rnn_lower.shapes.shape_info import Facts
 
 def simplify(model: ir.Model) -> None:
     """Rewrite the nodes of a model, in place."""
-    names_of_outputs = [str(value.name) for value in model.graph.outputs]
-    IdentityEliminationPass()(model)
-    CommonSubexpressionEliminationPass()(model)
-    _keep_outputs(model.graph, names_of_outputs)
     facts, names = Facts(model).settled(), Names(taken_names(model))
     pool = ConstantPool(names, model.ir_version < 4)
     for scope in scopes(model):
+        _drop_identities(scope.graph)
         rewriter = _Rewriter(scope, facts, names, pool)
         rewriter.merge_slices()
         for node in list(scope.graph):
@@ -40,13 +37,14 @@ def simplify(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _keep_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Let each output be a value of its own under its name; the passes make one of two that are equal."""
-    for index, (value, name) in enumerate(zip(graph.outputs, names, strict=True)):
-        if value.name != name or value in graph.outputs[:index]:
-            copy = ir.Value(name=name, type=value.type, shape=value.shape)
-            graph.append(ir.Node("", "Identity", [value], outputs=[copy], name=name))
-            graph.outputs[index] = copy
+def _drop_identities(graph: ir.Graph | ir.Function) -> None:
+    """Let readers of what an Identity passes on read it themselves; outputs keep theirs, and with it their name."""
+    for node in list(graph):
+        if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
+            source = node.inputs[0]
+            if source is not None:
+                node.outputs[0].replace_all_uses_with(source)
+                graph.remove(node, safe=True)
 
 
 class _Rewriter:

@@ -67,6 +67,24 @@ FEW = 1 << 20
 SIZES = (3, 1, 2, 4, 7, 13, 0)
 """What free sizes of the inputs are, each some more than the one before it; the model may not run with all."""
 
+COUNTING = (
+    "Equal",
+    "Gather",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Loop",
+    "Max",
+    "Min",
+    "Mod",
+    "Range",
+    "Slice",
+)
+MOST_COUNTED = 2000
+"""Operators by which a graph may behave otherwise from some size on, and the largest such size that is looked at."""
+
+INTEGER_DRAWS = 12
 INTEGERS = 4
 """Integers that are drawn are below this, and below the sizes in most models."""
 
@@ -308,8 +326,13 @@ def _attributes(node: ir.Node) -> str:
     return repr(sorted((name, one.tobytes() if hasattr(one, "tobytes") else repr(one)) for name, one in found.items()))
 
 
-def prove_whole(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
-    """Whether two models of one opset compute the same outputs of the same inputs."""
+def prove_whole(
+    before: Document, after: Document, points: int, seed: int, deadline: float, exact_sizes: bool = False
+) -> Proof:
+    """Whether two models of one opset compute the same outputs of the same inputs.
+
+    exact_sizes: beyond every number that the nodes count to or compare with, too; out of scope where that is large.
+    """
     models = [ir.serde.deserialize_model(inlined(_with_data(one))) for one in (before, after)]
     changed = list(_interface(*models))
     if changed:
@@ -318,7 +341,7 @@ def prove_whole(before: Document, after: Document, points: int, seed: int, deadl
     verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
     for folded in (True, False):
         try:
-            reason, evaluations = _difference(models, points, seed, deadline, folded)
+            reason, evaluations = _difference(models, points, seed, deadline, folded, exact_sizes)
             verdict = DIFFERENT if reason else PROVED
         except OutOfScopeError as error:
             return _proof(rows, OUT_OF_SCOPE, str(error), 1.0, 0)
@@ -368,13 +391,20 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
             yield f"graph: the {what} are others"
 
 
-def _difference(models: Sequence[ir.Model], points: int, seed: int, deadline: float, folded: bool) -> tuple[str, int]:
+def _difference(
+    models: Sequence[ir.Model], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
+) -> tuple[str, int]:
     """Where two models part, or nothing; and how often they were evaluated."""
     count = 0
-    for index, sizes in enumerate(_sizes(models[1])):
-        for point in range(points) if index == 0 else (index % points,):
-            field = Field(seed * 1000 + point)
-            inputs = _draw(field, models[1], sizes, np.random.default_rng((seed, point, index)))
+    cases = list(_sizes(models[1]))
+    integers = [value for value in models[1].graph.inputs if value.dtype is not None and value.dtype.is_integer()]
+    draws = INTEGER_DRAWS if exact_sizes and integers else 1
+    if exact_sizes and len(cases) > 1:
+        cases += _beyond(models, cases[0])
+    for index, sizes in enumerate(cases):
+        for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
+            field = Field(seed * 1000 + draw % points)
+            inputs = _draw(field, models[1], sizes, np.random.default_rng((seed, draw, index)), exact_sizes)
             try:
                 ours, theirs = (_Evaluator(field, model, deadline, folded).evaluate(inputs, model) for model in models)
             except NoStepsError:
@@ -386,7 +416,8 @@ def _difference(models: Sequence[ir.Model], points: int, seed: int, deadline: fl
             count += 1
             for value in models[0].graph.outputs:
                 a, b = ours[str(value.name)], theirs[str(value.name)]
-                if a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b):
+                empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
+                if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
                     told = {name: one.shape for name, one in inputs.items()}
                     return f"output '{value.name}' differs, with inputs of shapes {told}", count
             check_time(deadline)
@@ -403,26 +434,52 @@ def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
 
 
+def _beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes beyond the numbers that anything is compared with, or that a loop counts to."""
+    found: set[int] = set()
+    for node in (node for model in models for node, _ in nodes(model) if node.op_type in COUNTING):
+        for array in (algebraic_patterns.constant(value) for value in node.inputs):
+            if array is not None and array.size <= 4 and array.dtype.kind in "iuf":
+                found.update(int(number) for number in array.ravel() if np.isfinite(number) and number < 2**31 - 1)
+    large = sorted(number for number in found if number > max(SIZES))
+    if large and large[-1] > MOST_COUNTED:
+        raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
+    for number in large[-4:]:
+        for name in sizes:
+            yield {**dict.fromkeys(sizes, 2), name: number + 2}
+
+
 def _symbol(value: ir.Value, axis: int, dim: Any) -> int | str:
     plain = plain_dim(dim)
     return plain if plain is not None else f"{value.name}/{axis}"
 
 
-def _draw(field: Field, model: ir.Model, sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Array]:
+def _size(dim: Any, value: ir.Value, axis: int, sizes: Mapping[str, int]) -> int:
+    symbol = _symbol(value, axis, dim)
+    return symbol if isinstance(symbol, int) else sizes[symbol]
+
+
+def _draw(
+    field: Field, model: ir.Model, sizes: Mapping[str, int], rng: np.random.Generator, lengths: bool
+) -> dict[str, Array]:
+    """Random inputs. lengths: integers count steps, from one too few to one too many."""
     found: dict[str, Array] = {}
+    steps = [
+        _size(dim, value, axis, sizes) for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
+    ]
+    low, high = (-1, max(steps, default=0) + 2) if lengths else (0, INTEGERS)
     for value in model.graph.inputs:
         if value.is_initializer():
             continue
         if value.shape is None or value.dtype is None:
             raise OutOfScopeError(f"input '{value.name}' declares no shape")
-        dims = [_symbol(value, axis, dim) for axis, dim in enumerate(value.shape)]
-        shape = tuple(size if isinstance(size, int) else sizes[size] for size in dims)
+        shape = tuple(_size(dim, value, axis, sizes) for axis, dim in enumerate(value.shape))
         if value.dtype.is_floating_point():
             found[str(value.name)] = field.random(shape)
         elif value.dtype == ir.DataType.BOOL:
             found[str(value.name)] = rng.integers(0, 2, shape).astype(bool)
         elif value.dtype.is_integer():
-            found[str(value.name)] = rng.integers(0, INTEGERS, shape).astype(np.int64)
+            found[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
         else:
             raise OutOfScopeError(f"input '{value.name}' of {value.dtype.name}")
     return found
