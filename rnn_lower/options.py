@@ -56,6 +56,9 @@ class Options:
         False, "unroll the model's own Loop and Scan nodes too, whose steps have to be counted before they run; a"
         " target that has neither has it done where that is possible"
     )  # fmt: skip
+    raise_loops: bool = _option(
+        False, "put recurrent nodes in the place of loops that are proved to be such first, and lower these"
+    )
     legalize_all: bool = _option(False, "replace other nodes too that the target does not support, where others serve")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
 
@@ -103,6 +106,7 @@ class Keywords(TypedDict, total=False):
     as_function: bool
     fuse_directions: bool
     loops: bool
+    raise_loops: bool
     legalize_all: bool
     max_nodes: int
 

@@ -29,6 +29,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stream": ("in.onnx -o chunks.onnx --time time --check", "in.onnx -o step.onnx --time time --step 1 --dim batch=1"),
     "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
     "prove": ("in.onnx out.onnx",),
+    "raise": ("in.onnx -o out.onnx",),
     "inspect": ("in.onnx", "in.onnx --target opencv", "in.onnx --json"),
     "lint": ("out.onnx --target onnxruntime",),
     "targets": ("", "openvino"),
@@ -73,6 +74,9 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
 
+    _raise_arguments(
+        add("raise", "write a model with recurrent nodes in the place of loops that are proved to be such")
+    )
     _prove_arguments(add("prove", "show without inputs and tolerance that two models are the same function"))
 
     inspect = add("inspect", "list recurrent nodes with their features")
@@ -110,10 +114,20 @@ def _lower_arguments(parser: argparse.ArgumentParser, list_targets: Command) -> 
     _option(parser, "--as-function", "as_function", action="store_true")
     _option(parser, "--fuse-directions", "fuse_directions", action="store_true")
     _option(parser, "--loops", "loops", action="store_true")
+    _option(parser, "--raise-loops", "raise_loops", action="store_true")
     _option(parser, "--legalize-all", "legalize_all", action="store_true")
     parser.add_argument("--check", action="store_true", help="compare with the original before writing")
     parser.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
     _check_arguments(parser)
+
+
+def _raise_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN.onnx", help="- reads stdin")
+    parser.add_argument("out", metavar="OUT.onnx", nargs="?", help="the same as -o")
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
+    parser.add_argument("--force", action="store_true", help="replace the output even if it is read-only")
+    _fixed_sizes(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _prove_arguments(parser: argparse.ArgumentParser) -> None:

@@ -87,7 +87,10 @@ def _lower_one(arguments: argparse.Namespace) -> int:
         counts.extend(count_file(path) for path in (arguments.model, lowered))
         with _unnamed(lowered):
             if arguments.prove:
-                reports.append(api.prove(arguments.model, lowered))
+                before = arguments.model
+                if arguments.raise_loops:  # which was proved when it was done; from there on nodes are compared
+                    before = api.raise_loops(arguments.model, dims=given.get("dims"))
+                reports.append(api.prove(before, lowered))
             if arguments.check:
                 reports.append(_run_check(arguments, arguments.model, lowered, changed(lowered)))
         return all(report.ok for report in reports)
@@ -153,6 +156,20 @@ def _stream(arguments: argparse.Namespace) -> int:
     return DONE if written else DIFFERENT
 
 
+def _raise(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    if (arguments.out is None) == (arguments.output is None):
+        raise RnnLowerError("name the output once: rnn-lower raise IN.onnx -o OUT.onnx")
+    arguments.output = arguments.output or arguments.out
+    dims = sizes(arguments.dims or [], arguments.shapes or []) or None
+    found = api.raise_file(arguments.model, arguments.output, dims=dims, force=arguments.force)
+    written = arguments.output if any(one.op_type for one in found) or not found else None
+    with _beside(written, arguments):
+        tables.print_raised(arguments.json, written, found)
+    return DONE if written else DIFFERENT
+
+
 def _check(arguments: argparse.Namespace) -> int:
     return _told(_run_check(arguments, arguments.original, arguments.lowered), arguments.json)
 
@@ -189,7 +206,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     verdict = find_target(arguments.target).verdict if arguments.target else None
     inputs, nodes = api.inspect_file(arguments.model)
-    tables.print_inspected(arguments.json, arguments.model, inputs, nodes, verdict)
+    loops = api.inspect_loops(arguments.model)
+    tables.print_inspected(arguments.json, arguments.model, inputs, nodes, verdict, loops)
     return DONE
 
 
@@ -261,6 +279,6 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Command] = {
-    "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "inspect": _inspect, "lint": _lint,
-    "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
+    "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "raise": _raise, "inspect": _inspect,
+    "lint": _lint, "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
 }  # fmt: skip

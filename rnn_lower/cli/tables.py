@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
+    from rnn_lower.raising.inspecting import LoopInfo
+    from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
     from rnn_lower.targets import Target
@@ -29,7 +31,7 @@ SCHEMA = 1
 
 def print_inspected(
     as_json: bool, model: str, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode],
-    verdict: Callable[[RecurrentNode], Verdict] | None = None,
+    verdict: Callable[[RecurrentNode], Verdict] | None = None, loops: Sequence[LoopInfo] = (),
 ) -> None:  # fmt: skip
     """What `rnn-lower inspect` has found. verdict: whether a runtime runs a node right as it is."""
     rows = [_node_row(node) for node in nodes]
@@ -40,7 +42,8 @@ def print_inspected(
         ]
     takes = [_input_row(value) for value in inputs]
     if as_json:
-        print_json({"schema": SCHEMA, "inputs": takes, "nodes": rows})
+        told = [dataclasses.asdict(loop) for loop in loops]
+        print_json({"schema": SCHEMA, "inputs": takes, "nodes": rows, "loops": told})
         return
     shown = [{**row, "shape": _shown_shape(row["shape"])} for row in takes]
     _print_table(f"{model}: inputs", shown, ["input", "type", "shape"])
@@ -56,6 +59,33 @@ def print_inspected(
         ]  # fmt: skip
         columns = ["node", "where", "op", "sizes", "type", "parameters", "macs_per_step", "features", "notes"]
         _print_table("recurrent nodes", shown, columns if verdict is None else [*columns[:3], "as it is", "why"])
+    if loops:
+        shown = [
+            {**dataclasses.asdict(loop), "trips": "?" if loop.trips is None else loop.trips,
+             "states": ", ".join(loop.states)} for loop in loops
+        ]  # fmt: skip
+        _print_table("loops", shown, ["node", "where", "op", "trips", "states", "recognized", "mend"])
+
+
+def print_raised(as_json: bool, written: str | None, found: Sequence[Raised]) -> None:
+    """What `rnn-lower raise` has made of each loop."""
+    if as_json:
+        print_json({"schema": SCHEMA, "output": written, "loops": [dataclasses.asdict(one) for one in found]})
+        return
+    rows = [
+        {
+            "loop": one.name,
+            "is": one.op_type or "-",
+            "bound": f"{one.bound:.1g}" if one.op_type else "",
+            "because": one.why,
+        }
+        for one in found
+    ]
+    if rows:
+        _print_table("loops", rows, ["loop", "is", "bound", "because"])
+    count = sum(bool(one.op_type) for one in found)
+    told = f"{count} of {len(rows)} loops are recurrent nodes, proved" if rows else "no loop"
+    print(f"wrote {written}: {told}" if written else f"wrote nothing: {told}")
 
 
 def print_linted(as_json: bool, model: str, report: LintReport) -> None:

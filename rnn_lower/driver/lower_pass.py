@@ -77,6 +77,8 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
         super().__init__()
         self.options = Options(**options)
         find_target(self.options.target)
+        if self.options.raise_loops:
+            raise UnsupportedError("a pass raises no loops; use `lower` or `lower_file`, or raise the model first")
         self.records: list[Record] = []
 
     @public
@@ -112,6 +114,8 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
 
     Folding and unrolling the model's own loops change all of a model, so they come first.
     """
+    if options.raise_loops:
+        raise UnsupportedError("loops are raised by `lower` and `lower_file` only; raise the model first")
     unrolls = unrolls_loops(document.model, options)
     if not options.fold and not unrolls:
         return document, options
@@ -128,7 +132,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
             fixed_dims.fix_dims(model, options.dims)
             for value, shape in of_fixed_sizes(model, Facts(model)).items():
                 said, value.shape = value.shape or shape, shape
-                if value.is_graph_output():
+                if value.is_graph_output() and not unrolls:  # which tells the sizes of what loops give
                     warn_of_output(value, said, shape)
         nonlocal changed
         changed = _change_all(model, options, unrolls)
@@ -159,6 +163,11 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool) -> bool:
         raise UnsupportedError(f"{kept[0]}{more}")
     for one in kept[:3]:
         logger.warning("%s", one)
+    if done:
+        facts = Facts(model)
+        for value in model.graph.outputs:
+            shape = facts.shape(value)
+            value.shape = value.shape if shape is None else ir.Shape(shape)
     for name in done:
         logger.info("%s is unrolled", name)
     return options.fold or bool(done)

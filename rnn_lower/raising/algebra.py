@@ -279,9 +279,8 @@ def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     x = x if parts else algebra.refer(left, x)
     if x.columns != len(matrix):
         return None
-    result = dataclasses.replace(
-        x, terms={atom: one @ matrix for atom, one in x.terms.items()}, number=np.zeros(matrix.shape[1])
-    )
+    terms = {atom: one @ matrix for atom, one in x.terms.items()}
+    result = dataclasses.replace(x, terms=terms, number=np.zeros(len(matrix.T)))
     return result if len(node.inputs) < 3 or node.inputs[2] is None else result.plus(algebra.of(node.inputs[2]))
 
 

@@ -176,7 +176,8 @@ def _previous(c: Sum, factor: Atom, g: Atom) -> Sum | None:
         for one, other in itertools.permutations(sides):
             if one.atom() is factor and other.atom() is not g:
                 return other
-    return None
+    states = {atom: matrix for atom, matrix in c.terms.items() if atom.kind == "value"}  # c + i * (g - c)
+    return dataclasses.replace(c, terms=states, number=np.zeros(c.columns)) if len(states) == 1 else None
 
 
 def _functions(new: Sum) -> list[Atom]:

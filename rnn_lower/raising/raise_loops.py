@@ -15,8 +15,10 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from rnn_lower.builder.graph_builder import detach
 from rnn_lower.builder.names import Names
+from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import default_opset, taken_names
 from rnn_lower.modelio.document import Document
+from rnn_lower.options import Dims
 from rnn_lower.proving.algebraic_patterns import constant
 from rnn_lower.proving.program import read_by
 from rnn_lower.proving.report import PROVED
@@ -62,14 +64,29 @@ class Proposal:
     inputs: Sequence[ir.Value]
 
 
+def raise_document(document: Document, dims: Dims | None = None) -> tuple[Document, list[Raised]]:
+    """A model with recurrent nodes in the place of loops, and what became of each; it stays where nothing is raised."""
+    if document.proto.training_info:
+        raise UnsupportedError("the model has training_info, which speaks of what raising removes")
+    if dims:
+        document = document.copied().fixed(dims)
+    found: list[Raised] = []
+    made = document.changed(lambda model: found.extend(raise_loops(model)))
+    return (made if any(one.op_type for one in found) else document), found
+
+
 def raise_loops(model: ir.Model) -> list[Raised]:
     """Put recurrent nodes in the place of loops and chains of steps, in place; what is not proved stays as it is."""
-    found = []
-    twin = _folded(model)
-    for region in list(regions(model)):
+    found: list[Raised] = []
+    chosen = list(regions(model))
+    twin = _folded(model) if chosen else None
+    for region in chosen:
+        assert twin is not None
         result = _raise_one(model, region, twin)
         if result is not None:
             found.append(result)
+            if result.op_type:
+                twin = _folded(model)
     if any(one.op_type for one in found):
         RemoveUnusedNodesPass()(model)
     return found
@@ -123,8 +140,9 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts, na
     values, opset = _values(model), default_opset(model.opset_imports) or 0
     try:
         if region.op_type:
-            ends = ([list(directions_of_loop(loop, twin_facts, opset, frozenset(theirs.nodes))) for loop in theirs.loops]
-                    or directions_of_chain(theirs, twin_facts, opset))  # fmt: skip
+            emitted = frozenset(theirs.nodes)
+            ends = [list(directions_of_loop(loop, twin_facts, opset, emitted)) for loop in theirs.loops]
+            ends = ends or directions_of_chain(theirs, twin_facts, opset)
         else:
             ends = [list(directions_of_loop(theirs.loops[0], twin_facts, opset))]
     except NoGuessError:
@@ -151,13 +169,11 @@ def _nodes(
 ) -> Iterator[Proposal]:
     """The nodes that directions could be, with every order of what they read and give."""
     cell = directions[0].cell
-    x = None if cell.x is None or cell.x.value is None else values.get(str(cell.x.value.name))
+    read = {None if (atom := one.cell.x) is None else atom.value for one in directions}
+    (source,) = read if len(read) == 1 else (None,)
+    x = None if source is None else values.get(str(source.name))
     dtype = None if x is None else facts.dtype(x)
-    if (
-        x is None
-        or dtype is None
-        or any(one.cell.x is None or one.cell.x.value is not cell.x.value for one in directions)
-    ):
+    if x is None or dtype is None:
         return
     held = arrays(directions, dtype.numpy())
     attributes = _attributes(directions, opset)
@@ -286,7 +302,7 @@ def _is_zero(value: ir.Value) -> bool:
 def _proved(
     model: ir.Model, region: Region, proposal: Proposal, facts: Facts, deadline: float
 ) -> tuple[float | None, str]:
-    """The chance of an error of a proof that the region is the proposal; None where there is none, and why.
+    """The chance of an error of a proof that the region is the proposal; None and why where there is none.
 
     Both read X and initial states as what they are; where that loses too much, all is computed from the inputs.
     """
