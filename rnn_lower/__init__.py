@@ -14,10 +14,13 @@ if TYPE_CHECKING:
         draw,
         function_body,
         inspect,
+        inspect_loops,
         lint,
         lower,
         lower_file,
         prove,
+        raise_file,
+        raise_loops,
         report,
         stream,
         stream_file,
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.proving.report import CheckReport, NodeProof, Proof
+    from rnn_lower.raising.inspecting import LoopInfo
+    from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.session import StreamingSession
     from rnn_lower.targeting import Target
@@ -40,8 +45,8 @@ __version__ = "0.1.0"
 # fmt: off
 _MODULES = {
     "api": (
-        "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "report", "stream",
-        "stream_file", "targets",
+        "check", "draw", "function_body", "inspect", "inspect_loops", "lint", "lower", "lower_file", "prove",
+        "raise_file", "raise_loops", "report", "stream", "stream_file", "targets",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "targeting.probe.kits": ("report_kit", "write_kit"),
@@ -52,6 +57,8 @@ _MODULES = {
     "driver.rewrite_rules": ("rewrite_rules",),
     "proving.report": ("CheckReport", "NodeProof", "Proof"),
     "lowering.node": ("RecurrentNode",),
+    "raising.inspecting": ("LoopInfo",),
+    "raising.raise_loops": ("Raised",),
     "reporting.gathering": ("Report",),
     "streaming.session": ("StreamingSession",),
 }
@@ -63,9 +70,11 @@ __all__ = [
     "InvalidNodeError",
     "KitReport",
     "LintReport",
+    "LoopInfo",
     "LowerRecurrentPass",
     "NodeProof",
     "Proof",
+    "Raised",
     "Record",
     "RecurrentNode",
     "Report",
@@ -77,10 +86,13 @@ __all__ = [
     "draw",
     "function_body",
     "inspect",
+    "inspect_loops",
     "lint",
     "lower",
     "lower_file",
     "prove",
+    "raise_file",
+    "raise_loops",
     "report",
     "report_kit",
     "rewrite_rules",

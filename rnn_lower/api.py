@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rnn_lower.proving.report import CheckReport, Proof
+    from rnn_lower.raising.inspecting import LoopInfo
+    from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
 
@@ -61,6 +63,9 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         not slower than lowered.
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
         same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
+    loops: unroll the model's own Loop and Scan nodes too; those whose steps nobody can count raise UnsupportedError.
+        A target that has neither has it done by itself, where it can be.
+    raise_loops: first put recurrent nodes in the place of loops that are proved to be such, as `raise_loops` does.
     fuse_directions: let both directions of a node (hidden size up to 64, all sequences as long as X) share one loop
         as a block-diagonal cell; a NaN or infinity of one direction then reaches the other.
     legalize_all: with a target, replace other nodes too that it does not support, where supported ones serve.
@@ -73,6 +78,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     chosen = Options(**options)
     held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # as an ONNXProgram holds one
     if isinstance(held, ir.Model):
+        if chosen.raise_loops:
+            raise RnnLowerError("raise_loops takes an onnx.ModelProto or a file; raise the model first")
         lower_in_place(held, chosen)
         return model  # type: ignore[return-value]
     if isinstance(model, onnx.ModelProto):
@@ -83,7 +90,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         document, path = files.open_model(model)
 
     def result() -> onnx.ModelProto:
-        work, left = prepared(document, chosen)
+        work, left = prepared(*_raised(document, chosen))
         lower_document(work, left)
         return _whole(work, left.dims)
 
@@ -114,7 +121,7 @@ def lower_file(
     document = files.load(source)
 
     def work() -> list[Record]:
-        ready, left = prepared(document, chosen)
+        ready, left = prepared(*_raised(document, chosen))
         records = lower_document(ready, left)
         with files.staged(ready, destination, progress, left.dims, _kept(document, source, destination)) as made:
             if accept is None or accept(os.fspath(made.path)):
@@ -189,6 +196,65 @@ def stream_file(
         return made
 
     return _told_with(source, work)
+
+
+def _raised(document: Document, options: Options) -> tuple[Document, Options]:
+    """The document with loops raised, where that was requested, and what is left to be done."""
+    if not options.raise_loops:
+        return document, options
+    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+
+    made, _ = raise_document(document, options.dims)
+    return made, dataclasses.replace(options, raise_loops=False, dims=None if options.dims else options.dims)
+
+
+@public
+def raise_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> onnx.ModelProto:
+    """The model with RNN, GRU and LSTM nodes in the place of the loops that they are, and of what `lower` has emitted.
+
+    A node is guessed from the functions and weights of a step, and proved in exact arithmetic to be the same function
+    (docs/loops.md); a loop for which that fails stays as it is.  dims: as for `lower`, sizes that are fixed first.
+    """
+    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+
+    document, path = files.open_model(model)
+
+    def result() -> onnx.ModelProto:
+        return _whole(raise_document(document.copied(), Options(dims=dims).dims)[0], None)
+
+    return _told_with(path, result)
+
+
+@public
+def raise_file(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], *, dims: Dims | None = None,
+    progress: files.Progress | None = None,
+) -> list[Raised]:  # fmt: skip
+    """`raise_loops` from file to file: what has become of each loop. Nothing is written if all loops stay."""
+    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+
+    document = files.load(source)
+
+    def work() -> list[Raised]:
+        made, found = raise_document(document, Options(dims=dims).dims)
+        if any(one.op_type for one in found) or not found:
+            with files.staged(made, destination, progress, None, _kept(document, source, destination)) as staged:
+                staged.commit()
+        return found
+
+    return _told_with(source, work)
+
+
+@public
+def inspect_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> list[LoopInfo]:
+    """The loops of a model: trips, states, the recurrent node that each is, and which command mends it.
+
+    dims: as for `inspect`.
+    """
+    from rnn_lower.raising import inspecting  # for those who have loops
+
+    document, path = _opened(model, dims)
+    return _told_with(path, lambda: inspecting.inspect_loops(document))
 
 
 def _kept(document: Document, source: Any, destination: Any) -> frozenset[stale_files.Inode]:
@@ -309,8 +375,15 @@ def lint(
         with unlogged():
             lower_model(again.model, options, again.outline)
 
+    def mends() -> dict[str, tuple[str, bool]]:
+        from rnn_lower.raising import inspecting  # for those who have loops
+
+        return {
+            loop.node: (loop.mend, bool(loop.recognized) or loop.unrolls) for loop in inspecting.inspect_loops(document)
+        }
+
     def result() -> LintReport:
-        return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt))
+        return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt), mends)
 
     return _told_with(path, result)
 

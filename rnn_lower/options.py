@@ -56,6 +56,10 @@ class Options:
     fuse_directions: bool = _option(
         False, "compute both directions of a small node in one loop; a NaN of one then reaches the other"
     )
+    loops: bool = _option(
+        False, "also unroll Loop and Scan nodes of the model; automatic for a target that has neither"
+    )
+    raise_loops: bool = _option(False, "first replace loops that are proved to be recurrent nodes by these nodes")
     legalize_all: bool = _option(
         False, "also replace other nodes that the target does not support, where supported ones serve"
     )
@@ -105,6 +109,8 @@ class Keywords(TypedDict, total=False):
     keep_native: bool
     as_function: bool
     fuse_directions: bool
+    loops: bool
+    raise_loops: bool
     legalize_all: bool
     dequantize: bool
     max_nodes: int

@@ -61,6 +61,7 @@ COMMANDS: dict[str, tuple[str, list[str], int]] = {
     "prove": ("prove", ["prove", DENOISER, "LOWERED"], 0),
     "inspect": ("inspect", ["inspect", SPOTTER], 0),
     "inspect a target": ("inspect", ["inspect", SPOTTER, "--target", "opencv"], 0),
+    "raise": ("raise", ["raise", "LOWERED", "-o", "OUT"], 0),
     "inspect nothing": ("inspect", ["inspect", "LOWERED"], 0),
     "lint": ("lint", ["lint", SPOTTER, "--target", "dla"], 1),
     "targets": ("targets", ["targets"], 0),

@@ -203,8 +203,8 @@ def test_lint_says_why_lowering_does_not_mend(tmp_path):
     assert "needs a known sequence length" in finding.mend
 
 
-def counting(trips: onnx.TensorProto, ends_early: bool = False, told: bool = True) -> onnx.ModelProto:
-    """A Loop that stacks its trips, beside a GRU. told: whether the first condition is a constant."""
+def counting(trips: onnx.TensorProto | None, ends_early: bool = False, told: bool = True) -> onnx.ModelProto:
+    """A Loop that stacks its trips, an input or a constant, beside a GRU. told: whether the first condition is a constant."""
     model, _ = build(Case("GRU", 17, T=2, N=1, outputs=("Y_h",)))
     boolean, integer = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
     nodes = [helper.make_node("Identity", ["t"], ["row"], name="count")]
@@ -216,8 +216,12 @@ def counting(trips: onnx.TensorProto, ends_early: bool = False, told: bool = Tru
         nodes, "body", [helper.make_tensor_value_info("t", integer, []), helper.make_tensor_value_info("go", boolean, [])],
         [helper.make_tensor_value_info("still", boolean, []), helper.make_tensor_value_info("row", integer, [])],
     )  # fmt: skip
-    trips.name = "trips"
-    model.graph.initializer.extend([trips, helper.make_tensor("two", integer, [], [2])])
+    model.graph.initializer.append(helper.make_tensor("two", integer, [], [2]))
+    if trips is None:
+        model.graph.input.append(helper.make_tensor_value_info("trips", integer, []))
+    else:
+        trips.name = "trips"
+        model.graph.initializer.append(trips)
     if told:
         model.graph.initializer.append(helper.make_tensor("first", boolean, [], [True]))
     else:
@@ -302,8 +306,8 @@ def test_what_was_lowered_passes(feature, tmp_path, capsys):
     ("target", "named"), [("onnxruntime", False), ("tidl", True), ("rknn", True), ("opencv", True)]
 )
 def test_a_loop_of_the_model_is_named(target, named, caplog, tmp_path, capsys):
-    """Keras exports every GRU as one; a target that runs no Loop cannot run it, whatever is lowered."""
-    model = counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4]))
+    """A target that runs no Loop cannot run one whose trips are counted by an input, whatever is lowered."""
+    model = counting(None)
     findings = rnn_lower.lint(model, target).findings
     assert [one.node for one in findings if one.op == "Loop"] == (["loop"] if named else [])
     with caplog.at_level("WARNING", "rnn_lower"):
@@ -311,6 +315,15 @@ def test_a_loop_of_the_model_is_named(target, named, caplog, tmp_path, capsys):
     lines = [record.message for record in caplog.records if "does not support" in record.message]
     assert len(lines) == named
     assert all("Loop 'loop'" in line and f"target {target}" in line for line in lines)
+    assert [one.message for one in caplog.records if "trip count is not known" in one.message] or not named
+
+
+@pytest.mark.parametrize("target", ["tidl", "rknn", "opencv"])
+def test_a_loop_whose_steps_are_counted_is_unrolled(target):
+    model = counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4]))
+    lowered = rnn_lower.lower(model, target=target)
+    assert not [node for node in lowered.graph.node if node.op_type == "Loop"]
+    assert rnn_lower.prove(model, lowered).ok
 
 
 def test_nothing_is_said_without_a_target(caplog):

@@ -30,6 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stream": ("in.onnx chunks.onnx --time time --check", "in.onnx step.onnx --time time --step 1 --dim batch=1"),
     "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
     "prove": ("in.onnx out.onnx",),
+    "raise": ("in.onnx out.onnx",),
     "inspect": ("in.onnx", "in.onnx --target rknn --dim batch=1 time=20", "in.onnx --json"),
     "lint": ("out.onnx --target onnxruntime",),
     "targets": ("", "openvino"),
@@ -43,6 +44,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 USAGE = {
     "lower": "rnn-lower lower [options] IN.onnx OUT.onnx, or IN.onnx ... --out-dir FOLDER",
     "stream": "rnn-lower stream [options] IN.onnx OUT.onnx",
+    "raise": "rnn-lower raise [options] IN.onnx OUT.onnx",
 }
 """Of commands whose output argparse would take for one more input."""
 
@@ -80,6 +82,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
 
+    _raise_arguments(add("raise", "replace loops that are proved to be recurrent nodes by these nodes"))
     _prove_arguments(add("prove", "prove in exact arithmetic that two models are the same function"))
 
     inspect = add("inspect", "list the recurrent nodes of a model with their features")
@@ -118,11 +121,19 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--keep-native", "keep_native", action="store_true")
     _option(parser, "--as-function", "as_function", action="store_true")
     _option(parser, "--fuse-directions", "fuse_directions", action="store_true")
+    _option(parser, "--loops", "loops", action="store_true")
+    _option(parser, "--raise-loops", "raise_loops", action="store_true")
     _option(parser, "--legalize-all", "legalize_all", action="store_true")
     _option(parser, "--dequantize", "dequantize", action="store_true")
     parser.add_argument("--check", action="store_true", help="compare with the original before writing")
     parser.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
     _check_arguments(parser)
+
+
+def _raise_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - is a pipe")
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
+    _fixed_sizes(parser)
 
 
 def _prove_arguments(parser: argparse.ArgumentParser) -> None:

@@ -93,9 +93,9 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     counts: list[Count] = []
 
     def changed(lowered: str) -> Sequence[str]:
-        from rnn_lower.proving import model_diff
+        from rnn_lower.proving import model_diff, whole
 
-        if arguments.fold:  # which changes all of it
+        if arguments.fold or whole.rewrites_loops_of(arguments.model, lowered):  # which changes all of it
             return ()
         edits = {"opset": arguments.opset, "dims": options.get("dims"), "converted": arguments.target is not None}
         return model_diff.changed_files(arguments.model, lowered, **edits)
@@ -105,7 +105,10 @@ def _lower_one(arguments: argparse.Namespace) -> int:
         counts.extend(count_file(path) for path in (arguments.model, lowered))
         with _unnamed(lowered):
             if arguments.prove:
-                reports.append(api.prove(arguments.model, lowered))
+                before = arguments.model
+                if arguments.raise_loops:  # which was proved when it was done; from there on nodes are compared
+                    before = api.raise_loops(arguments.model, dims=options.get("dims"))
+                reports.append(api.prove(before, lowered))
             if arguments.check:
                 report = api.check(arguments.model, lowered, **comparison(arguments))
                 reports.append(dataclasses.replace(report, changed=tuple(changed(lowered))))
@@ -175,6 +178,17 @@ def _stream(arguments: argparse.Namespace) -> int:
     return DONE if written else DIFFERENT
 
 
+def _raise(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    _keep_recurrent_model(arguments)
+    loops = api.raise_file(arguments.model, arguments.output, dims=_dims(arguments))
+    written = arguments.output if any(one.op_type for one in loops) or not loops else None
+    with _stdout_for_text(written, arguments):
+        printing.print_raised(arguments, written, loops)
+    return DONE if written else DIFFERENT
+
+
 def _check(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
@@ -202,7 +216,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     target = find_target(arguments.target) if arguments.target else None
     inputs, nodes = api.inspect_file(arguments.model, dims=_dims(arguments))
-    printing.print_inspected(arguments, inputs, nodes, target)
+    loops = api.inspect_loops(arguments.model, dims=_dims(arguments))
+    printing.print_inspected(arguments, inputs, nodes, target, loops)
     return DONE
 
 
@@ -273,6 +288,6 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Command] = {
-    "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "inspect": _inspect, "lint": _lint,
-    "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
+    "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "raise": _raise, "inspect": _inspect,
+    "lint": _lint, "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
 }  # fmt: skip

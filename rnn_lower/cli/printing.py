@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
+    from rnn_lower.raising.inspecting import LoopInfo
+    from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
     from rnn_lower.targeting import Target
@@ -33,16 +35,18 @@ NAMES = 4
 
 
 def print_inspected(
-    arguments: argparse.Namespace, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode], target: Target | None
-) -> None:
-    """The inputs and recurrent nodes of a model, and whether the target runs each node right natively."""
+    arguments: argparse.Namespace, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode], target: Target | None,
+    loops: Sequence[LoopInfo],
+) -> None:  # fmt: skip
+    """The inputs, recurrent nodes and loops of a model, and whether the target runs each node right natively."""
     verdicts = [None if target is None else target.verdict(node) for node in nodes]
     if arguments.json:
         rows = [
             {**_node_row(node), **({} if verdict is None else {"native": verdict.kind, "why": verdict.why})}
             for node, verdict in zip(nodes, verdicts, strict=True)
         ]
-        print_json({"inputs": [_input_row(value) for value in inputs], "nodes": rows})
+        takes = [_input_row(value) for value in inputs]
+        print_json({"inputs": takes, "nodes": rows, "loops": [dataclasses.asdict(loop) for loop in loops]})
         return
     for row in map(_input_row, inputs):
         _print(f"input {row['input']}: {row['type'] or 'any type'} {_format_shape(row['shape'])}")
@@ -57,6 +61,24 @@ def print_inspected(
             _print(f"    native on {target.name}: {verdict.kind} ({verdict.why})")
     if not nodes:
         _print(f"{arguments.model}: no RNN, GRU or LSTM node")
+    for loop in loops:
+        graph = "" if loop.where == "main graph" else f" ({loop.where})"
+        trips = "an unknown number of trips" if loop.trips is None else f"{loop.trips} trips"
+        _print(f"{loop.node}{graph}: {loop.op}, {trips}, states {', '.join(loop.states) or 'none'}; {loop.recognized}")
+        if loop.mend:
+            _print(f"    {loop.mend}")
+
+
+def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequence[Raised]) -> None:
+    """What became of each loop."""
+    if arguments.json:
+        print_json({"output": written, "loops": [dataclasses.asdict(one) for one in loops]})
+        return
+    for one in loops:
+        _print(f"{one.name}: {one.op_type or 'left as it is'}{f' ({one.why})' if one.why else ''}")
+    count = sum(bool(one.op_type) for one in loops)
+    text = f"{count} of {_count(len(loops), 'loop')} proved to be recurrent nodes" if loops else "no loop"
+    _print(f"wrote {written}: {text}" if written else f"nothing written: {text}")
 
 
 def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
