@@ -467,7 +467,8 @@ def _draw(
     steps = [
         _size(dim, value, axis, sizes) for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
     ]
-    low, high = (-1, max(steps, default=0) + 2) if lengths else (0, INTEGERS)
+    most = max(steps, default=0) + 2 if all(steps) else 1  # beyond an empty sequence is nowhere
+    low, high = (-1, most) if lengths else (0, INTEGERS)
     for value in model.graph.inputs:
         if value.is_initializer():
             continue
