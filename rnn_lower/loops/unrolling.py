@@ -61,7 +61,10 @@ class Unroller:
                 raise NotCountedError(
                     "it carries a sequence, whose length no node tells; export with tensors as states"
                 )
-        return self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
+        results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
+        if len(results) != len(node.outputs):
+            raise NotCountedError(f"its body gives {len(results)} values, and it has {len(node.outputs)} outputs")
+        return results
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -73,6 +76,8 @@ class Unroller:
             raise NotCountedError("its trip count is not known")
         count = None if limit is None else max(0, int(limit.reshape(())))
         self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
+        if len(body.outputs) <= len(states):
+            raise NotCountedError(f"its body gives {len(body.outputs)} values for {len(states)} states")
         stacked: list[list[Item]] = [[] for _ in body.outputs[1 + len(states) :]]
         step = 0
         before = len(self.b.nodes)

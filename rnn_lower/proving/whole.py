@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import count_nodes, default_opset, nodes, subgraphs
+from rnn_lower.ir.walk import Scope, count_nodes, default_opset, nodes, subgraphs
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -84,9 +84,8 @@ COUNTING = (
 MOST_COUNTED = 2000
 """Operators by which a graph may behave otherwise from some size on, and the largest such size that is looked at."""
 
-INTEGER_DRAWS = 12
-INTEGERS = 4
-"""Integers that are drawn are below this, and below the sizes in most models."""
+INTEGER_DRAWS, INTEGERS = 12, 4
+"""How often integers and truth values are drawn for the same sizes, and below what: below the sizes in most models."""
 
 
 def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
@@ -397,8 +396,8 @@ def _difference(
     """Where two models part, or nothing; and how often they were evaluated."""
     count = 0
     cases = list(_sizes(models[1]))
-    integers = [value for value in models[1].graph.inputs if value.dtype is not None and value.dtype.is_integer()]
-    draws = INTEGER_DRAWS if exact_sizes and integers else 1
+    exact = all(value.dtype is None or value.dtype.is_floating_point() for value in models[1].graph.inputs)
+    draws = 1 if exact else INTEGER_DRAWS
     if exact_sizes and len(cases) > 1:
         cases += _beyond(models, cases[0])
     for index, sizes in enumerate(cases):
@@ -434,13 +433,23 @@ def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
 
 
+def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
+    """The numbers that a node compares with, counts to, or cuts at; not where a step cuts columns."""
+    if node.op_type not in COUNTING:
+        return
+    arrays = [algebraic_patterns.constant(value) for value in node.inputs]
+    axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
+    for index, array in enumerate(arrays):
+        if array is None or array.size > 4 or array.dtype.kind not in "iuf":
+            continue
+        if axes is not None and scope.outer is not None and index in (1, 2):
+            array = array[np.ravel(axes)[: array.size] == 0]
+        yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
+
+
 def _beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Sizes beyond the numbers that anything is compared with, or that a loop counts to."""
-    found: set[int] = set()
-    for node in (node for model in models for node, _ in nodes(model) if node.op_type in COUNTING):
-        for array in (algebraic_patterns.constant(value) for value in node.inputs):
-            if array is not None and array.size <= 4 and array.dtype.kind in "iuf":
-                found.update(int(number) for number in array.ravel() if np.isfinite(number) and number < 2**31 - 1)
+    found = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
     large = sorted(number for number in found if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
@@ -468,7 +477,7 @@ def _draw(
         _size(dim, value, axis, sizes) for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
     ]
     most = max(steps, default=0) + 2 if all(steps) else 1  # beyond an empty sequence is nowhere
-    low, high = (-1, most) if lengths else (0, INTEGERS)
+    low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
     for value in model.graph.inputs:
         if value.is_initializer():
             continue

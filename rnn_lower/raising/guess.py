@@ -145,7 +145,7 @@ def _lstm_cell(o: Atom, shown: Atom, i: Atom, f: Atom | None, g: Atom, states: f
     """shown: the function of the new cell state.  f: None where it is 1 - i."""
     (new,) = shown.arguments
     forget = i if f is None else f
-    around = (_previous(new, forget, g), new)
+    around = (_previous(new, f, g), new)
     gates = tuple(_gate(one, states, c=around) for one in (i, o, forget, g))
     return Cell("LSTM", gates, (gates[0].function, gates[3].function, _function(shown)), False, f is None, new)
 
@@ -169,9 +169,9 @@ def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
             yield i, None, g
 
 
-def _previous(c: Sum, factor: Atom, g: Atom) -> Sum | None:
+def _previous(c: Sum, factor: Atom | None, g: Atom) -> Sum | None:
     """What the forget gate is multiplied by."""
-    for product in (atom for atom in c.terms if atom.kind == "product"):
+    for product in (atom for atom in c.terms if atom.kind == "product" and factor is not None):
         sides = list(product.arguments)
         for one, other in itertools.permutations(sides):
             if one.atom() is factor and other.atom() is not g:

@@ -133,7 +133,8 @@ def _raise_one(model: ir.Model, region: Region, twin: ir.Model) -> Raised | None
 
 
 def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts, names: Names) -> Iterator[Proposal]:
-    theirs = next((one for one in regions(twin) if one.name == region.name), None)
+    names_of = [value.name for value in region.results]
+    theirs = next((one for one in regions(twin) if [value.name for value in one.results] == names_of), None)
     if theirs is None:
         return
     twin_facts = Facts(twin).settled()
@@ -145,7 +146,7 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts, na
             ends = ends or directions_of_chain(theirs, twin_facts, opset)
         else:
             ends = [list(directions_of_loop(theirs.loops[0], twin_facts, opset))]
-    except NoGuessError:
+    except (NoGuessError, ValueError, KeyError, IndexError):  # a loop of another build than any that is known here
         return
     op_types = [region.op_type] if region.op_type else ["RNN", "GRU", "LSTM"]
     for op_type in op_types:
