@@ -20,6 +20,7 @@ import onnx_ir as ir
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, count_nodes, default_opset, nodes, subgraphs
+from rnn_lower.loops.unrolling import LOOPS, RANDOM
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -35,8 +36,6 @@ from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.evaluate import evaluate
 from rnn_lower.transforms.inline import inlined
 
-LOOPS = ("Loop", "Scan")
-
 MOVES = (
     "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Pad", "Reshape",
     "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
@@ -51,15 +50,6 @@ POINTWISE = (
 """Operators of one operand that are a function of each element."""
 
 PAIRWISE = ("Equal", "GreaterOrEqual", "LessOrEqual", "Mod", "Pow", "Xor")
-RANDOM = (
-    "Bernoulli",
-    "Dropout",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
 
 FEW = 1 << 20
 """Elements of numbers that are computed with."""
@@ -136,8 +126,8 @@ class _Evaluator(Interpreter):
 
     def evaluate(self, inputs: Mapping[str, Array], model: ir.Model) -> dict[str, Array]:
         """The values of the main graph by name."""
-        given = {value: inputs[str(value.name)] for value in model.graph.inputs if str(value.name) in inputs}
-        self.run(self._graph, given)  # type: ignore[arg-type]
+        feeds = {value: inputs[str(value.name)] for value in model.graph.inputs if str(value.name) in inputs}
+        self.run(self._graph, feeds)  # type: ignore[arg-type]
         outs = (out for node in self._graph.nodes for out in node.outputs if out.name)
         found = {str(out.name): self._values[out] for out in outs if out in self._values}
         return {**found, **{str(value.name): self._value(value) for value in self._graph.wanted}}
@@ -216,10 +206,10 @@ class _Evaluator(Interpreter):
         proto = ir.to_proto(node)
         del proto.input[:]
         proto.input.extend(names)
-        given = {name: one for name, one in zip(names, operands, strict=True) if one is not None}
+        feeds = {name: one for name, one in zip(names, operands, strict=True) if one is not None}
         wanted = [str(value.name) for value in node.outputs if value.name]
         try:
-            return evaluate([proto], given, wanted, [onnx.helper.make_opsetid("", self._graph.opset)])
+            return evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", self._graph.opset)])
         except Exception as error:
             raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
 
@@ -417,9 +407,11 @@ def _difference(
                 a, b = ours[str(value.name)], theirs[str(value.name)]
                 empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
                 if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
-                    told = {name: one.shape for name, one in inputs.items()}
-                    return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {told}", count
+                    shapes = {name: one.shape for name, one in inputs.items()}
+                    return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}", count
             check_time(deadline)
+    if not count:
+        raise OutOfScopeError("no sizes with which both run")
     return "", count
 
 

@@ -198,8 +198,8 @@ class Algebra:
             return Sum({}, np.atleast_1d(rows[0] if array.ndim else array).astype(np.float64), array.ndim)
         node = value.producer()
         rule = None if node is None or node.domain not in ("", "ai.onnx") else RULES.get(node.op_type)
-        found = None if rule is None or node is None else rule(self, node, value.index() or 0)
-        return self.read(value) if found is None else found
+        result = None if rule is None or node is None else rule(self, node, value.index() or 0)
+        return self.read(value) if result is None else result
 
     def read(self, value: ir.Value) -> Sum:
         """A value as it is."""
@@ -222,9 +222,9 @@ class Algebra:
 
     def refer(self, value: ir.Value, definition: Sum) -> Sum:
         """A value as an atom of its own, of which it is known what computes it."""
-        found = self.atom(value, definition.columns, definition.rank, lambda: definition)
+        result = self.atom(value, definition.columns, definition.rank, lambda: definition)
         return dataclasses.replace(
-            found, row=definition.row, flipped=definition.flipped, batch_first=definition.batch_first
+            result, row=definition.row, flipped=definition.flipped, batch_first=definition.batch_first
         )
 
     def atom(self, value: ir.Value, columns: int, rank: int, define: Callable[[], Sum | None] | None = None) -> Sum:
@@ -304,9 +304,9 @@ def _div(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 def _function(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     alpha, beta = FUNCTIONS[node.op_type]
-    given = [None if default is None else float(said(node, name, ir.AttributeType.FLOAT, default))
+    parameters = [None if default is None else float(said(node, name, ir.AttributeType.FLOAT, default))
              for name, default in (("alpha", alpha), ("beta", beta))]  # fmt: skip
-    return algebra.pointwise("function", (algebra.of(node.inputs[0]),), (node.op_type, *given))
+    return algebra.pointwise("function", (algebra.of(node.inputs[0]),), (node.op_type, *parameters))
 
 
 def _clip(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
@@ -371,10 +371,10 @@ def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
         return None
     columns, start, total = sum(part.columns for part in parts), 0, None
     for part in parts:
-        place = np.eye(columns)[start : start + part.columns]
+        block = np.eye(columns)[start : start + part.columns]
         start += part.columns
         wide = dataclasses.replace(
-            part, terms={atom: one @ place for atom, one in part.terms.items()}, number=part.number @ place
+            part, terms={atom: one @ block for atom, one in part.terms.items()}, number=part.number @ block
         )
         total = wide if total is None else total.plus(wide)
     return total

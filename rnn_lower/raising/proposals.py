@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.walk import said
+from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.algebraic_patterns import constant
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.raising.algebra import Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells
 from rnn_lower.shapes.shape_info import Facts
 
-LOOPS = ("Loop", "Scan")
 SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
 """What lies between the states of the steps and the outputs of a chain."""
 
@@ -154,7 +154,7 @@ def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[D
     emitted = frozenset(region.nodes)
     algebra = Algebra(facts, opset, frozenset(), emitted)
     states = frozenset(value for value in multiplied & inside if not _is_row(algebra, value))
-    found: list[list[Direction]] = []
+    ends: list[list[Direction]] = []
     for leaf in _leaves(region, states):
         chain = Algebra(facts, opset, states, emitted)
         new = _sum(chain, leaf)
@@ -167,8 +167,8 @@ def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[D
             row = None if source is None else source.row
             made.append(Direction(cell, row == 0, source is not None and source.batch_first))
         if made:
-            found.append(made)
-    return found
+            ends.append(made)
+    return ends
 
 
 def _is_row(algebra: Algebra, value: ir.Value) -> bool:
@@ -179,7 +179,7 @@ def _is_row(algebra: Algebra, value: ir.Value) -> bool:
 
 def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
     """The values that the results are put together of, but for states that go into further steps."""
-    found: dict[ir.Value, None] = {}
+    leaves: dict[ir.Value, None] = {}
     waiting, seen = list(region.results), set[ir.Value]()
     while waiting:
         value = waiting.pop(0)
@@ -193,8 +193,8 @@ def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
             inputs = node.inputs[1:2] if node.op_type == "Where" else node.inputs
             waiting += [one for one in inputs if one is not None and constant(one) is None]
         else:
-            found[value] = None
-    return list(found)
+            leaves[value] = None
+    return list(leaves)
 
 
 def arrays(directions: Sequence[Direction], dtype: np.dtype) -> dict[str, np.ndarray] | None:  # type: ignore[type-arg]
