@@ -213,7 +213,9 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
     """With the nearest opset that the target takes, where the model is at another and nobody asked for one."""
     target = find_target(options.target)
     (first, last), newest = target.opsets, newest_opset()
-    beyond = [s.opset for _, s in recurrent_nodes(model, options.op_types) if not first <= s.opset <= last]
+    sites = recurrent_nodes(model, options.op_types)
+    emitted = [(node, scope) for node, scope in nodes(model) if MARK in node.metadata_props]  # of loops
+    beyond = [scope.opset for _, scope in (*sites, *emitted) if not first <= scope.opset <= last]
     if options.opset is not None or not beyond or first > newest:
         return options
     return dataclasses.replace(options, opset=first if beyond[0] < first else last)

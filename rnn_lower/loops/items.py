@@ -82,9 +82,9 @@ class Items:
         if isinstance(item, Row):
             whole = self.shape(item.source)
             return None if whole is None else whole[1:]
-        found = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
-        sizes = tuple(size for size in found or () if isinstance(size, int))
-        return sizes if found is not None and len(sizes) == len(found) else None
+        declared = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
+        sizes = tuple(size for size in declared or () if isinstance(size, int))
+        return sizes if declared is not None and len(sizes) == len(declared) else None
 
     def count(self, item: Item) -> int | None:
         """How many rows lie on axis 0, where that is known."""
@@ -92,8 +92,8 @@ class Items:
             return len(item.rows)
         if isinstance(item, np.ndarray):
             return len(item) if item.ndim else None
-        found = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
-        return found[0] if found and isinstance(found[0], int) else None
+        declared = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
+        return declared[0] if declared and isinstance(declared[0], int) else None
 
     def rows(self, item: Item) -> tuple[Item, ...] | None:
         """The rows of an item as items of their own."""
@@ -177,7 +177,7 @@ def _runs(rows: Sequence[Item]) -> list[list[Item]]:
 
 
 def key_of(item: Item) -> Any:
-    """By which equal items are found."""
+    """What equal items have in common."""
     if isinstance(item, (np.ndarray, np.generic)):
         return ("numbers", str(item.dtype), item.shape, item.tobytes())
     return ("table", *map(key_of, item.rows)) if isinstance(item, Table) else item

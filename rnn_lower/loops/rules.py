@@ -54,9 +54,9 @@ def _gather(call: Call) -> Item:
     rows = call.items.rows(x) if index is not None and index.ndim < 2 else None
     if index is None or rows is None or call.attribute("axis", 0) != 0 or (index.ndim and not index.size):
         return None
-    if not all(-len(rows) <= place < len(rows) for place in np.ravel(index)):
+    if not all(-len(rows) <= row < len(rows) for row in np.ravel(index)):
         return None
-    return Table(tuple(rows[place] for place in index)) if index.ndim else rows[int(index)]
+    return Table(tuple(rows[row] for row in index)) if index.ndim else rows[int(index)]
 
 
 def _slice(call: Call) -> Item:
@@ -98,7 +98,7 @@ def _scatter_elements(call: Call) -> Item:
 
 
 def _replaced(call: Call, indices: np.ndarray) -> Item:
-    """A table with some rows in the place of others."""
+    """A table of which some rows are replaced."""
     rows, updates = call.items.rows(call.inputs[0]), call.items.rows(call.inputs[2])
     if rows is None or updates is None or len(updates) != len(indices):
         return None

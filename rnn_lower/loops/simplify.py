@@ -103,16 +103,16 @@ class _Rewriter:
         axes = numbers[2] if len(numbers) > 2 else list(range(len(starts or ())))
         if len(numbers) > 3 and set(numbers[3] or ()) != {1}:
             return None
-        found = []
+        cuts = []
         for axis, start, end in zip(axes or (), starts or (), ends or (), strict=True):
             size = shape[axis]
             if isinstance(size, int):
                 low, high, _ = slice(start, end).indices(size)
                 if (low, high) != (0, size):
-                    found.append((axis % len(shape), low, high))
+                    cuts.append((axis % len(shape), low, high))
             elif start != 0 or end < 2**31 - 1:
                 return None
-        return (value, *found[0]) if len(found) == 1 and found[0][1] < found[0][2] else None
+        return (value, *cuts[0]) if len(cuts) == 1 and cuts[0][1] < cuts[0][2] else None
 
     def cut_rows(self, node: ir.Node) -> None:
         """Rows [N, K] of [T, N, K] as parts of [T * N, K], which take no Squeeze each."""

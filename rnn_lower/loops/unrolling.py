@@ -61,7 +61,10 @@ class Unroller:
                 raise NotCountedError(
                     "it carries a sequence, whose length no node tells; export with tensors as states"
                 )
-        return self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
+        results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
+        if len(results) != len(node.outputs):
+            raise NotCountedError(f"its body gives {len(results)} values, and it has {len(node.outputs)} outputs")
+        return results
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -73,6 +76,8 @@ class Unroller:
             raise NotCountedError("its trip count is not known")
         count = None if limit is None or limit.dtype.kind not in "iu" else max(0, int(limit.reshape(())))
         self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
+        if len(body.outputs) <= len(states):
+            raise NotCountedError(f"its body gives {len(body.outputs)} values for {len(states)} states")
         stacked: list[list[Item]] = [[] for _ in body.outputs[1 + len(states) :]]
         step = 0
         before = len(self.b.nodes)
@@ -225,14 +230,14 @@ class Unroller:
             if key in self._written:
                 return self._written[key]
             call = Call(node, inputs, self.items)
-            found = self._evaluated(node, inputs)
-            if found is None and node.op_type in RULES and (item := RULES[node.op_type](call)) is not None:
-                found = [item]
-            if found is None and not self._varies(node):
-                found = of_all_rows(call, self._steps, self.b.opset)
-            if found is not None:
-                self._written[key] = found
-                return found
+            results = self._evaluated(node, inputs)
+            if results is None and node.op_type in RULES and (item := RULES[node.op_type](call)) is not None:
+                results = [item]
+            if results is None and not self._varies(node):
+                results = of_all_rows(call, self._steps, self.b.opset)
+            if results is not None:
+                self._written[key] = results
+                return results
         copied = self._copied(node, inputs, env)
         if key is not None:
             self._written[key] = copied
@@ -264,15 +269,15 @@ class Unroller:
         del proto.input[:]
         proto.input.extend(names)
         wanted = [str(value.name) for value in node.outputs if value.name]
-        given = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+        feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
         try:
-            found = evaluate([proto], given, wanted, [onnx.helper.make_opsetid("", self.b.opset)])
+            computed = evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", self.b.opset)])
         except Exception:  # whatever onnx's evaluator stumbles over is left to the runtime
             return None
-        if sum(array.size for array in found) > FEW or any(array.dtype.kind not in "biuf" for array in found):
+        if sum(array.size for array in computed) > FEW or any(array.dtype.kind not in "biuf" for array in computed):
             return None
-        results = iter(found)
-        return [np.asarray(next(results)) if value.name else None for value in node.outputs]
+        outputs = iter(computed)
+        return [np.asarray(next(outputs)) if value.name else None for value in node.outputs]
 
     def _copied(self, node: ir.Node, inputs: Sequence[Item], env: Env) -> list[Item]:
         """A copy of a node, with bodies of its own in which outer values are those of the step."""
@@ -328,11 +333,12 @@ def _pass_on(graph: ir.Graph, env: Env, items: Items) -> None:
 def _changed(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> Iterator[ir.Value]:
     """The states that a step hands on as other values than it got."""
     for before, after in zip(inputs, outputs, strict=False):
-        if _behind_identity(after) is not before:
+        if behind_identity(after) is not before:
             yield before
 
 
-def _behind_identity(value: ir.Value) -> ir.Value:
+def behind_identity(value: ir.Value) -> ir.Value:
+    """The value that Identity nodes pass on."""
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
@@ -340,5 +346,5 @@ def _behind_identity(value: ir.Value) -> ir.Value:
 
 def _is_always_true(body: ir.Graph) -> bool:
     """Whether the condition that a body gives on is the one that it got."""
-    value = _behind_identity(body.outputs[0])
+    value = behind_identity(body.outputs[0])
     return value is body.inputs[1] or known_tensor(value) is not None

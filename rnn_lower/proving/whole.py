@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import count_nodes, default_opset, nodes, subgraphs
+from rnn_lower.ir.walk import Scope, count_nodes, default_opset, nodes, subgraphs
+from rnn_lower.loops.unrolling import LOOPS, RANDOM
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -35,8 +36,6 @@ from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.evaluate import evaluate
 from rnn_lower.transforms.inline import inlined
 
-LOOPS = ("Loop", "Scan")
-
 MOVES = (
     "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Pad", "Reshape",
     "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
@@ -51,15 +50,6 @@ POINTWISE = (
 """Operators of one operand that are a function of each element."""
 
 PAIRWISE = ("Equal", "GreaterOrEqual", "LessOrEqual", "Mod", "Pow", "Xor")
-RANDOM = (
-    "Bernoulli",
-    "Dropout",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
 
 FEW = 1 << 20
 """Elements of numbers that are computed with."""
@@ -84,9 +74,8 @@ COUNTING = (
 MOST_COUNTED = 2000
 """Operators by which a graph may behave otherwise from some size on, and the largest such size that is looked at."""
 
-INTEGER_DRAWS = 12
-INTEGERS = 4
-"""Integers that are drawn are below this, and below the sizes in most models."""
+INTEGER_DRAWS, INTEGERS = 12, 4
+"""How often integers and truth values are drawn for the same sizes, and below what: below the sizes in most models."""
 
 
 def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
@@ -137,8 +126,8 @@ class _Evaluator(Interpreter):
 
     def evaluate(self, inputs: Mapping[str, Array], model: ir.Model) -> dict[str, Array]:
         """The values of the main graph by name."""
-        given = {value: inputs[str(value.name)] for value in model.graph.inputs if str(value.name) in inputs}
-        self.run(self._graph, given)  # type: ignore[arg-type]
+        feeds = {value: inputs[str(value.name)] for value in model.graph.inputs if str(value.name) in inputs}
+        self.run(self._graph, feeds)  # type: ignore[arg-type]
         outs = (out for node in self._graph.nodes for out in node.outputs if out.name)
         found = {str(out.name): self._values[out] for out in outs if out in self._values}
         return {**found, **{str(value.name): self._value(value) for value in self._graph.wanted}}
@@ -217,10 +206,10 @@ class _Evaluator(Interpreter):
         proto = ir.to_proto(node)
         del proto.input[:]
         proto.input.extend(names)
-        given = {name: one for name, one in zip(names, operands, strict=True) if one is not None}
+        feeds = {name: one for name, one in zip(names, operands, strict=True) if one is not None}
         wanted = [str(value.name) for value in node.outputs if value.name]
         try:
-            return evaluate([proto], given, wanted, [onnx.helper.make_opsetid("", self._graph.opset)])
+            return evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", self._graph.opset)])
         except Exception as error:
             raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
 
@@ -397,8 +386,8 @@ def _difference(
     """Where two models part, or nothing; and how often they were evaluated."""
     count = 0
     cases = list(_sizes(models[1]))
-    integers = [value for value in models[1].graph.inputs if value.dtype is not None and value.dtype.is_integer()]
-    draws = INTEGER_DRAWS if exact_sizes and integers else 1
+    exact = all(value.dtype is None or value.dtype.is_floating_point() for value in models[1].graph.inputs)
+    draws = 1 if exact else INTEGER_DRAWS
     if exact_sizes and len(cases) > 1:
         cases += _beyond(models, cases[0])
     for index, sizes in enumerate(cases):
@@ -418,9 +407,11 @@ def _difference(
                 a, b = ours[str(value.name)], theirs[str(value.name)]
                 empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
                 if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
-                    told = {name: one.shape for name, one in inputs.items()}
-                    return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {told}", count
+                    shapes = {name: one.shape for name, one in inputs.items()}
+                    return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}", count
             check_time(deadline)
+    if not count:
+        raise OutOfScopeError("no sizes with which both run")
     return "", count
 
 
@@ -434,13 +425,23 @@ def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
 
 
+def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
+    """The numbers that a node compares with, counts to, or cuts at; not where a step cuts columns."""
+    if node.op_type not in COUNTING:
+        return
+    arrays = [algebraic_patterns.constant(value) for value in node.inputs]
+    axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
+    for index, array in enumerate(arrays):
+        if array is None or array.size > 4 or array.dtype.kind not in "iuf":
+            continue
+        if axes is not None and scope.outer is not None and index in (1, 2):
+            array = array[np.ravel(axes)[: array.size] == 0]
+        yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
+
+
 def _beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Sizes beyond the numbers that anything is compared with, or that a loop counts to."""
-    found: set[int] = set()
-    for node in (node for model in models for node, _ in nodes(model) if node.op_type in COUNTING):
-        for array in (algebraic_patterns.constant(value) for value in node.inputs):
-            if array is not None and array.size <= 4 and array.dtype.kind in "iuf":
-                found.update(int(number) for number in array.ravel() if np.isfinite(number) and number < 2**31 - 1)
+    found = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
     large = sorted(number for number in found if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
@@ -467,7 +468,8 @@ def _draw(
     steps = [
         _size(dim, value, axis, sizes) for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
     ]
-    low, high = (-1, max(steps, default=0) + 2) if lengths else (0, INTEGERS)
+    most = max(steps, default=0) + 2 if all(steps) else 1  # beyond an empty sequence is nowhere
+    low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
     for value in model.graph.inputs:
         if value.is_initializer():
             continue

@@ -192,13 +192,14 @@ class Algebra:
         """The sum by which a value is computed."""
         array = self.constant(value)
         if array is not None:
-            if array.dtype.kind not in "fV" or (array.ndim > 0 and array.size != array.shape[-1:][0]):
+            rows = array.reshape(-1, *array.shape[-1:]) if array.size else array
+            if array.dtype.kind not in "fV" or not array.size or (array.ndim > 1 and (rows != rows[:1]).any()):
                 raise NoGuessError
-            return Sum({}, array.astype(np.float64).reshape(-1), array.ndim)
+            return Sum({}, np.atleast_1d(rows[0] if array.ndim else array).astype(np.float64), array.ndim)
         node = value.producer()
         rule = None if node is None or node.domain not in ("", "ai.onnx") else RULES.get(node.op_type)
-        found = None if rule is None or node is None else rule(self, node, value.index() or 0)
-        return self.read(value) if found is None else found
+        result = None if rule is None or node is None else rule(self, node, value.index() or 0)
+        return self.read(value) if result is None else result
 
     def read(self, value: ir.Value) -> Sum:
         """A value as it is."""
@@ -221,9 +222,9 @@ class Algebra:
 
     def refer(self, value: ir.Value, definition: Sum) -> Sum:
         """A value as an atom of its own, of which it is known what computes it."""
-        found = self.atom(value, definition.columns, definition.rank, lambda: definition)
+        result = self.atom(value, definition.columns, definition.rank, lambda: definition)
         return dataclasses.replace(
-            found, row=definition.row, flipped=definition.flipped, batch_first=definition.batch_first
+            result, row=definition.row, flipped=definition.flipped, batch_first=definition.batch_first
         )
 
     def atom(self, value: ir.Value, columns: int, rank: int, define: Callable[[], Sum | None] | None = None) -> Sum:
@@ -265,13 +266,9 @@ def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     if left is None or weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
         return None
     matrix = weights.reshape(weights.shape[-2:]).astype(np.float64)
+    alpha, beta = (said(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
     if node.op_type == "Gemm":
-        plain = [node.attributes[name].value for name in ("alpha", "beta") if name in node.attributes] in (
-            [],
-            [1.0],
-            [1.0, 1.0],
-        )
-        if not plain or said(node, "transA", ir.AttributeType.INT, 0):
+        if alpha != 1 or beta not in (0, 1) or said(node, "transA", ir.AttributeType.INT, 0):
             return None
         matrix = matrix.T if said(node, "transB", ir.AttributeType.INT, 0) else matrix
     x = algebra.of(left)
@@ -281,7 +278,8 @@ def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
         return None
     terms = {atom: one @ matrix for atom, one in x.terms.items()}
     result = dataclasses.replace(x, terms=terms, number=np.zeros(len(matrix.T)))
-    return result if len(node.inputs) < 3 or node.inputs[2] is None else result.plus(algebra.of(node.inputs[2]))
+    alone = len(node.inputs) < 3 or node.inputs[2] is None or beta == 0
+    return result if alone else result.plus(algebra.of(node.inputs[2]))
 
 
 def _mul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
@@ -306,9 +304,9 @@ def _div(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 def _function(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     alpha, beta = FUNCTIONS[node.op_type]
-    given = [None if default is None else float(said(node, name, ir.AttributeType.FLOAT, default))
+    parameters = [None if default is None else float(said(node, name, ir.AttributeType.FLOAT, default))
              for name, default in (("alpha", alpha), ("beta", beta))]  # fmt: skip
-    return algebra.pointwise("function", (algebra.of(node.inputs[0]),), (node.op_type, *given))
+    return algebra.pointwise("function", (algebra.of(node.inputs[0]),), (node.op_type, *parameters))
 
 
 def _clip(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
@@ -373,10 +371,10 @@ def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
         return None
     columns, start, total = sum(part.columns for part in parts), 0, None
     for part in parts:
-        place = np.eye(columns)[start : start + part.columns]
+        block = np.eye(columns)[start : start + part.columns]
         start += part.columns
         wide = dataclasses.replace(
-            part, terms={atom: one @ place for atom, one in part.terms.items()}, number=part.number @ place
+            part, terms={atom: one @ block for atom, one in part.terms.items()}, number=part.number @ block
         )
         total = wide if total is None else total.plus(wide)
     return total

@@ -17,7 +17,7 @@ Function = tuple[str, float | None, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """What a gate's function is taken of: matrices [inputs, hidden], [hidden, hidden], bias and peephole [hidden]."""
+    """The argument of a gate's function: matrices [inputs, hidden], [hidden, hidden], bias and peephole [hidden]."""
 
     function: Function
     limit: float | None
@@ -127,8 +127,8 @@ def _reset_of(atom: Atom) -> Atom | None:
     product = None if atom.definition is None else atom.definition.atom()
     if product is None or product.kind != "product":
         return None
-    found = [one for one in (argument.atom() for argument in product.arguments) if one and one.kind == "function"]
-    return found[0] if len(found) == 1 else None
+    functions = [one for one in (argument.atom() for argument in product.arguments) if one and one.kind == "function"]
+    return functions[0] if len(functions) == 1 else None
 
 
 def _lstm(new: Sum) -> Iterator[Attempt]:
@@ -145,7 +145,7 @@ def _lstm_cell(o: Atom, shown: Atom, i: Atom, f: Atom | None, g: Atom, states: f
     """shown: the function of the new cell state.  f: None where it is 1 - i."""
     (new,) = shown.arguments
     forget = i if f is None else f
-    around = (_previous(new, forget, g), new)
+    around = (_previous(new, f, g), new)
     gates = tuple(_gate(one, states, c=around) for one in (i, o, forget, g))
     return Cell("LSTM", gates, (gates[0].function, gates[3].function, _function(shown)), False, f is None, new)
 
@@ -169,9 +169,9 @@ def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
             yield i, None, g
 
 
-def _previous(c: Sum, factor: Atom, g: Atom) -> Sum | None:
+def _previous(c: Sum, factor: Atom | None, g: Atom) -> Sum | None:
     """What the forget gate is multiplied by."""
-    for product in (atom for atom in c.terms if atom.kind == "product"):
+    for product in (atom for atom in c.terms if atom.kind == "product" and factor is not None):
         sides = list(product.arguments)
         for one, other in itertools.permutations(sides):
             if one.atom() is factor and other.atom() is not g:
@@ -182,14 +182,14 @@ def _previous(c: Sum, factor: Atom, g: Atom) -> Sum | None:
 
 def _functions(new: Sum) -> list[Atom]:
     """The functions that a sum is made of, through products."""
-    found: dict[Atom, None] = {}
+    functions: dict[Atom, None] = {}
     for atom in new.terms:
         if atom.kind == "function":
-            found[atom] = None
+            functions[atom] = None
         elif atom.kind == "product":
             for argument in atom.arguments:
-                found.update(dict.fromkeys(_functions(argument)))
-    return list(found)
+                functions.update(dict.fromkeys(_functions(argument)))
+    return list(functions)
 
 
 def _function(atom: Atom) -> Function:
@@ -198,7 +198,7 @@ def _function(atom: Atom) -> Function:
 
 
 def _argument(atom: Atom) -> tuple[Sum, float | None]:
-    """What a function is taken of, and between which limits."""
+    """The argument of a function, and between which limits."""
     (inside,) = atom.arguments
     clipped = inside.atom()
     if clipped is not None and clipped.kind == "clip":

@@ -8,18 +8,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import said, taken_by
+from rnn_lower.ir.walk import said
+from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.algebraic_patterns import constant
-from rnn_lower.proving.program import MARK
+from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.raising.algebra import Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells
 from rnn_lower.shapes.shape_info import Facts
 
-LOOPS = ("Loop", "Scan")
 SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
 """What lies between the states of the steps and the outputs of a chain."""
-
-NO_NODES = ("Constant", "If")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,51 +55,24 @@ def regions(model: ir.Model) -> Iterator[Region]:
         if MARK in node.metadata_props:
             groups.setdefault(node.metadata_props[MARK], []).append(node)
         elif node.op_type in LOOPS and node.domain == "":
-            yield Region(node.name or str(node.outputs[0].name), (node,), _results([node]))
+            yield Region(node.name or str(node.outputs[0].name), (node,), _results(model.graph, [node]))
     for name, nodes in groups.items():
-        computing = [node for node in nodes if node.op_type not in NO_NODES]
-        yield Region(name, tuple(nodes), _results(computing), nodes[0].metadata_props.get("rnn_lower.op", ""))
+        op_type = nodes[0].metadata_props.get("rnn_lower.op", "")
+        yield Region(name, tuple(nodes), _results(model.graph, nodes), op_type)
 
 
-def _results(nodes: Sequence[ir.Node]) -> tuple[ir.Value, ...]:
+def _results(graph: ir.Graph, nodes: Sequence[ir.Node]) -> tuple[ir.Value, ...]:
+    """What the rest of the graph reads of some nodes."""
     inside = set(nodes)
-
-    def is_read(value: ir.Value) -> bool:
-        return value.is_graph_output() or any(_outermost(user, inside) not in inside for user, _ in value.uses())
-
-    return tuple(value for node in nodes for value in node.outputs if is_read(value))
-
-
-def _outermost(user: ir.Node, inside: set[ir.Node]) -> ir.Node:
-    """The node of the main graph that reads a value, perhaps in a body."""
-    if user in inside:
-        return user
-    return next((node for node in inside if user.graph is not node.graph and _holds(node, user)), user)
-
-
-def _holds(node: ir.Node, user: ir.Node) -> bool:
-    return any(attribute.type == ir.AttributeType.GRAPH and user in set(attribute.as_graph().all_nodes())
-               for attribute in node.attributes.values())  # fmt: skip
+    read = {value for node in graph if node not in inside for value in read_by(node)} | {*graph.outputs}
+    return tuple(value for node in nodes if node.op_type != "Constant" for value in node.outputs if value in read)
 
 
 def inputs_of(region: Region) -> list[ir.Value]:
     """What a region reads that is known at run time only."""
     made = {value for node in region.nodes for value in node.outputs}
-    inner = {value for node in region.nodes for value in _of_bodies(node)}
-    read = dict.fromkeys(value for node in region.nodes for value in taken_by(node))
-    return [
-        value for value in read if value not in made and value not in inner and constant(value) is None and value.name
-    ]
-
-
-def _of_bodies(node: ir.Node) -> Iterator[ir.Value]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            graph = attribute.as_graph()
-            yield from (*graph.inputs, *graph.initializers.values())
-            for inner in graph:
-                yield from inner.outputs
-                yield from _of_bodies(inner)
+    read = dict.fromkeys(value for node in region.nodes for value in read_by(node))
+    return [value for value in read if value not in made and constant(value) is None and value.name]
 
 
 def directions_of_loop(
@@ -183,7 +154,7 @@ def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[D
     emitted = frozenset(region.nodes)
     algebra = Algebra(facts, opset, frozenset(), emitted)
     states = frozenset(value for value in multiplied & inside if not _is_row(algebra, value))
-    found: list[list[Direction]] = []
+    ends: list[list[Direction]] = []
     for leaf in _leaves(region, states):
         chain = Algebra(facts, opset, states, emitted)
         new = _sum(chain, leaf)
@@ -196,8 +167,8 @@ def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[D
             row = None if source is None else source.row
             made.append(Direction(cell, row == 0, source is not None and source.batch_first))
         if made:
-            found.append(made)
-    return found
+            ends.append(made)
+    return ends
 
 
 def _is_row(algebra: Algebra, value: ir.Value) -> bool:
@@ -208,7 +179,7 @@ def _is_row(algebra: Algebra, value: ir.Value) -> bool:
 
 def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
     """The values that the results are put together of, but for states that go into further steps."""
-    found: dict[ir.Value, None] = {}
+    leaves: dict[ir.Value, None] = {}
     waiting, seen = list(region.results), set[ir.Value]()
     while waiting:
         value = waiting.pop(0)
@@ -222,8 +193,8 @@ def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
             inputs = node.inputs[1:2] if node.op_type == "Where" else node.inputs
             waiting += [one for one in inputs if one is not None and constant(one) is None]
         else:
-            found[value] = None
-    return list(found)
+            leaves[value] = None
+    return list(leaves)
 
 
 def arrays(directions: Sequence[Direction], dtype: np.dtype) -> dict[str, np.ndarray] | None:  # type: ignore[type-arg]

@@ -17,6 +17,7 @@ from rnn_lower.builder.graph_builder import detach
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import default_opset, taken_names
+from rnn_lower.loops.unrolling import behind_identity
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.proving.algebraic_patterns import constant
@@ -70,26 +71,26 @@ def raise_document(document: Document, dims: Dims | None = None) -> tuple[Docume
         raise UnsupportedError("the model has training_info, which speaks of what raising removes")
     if dims:
         document = document.copied().fixed(dims)
-    found: list[Raised] = []
-    made = document.changed(lambda model: found.extend(raise_loops(model)))
-    return (made if any(one.op_type for one in found) else document), found
+    results: list[Raised] = []
+    made = document.changed(lambda model: results.extend(raise_loops(model)))
+    return (made if any(one.op_type for one in results) else document), results
 
 
 def raise_loops(model: ir.Model) -> list[Raised]:
     """Put recurrent nodes in the place of loops and chains of steps, in place; what is not proved stays as it is."""
-    found: list[Raised] = []
+    results: list[Raised] = []
     chosen = list(regions(model))
     twin = _folded(model) if chosen else None
     for region in chosen:
         assert twin is not None
         result = _raise_one(model, region, twin)
         if result is not None:
-            found.append(result)
+            results.append(result)
             if result.op_type:
                 twin = _folded(model)
-    if any(one.op_type for one in found):
+    if any(one.op_type for one in results):
         RemoveUnusedNodesPass()(model)
-    return found
+    return results
 
 
 def _folded(model: ir.Model) -> ir.Model:
@@ -99,17 +100,11 @@ def _folded(model: ir.Model) -> ir.Model:
         if node.op_type == "Loop" and node.domain == "":
             body = node.attributes["body"].as_graph()
             for before, after, start in zip(body.inputs[2:], body.outputs[1:], node.inputs[2:], strict=False):
-                if _passed_on(after) is before and start is not None:
+                if behind_identity(after) is before and start is not None:
                     for user, index in list(before.uses()):
                         user.replace_input_with(index, start)
     fold(twin)
     return twin
-
-
-def _passed_on(value: ir.Value) -> ir.Value:
-    while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value
 
 
 def _raise_one(model: ir.Model, region: Region, twin: ir.Model) -> Raised | None:
@@ -133,7 +128,8 @@ def _raise_one(model: ir.Model, region: Region, twin: ir.Model) -> Raised | None
 
 
 def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts, names: Names) -> Iterator[Proposal]:
-    theirs = next((one for one in regions(twin) if one.name == region.name), None)
+    names_of = [value.name for value in region.results]
+    theirs = next((one for one in regions(twin) if [value.name for value in one.results] == names_of), None)
     if theirs is None:
         return
     twin_facts = Facts(twin).settled()
@@ -145,7 +141,7 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts, na
             ends = ends or directions_of_chain(theirs, twin_facts, opset)
         else:
             ends = [list(directions_of_loop(theirs.loops[0], twin_facts, opset))]
-    except NoGuessError:
+    except (NoGuessError, ValueError, KeyError, IndexError):  # a loop of another build than any that is known here
         return
     op_types = [region.op_type] if region.op_type else ["RNN", "GRU", "LSTM"]
     for op_type in op_types:
@@ -205,17 +201,17 @@ def _attributes(directions: Sequence[Direction], opset: int) -> dict[str, object
         return None
     kind = "bidirectional" if len(directions) == 2 else "reverse" if directions[0].reverse else "forward"
     functions = [function for one in directions for function in one.cell.functions]
-    found: dict[str, object] = {"hidden_size": cell.hidden_size, "direction": kind}
-    found["activations"] = [name for name, _, _ in functions]
+    attributes: dict[str, object] = {"hidden_size": cell.hidden_size, "direction": kind}
+    attributes["activations"] = [name for name, _, _ in functions]
     for key, place in (("activation_alpha", 1), ("activation_beta", 2)):
         numbers = [float(function[place]) for function in functions if function[place] is not None]  # type: ignore[arg-type]
         if numbers:
-            found[key] = numbers
-    found.update({"clip": cell.limit} if cell.limit is not None else {})
-    found.update({"linear_before_reset": 1} if cell.reset_after else {})
-    found.update({"input_forget": 1} if cell.coupled else {})
-    found.update({"layout": 1} if directions[0].batch_first else {})
-    return found
+            attributes[key] = numbers
+    attributes.update({"clip": cell.limit} if cell.limit is not None else {})
+    attributes.update({"linear_before_reset": 1} if cell.reset_after else {})
+    attributes.update({"input_forget": 1} if cell.coupled else {})
+    attributes.update({"layout": 1} if directions[0].batch_first else {})
+    return attributes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,12 +368,12 @@ def _weights(nodes: set[ir.Node], model: ir.Model, more: Sequence[ir.Value]) -> 
     chosen = [
         value for value in read if value.is_initializer() and not value.is_graph_input() and value.graph is model.graph
     ]
-    found = []
+    tensors = []
     for value in chosen:
         if value.const_value is not None:
             tensor = onnx.numpy_helper.from_array(value.const_value.numpy(), str(value.name))
-            found.append(tensor)
-    return found
+            tensors.append(tensor)
+    return tensors
 
 
 def _apply(model: ir.Model, region: Region, proposal: Proposal) -> None:
