@@ -74,7 +74,9 @@ class Unroller:
         limit = None if trips is None else self.items.array(trips)
         if trips is not None and limit is None and _is_always_true(body):
             raise NotCountedError("its trip count is not known")
-        count = None if limit is None or limit.dtype.kind not in "iu" else max(0, int(limit.reshape(())))
+        if limit is not None and (limit.dtype.kind not in "iu" or limit.size != 1):
+            raise NotCountedError("its trip count is no integer")
+        count = None if limit is None else max(0, int(limit.item()))
         self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
         if len(body.outputs) <= len(states):
             raise NotCountedError(f"its body gives {len(body.outputs)} values for {len(states)} states")
@@ -183,7 +185,7 @@ class Unroller:
         """Raise when the steps take too many nodes, estimated from the first two."""
         written = len(self.b.nodes) - before
         estimate = written if step < 2 or count is None else written * count // step
-        if max(estimate, len(self.b.nodes), (count or step) if step < 2 else 0) > self._left:
+        if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._left:
             steps = f"{count} steps" if count is not None else f"more than {step} steps"
             raise NotCountedError(
                 f"unrolling {steps} takes about {max(estimate, count or step)} nodes, {self._left} are left of the"
