@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         lower,
         lower_file,
         prove,
+        prove_streaming,
         report,
         stream,
         stream_file,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.proving.report import CheckReport, NodeProof, Proof
     from rnn_lower.reporting.gathering import Report
+    from rnn_lower.streaming.proof import StreamProof
     from rnn_lower.streaming.session import StreamingSession
     from rnn_lower.targets.lint import Finding, LintReport
     from rnn_lower.targets.probe.kits import report_kit, write_kit
@@ -38,8 +40,8 @@ __version__ = "0.1.0"
 # fmt: off
 _MODULES = {
     "api": (
-        "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "report", "stream",
-        "stream_file",
+        "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "prove_streaming",
+        "report", "stream", "stream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "targets.probe.kits": ("report_kit", "write_kit"),
@@ -50,6 +52,7 @@ _MODULES = {
     "proving.report": ("CheckReport", "NodeProof", "Proof"),
     "lowering.node": ("RecurrentNode",),
     "reporting.gathering": ("Report",),
+    "streaming.proof": ("StreamProof",),
     "streaming.session": ("StreamingSession",),
 }
 # fmt: on
@@ -67,6 +70,7 @@ __all__ = [
     "RecurrentNode",
     "Report",
     "RnnLowerError",
+    "StreamProof",
     "StreamingSession",
     "UnsupportedError",
     "check",
@@ -77,6 +81,7 @@ __all__ = [
     "lower",
     "lower_file",
     "prove",
+    "prove_streaming",
     "report",
     "report_kit",
     "rewrite_rules",

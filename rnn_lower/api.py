@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.proof import StreamProof
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
 R = TypeVar("R")
@@ -223,6 +224,22 @@ def check_streaming(
         return dataclasses.replace(report, nothing_compared=report.nothing_compared or why)
     given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
     return outliving.outlived(model, None, checking.check_streaming, *given)
+
+
+@public
+def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0) -> StreamProof:
+    """Show in exact arithmetic that a streaming model is, in chunks of any length, the original over the whole.
+
+    original, model: models or paths. The original is to have the inputs set that were set for `stream`.
+    """
+    from rnn_lower.streaming import plan as plans
+    from rnn_lower.streaming import proof
+
+    (before, _), (after, path) = files.open_model(original), files.open_model(model)
+    plan = plans.read_plan(after.proto)
+    if plan is None:
+        raise RnnLowerError("it is no streaming model: make one (rnn-lower stream)")
+    return _told_with(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
 
 
 @public

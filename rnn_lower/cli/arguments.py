@@ -177,6 +177,9 @@ def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) ->
     parser.add_argument("--delay", action="store_true", help="let outputs come late where nodes look ahead")
     _sizes_and_limits(parser)
     parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
+    parser.add_argument(
+        "--prove", action="store_true", help="write only what is proved to be the original, chunk by chunk"
+    )
     _runs_and_tolerance(parser)
 
 

@@ -132,13 +132,16 @@ def _stream(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
     given = _asked(arguments)
-    reports: list[CheckReport] = []
+    reports: list[Any] = []
 
     def accept(path: str, made: Made) -> bool:
         if arguments.check:
             tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
             with _unnamed(path):
                 reports.append(api.check_streaming(made, path, **tolerances))
+        if arguments.prove:
+            with _unnamed(path):
+                reports.append(api.prove_streaming(made.streamed.original, path, seed=arguments.seed))
         return all(report.ok for report in reports)
 
     with tables.progress(arguments.quiet) as advance:

@@ -34,6 +34,7 @@ class CheckReport:
     missed: always empty, since a proof misses no piece of an activation.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced ones ran.
     counterexample: the file that holds inputs with which the outputs differ.
+    chunks, borders: of a streaming model, how many chunks were compared with whole runs, and borders between them.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -51,6 +52,8 @@ class CheckReport:
     proved: tuple[str, ...] = ()
     runs_of_unproved: tuple[str, ...] = ()
     counterexample: str = ""
+    chunks: int = 0
+    borders: int = 0
 
     @property
     def ok(self) -> bool:
@@ -114,6 +117,8 @@ class CheckReport:
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
+        if self.chunks:
+            counts = f"{self.runs} run(s) in {self.chunks} chunks with {self.borders} borders"
         return f"{'same' if self.ok else failed}: rtol {self.rtol:g}, atol {self.atol:g}; {counts}"
 
     def __bool__(self) -> bool:

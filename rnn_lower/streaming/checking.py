@@ -24,6 +24,9 @@ from rnn_lower.streaming.session import Feeds, StreamingSession
 LENGTHS = (5, 12, 1, 23, 40)
 """Chunks of the least length that make a whole run."""
 
+LONGEST = 600
+"""Steps up to which a run is made longer than what is remembered."""
+
 
 def check_streaming(
     original: Document, fused: Document, made: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
@@ -42,23 +45,39 @@ def check_streaming(
     document, _ = files.open_model(made)
     judge, runner = Pair(original, original), Pair(document, document)
     comparison, names = Comparison(rtol, atol), list(plan.outputs)
-    step = _step(document, plan)
+    step, chunks, borders = least_step(document, plan), 0, 0
     for index in range(runs):
-        late = -(-max(plan.late.values(), default=0) // step)  # so many steps give nothing yet
-        frames = (late + LENGTHS[index % len(LENGTHS)]) * step
+        frames = (unready(plan, step) + max(LENGTHS[index % len(LENGTHS)], remembered(plan, step) + index)) * step
         feeds, whole = _sampled(judge, plan, frames, seed, index, document)
         rng = np.random.default_rng([seed, index])
-        for lengths in _chunkings(rng, _frames(plan, feeds), step, _step(document, plan, fixed=True) is not None):
+        for lengths in _chunkings(rng, frames_of(plan, feeds), step, fixed_step(document, plan) is not None):
             session = StreamingSession(document, run=runner.original_results)
-            results = stream_through(session, feeds, lengths)
+            chunks, borders = chunks + len(lengths), borders + len(lengths) - 1
+            try:
+                results = stream_through(session, feeds, lengths)
+            except OriginalFails as error:
+                raise RnnLowerError(f"the streaming model does not run chunk by chunk: {error}") from None
             wanted = [whole[judge.output_names.index(name)] for name in names]
-            comparison.add(names, [_begun(plan, *pair) for pair in zip(names, wanted, results, strict=True)], results)
+            comparison.add(names, [begun(plan, *pair) for pair in zip(names, wanted, results, strict=True)], results)
     located = prover.differing_nodes(fused, document)
-    nothing = comparison.nothing_compared(set(names), True)
-    return CheckReport(comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located)
+    nothing = comparison.nothing_compared(set(names), True) or ("" if borders else "no border of chunks was crossed")
+    return CheckReport(
+        comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located,
+        chunks=chunks, borders=borders,
+    )  # fmt: skip
 
 
-def _begun(plan: Plan, name: str, whole: Any, result: Any) -> Any:
+def unready(plan: Plan, step: int) -> int:
+    """So many steps give nothing yet, or what means nothing."""
+    return -(-max([*plan.late.values(), *plan.warm_up.values()], default=0) // step)
+
+
+def remembered(plan: Plan, step: int) -> int:
+    """So many steps an output looks back at, so that less would show some of the first states only."""
+    return min(-(-plan.reach // step), LONGEST)
+
+
+def begun(plan: Plan, name: str, whole: Any, result: Any) -> Any:
     """What a run over the whole gives, without the frames that come when the stream goes on."""
     axis = plan.outputs[name]
     return np.take(whole, range(result.shape[axis]), axis) if name in plan.cut and isinstance(axis, int) else whole
@@ -95,18 +114,22 @@ def _sampled(judge: Pair, plan: Plan, frames: int, seed: int, index: int, made: 
     raise RnnLowerError(f"the original model does not run with the inputs that were tried: {why}")
 
 
-def _frames(plan: Plan, feeds: Feeds) -> int:
+def frames_of(plan: Plan, feeds: Feeds) -> int:
     name, axis = next(iter(plan.inputs.items()))
     return int(feeds[name].shape[axis])
 
 
-def _step(document: Document, plan: Plan, fixed: bool = False) -> Any:
-    """What chunks are a multiple of; fixed: the only length of a chunk, None where it is free."""
+def fixed_step(document: Document, plan: Plan) -> int | None:
+    """The only length of a chunk, None where it is free."""
     name, axis = next(iter(plan.inputs.items()))
     value = next(value for value in document.proto.graph.input if value.name == name)
     dim = value.type.tensor_type.shape.dim[axis]
-    known = dim.dim_value if dim.HasField("dim_value") else None
-    return known if fixed else known or plan.every
+    return dim.dim_value if dim.HasField("dim_value") else None
+
+
+def least_step(document: Document, plan: Plan) -> int:
+    """What chunks are a multiple of."""
+    return fixed_step(document, plan) or plan.every
 
 
 def _chunkings(rng: np.random.Generator, frames: int, step: int, is_fixed: bool) -> Iterator[list[int]]:

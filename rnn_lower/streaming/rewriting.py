@@ -108,7 +108,7 @@ def streamed(
     plan = Plan(
         streams, outputs, states, every, surgery.symbols, surgery.reset, tuple(sorted(surgery.left)),
         {name: track.late * track.every for name, track in last if track.late},
-        tuple(name for name, track in last if track.cut),
+        tuple(name for name, track in last if track.cut), reach=_reach(walk),
     )  # fmt: skip
     plan.write(work.proto)
     for note in surgery.notes:
@@ -329,6 +329,18 @@ def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str
                 vague = known is None or known in NO_NAMES
                 found.setdefault(f"{value.name}#{axis}" if vague else str(known), (str(value.name), axis))
     return found
+
+
+def _reach(walk: Walk) -> int:
+    """Frames of the input that an output looks back at, at most, states of recurrent nodes aside."""
+    frames = 0
+    for one in walk.carried:
+        if isinstance(one, (Cache, Held, Joined)):
+            value = next(
+                value for value in one.node.inputs if value is not None and walk.tracks[value].axis is not None
+            )
+            frames += walk.tracks[value].every * (one.reach if isinstance(one, Held) else one.length)
+    return frames
 
 
 def _kind(walk: Walk, value: ir.Value) -> int | str:
