@@ -32,7 +32,7 @@ class NoStepsError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Group:
+class Group:
     """Nodes that are together one function of one number (`algebraic_patterns`)."""
 
     function: Callable[[Array], Array]
@@ -53,7 +53,7 @@ class Interpreter:
         self.recorded: list[Array] | None = None
         self._constants: dict[ir.Value, Array] = {}
         self._values: dict[ir.Value, Array] = {}
-        self._groups: dict[ir.Node, _Group | None] = {}
+        self._groups: dict[ir.Node, Group | None] = {}
         self._sizes: dict[str, int] = {}
         self._program: Graph | None = None
         self._opset = self._passes = 0
@@ -126,19 +126,19 @@ class Interpreter:
         if not divisor.all() and not self._is_inside_group(node):
             raise WrongError(f"{node.op_type} '{node.name}' divides by zero")
 
-    def _group(self, node: ir.Node) -> _Group | None:
+    def _group(self, node: ir.Node) -> Group | None:
         """What a node ends, if it ends one function of one number."""
         if node.op_type in algebraic_patterns.SHAPING:
             return None
         clipped = algebraic_patterns.clip_of(node.outputs[0], self._limit)
         if clipped is not None:
             low, high = (self.field.number(bound) for bound in clipped[1:])
-            return _Group(lambda x: scalar_functions.clip(self.field, x, low, high), clipped[0])
+            return Group(lambda x: scalar_functions.clip(self.field, x, low, high), clipped[0])
         argument = algebraic_patterns.sigmoid_of(node.outputs[0])
         if argument is not None:
-            return _Group(functools.partial(self.field.function, "sigmoid"), argument)
+            return Group(functools.partial(self.field.function, "sigmoid"), argument)
         argument = algebraic_patterns.unlimited(node.inputs[0], self._limit) if node.op_type == "Tanh" else None
-        return None if argument is None else _Group(functools.partial(scalar_functions.tanh, self.field), argument)
+        return None if argument is None else Group(functools.partial(scalar_functions.tanh, self.field), argument)
 
     def _is_inside_group(self, node: ir.Node) -> bool:
         """Whether a node's result goes into nothing but what is known as one function of one number."""

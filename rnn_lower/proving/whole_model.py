@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import opset_of, with_bodies
+from rnn_lower.ir.walk import opset_of, recurrent_nodes, with_bodies
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import algebraic_patterns, equations
+from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import Interpreter, check_time
+from rnn_lower.proving.interpreter import Group, Interpreter, check_time
 from rnn_lower.proving.model_operators import MODEL_OPERATORS
 from rnn_lower.proving.operators import OutOfScopeError, known
 from rnn_lower.proving.scalar_functions import FieldArithmetic
@@ -34,19 +35,31 @@ class _Graph:
         return with_bodies(self.nodes)
 
 
+def inlined_document(document: Document) -> Document:
+    """The same without functions."""
+    return Document(inlined(document.proto), document.folder) if document.proto.functions else document
+
+
+def limits_of(document: Document) -> set[float]:
+    """The limits of the clips of all recurrent nodes."""
+    nodes = (equations.read(node, ir.DataType.FLOAT) for node, _ in recurrent_nodes(document.model))
+    return {read.limit for read in nodes if read.limit is not None}
+
+
 class ModelInterpreter(Interpreter):
     """Runs a model over a field.
 
     folded: whether the two halves of a constant B are added in floats, as where they are a constant of a lowered graph.
+    limits: of the clips of all nodes, which stay clips where they are large.
     """
 
     operators = MODEL_OPERATORS
 
-    def __init__(self, field: Field, document: Document, folded: bool, deadline: float) -> None:
+    def __init__(
+        self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
+    ) -> None:  # fmt: skip
         super().__init__(field, deadline=deadline)
-        if document.proto.functions:
-            document = Document(inlined(document.proto), document.folder)
-        self._document, self._folded = document, folded  # alive, since its values are keys
+        self._document, self._folded, self._limits = document, folded, limits  # alive, since its values are keys
         self._graph = _Graph(list(document.model.graph), document.model.graph.outputs, opset_of(document.proto) or 0)
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
@@ -58,6 +71,11 @@ class ModelInterpreter(Interpreter):
             elif value.const_value is not None:
                 inputs[value] = known(self.field, value.const_value.numpy())
         return self.run(self._graph, inputs)
+
+    def _group(self, node: ir.Node) -> Group | None:
+        found = algebraic_patterns.clip_of(node.inputs[0]) if node.op_type == "Tanh" else None
+        self._limit = found[2] if found is not None and found[2] in self._limits else None
+        return super()._group(node)
 
     def _compare_shape(self, value: ir.Value, array: Array) -> None:
         """What a model declares of its values binds nobody."""
@@ -83,7 +101,7 @@ class ModelInterpreter(Interpreter):
                 continue
             arrays[name] = self._value(value)
             if name == "B":
-                constant = algebraic_patterns.constant(value)
+                constant = content(value, self._opset) if value.producer() else algebraic_patterns.constant(value)
                 arrays[name] = (
                     equations.halves(FieldArithmetic(self.field), arrays[name]) if constant is None
                     else equations.bias(self.field, constant, read.dtype, self._folded)

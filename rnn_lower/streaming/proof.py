@@ -23,7 +23,7 @@ from rnn_lower.proving.interpreter import NoStepsError
 from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED
-from rnn_lower.proving.whole_model import ModelInterpreter
+from rnn_lower.proving.whole_model import ModelInterpreter, inlined_document, limits_of
 from rnn_lower.streaming.checking import begun, fixed_step, frames_of, least_step, remembered, stream_through, unready
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
@@ -98,6 +98,7 @@ def prove_streaming(
     seconds: of this thread, after which what is not proved is out of scope.
     """
     check_numbers(points=points, seed=seed)
+    original, made = inlined_document(original), inlined_document(made)
     deadline, reason = time.thread_time() + seconds, ""
     outputs, states = tuple(plan.outputs), tuple(state.output for state in plan.states)
     for folded in (True, False):  # a constant sum of biases is rounded where the lowered graph holds it
@@ -121,8 +122,8 @@ def _difference(
     """Where chunks and the whole part, or None."""
     index, seed, folded, deadline = point
     field = Field(seed * 1000 + index)
-    whole = ModelInterpreter(field, original, folded, deadline)
-    chunked = ModelInterpreter(field, made, folded, deadline)
+    limits = limits_of(original)
+    whole, chunked = (ModelInterpreter(field, one, folded, limits, deadline) for one in (original, made))
     feeds, wanted = _sampled(whole, field, original, made, plan, index, seed)
     if wanted is None:
         raise OutOfScopeError(f"no inputs are found with which the original can be computed: {feeds}")
