@@ -13,14 +13,14 @@ from onnx import helper, numpy_helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
 from rnn_lower.streaming.first import FromInput
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
-from rnn_lower.streaming.windows import Cache, Joined
+from rnn_lower.streaming.windows import Cache, Joined, Overlap
 
 END = 2**63 - 1
 STATES = {"h": (5, 1), "c": (6, 2)}
@@ -31,8 +31,10 @@ def carry_recurrence(work: Surgery, one: Recurrence) -> None:
     read = one.read
     message = work.document.message(read.node)
     if work.step is not None and not isinstance(read.seq_length, str):
-        tell_length(work, Length(read, work.step // one.every))
+        tell_length(work, Length(read, int(work.step / one.every)))
     ended = count_down(work, one, message) if "sequence_lens" in read.inputs else None
+    if one.late and work.step is not None:
+        ended = work.is_before(message, one.late, one.every)
     for letter in read.operator.states:
         place, result = STATES[letter]
         given = read.inputs.get(f"initial_{letter}")
@@ -188,10 +190,11 @@ def carry_held(work: Surgery, one: Held) -> None:
     """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
     message = work.document.message(one.node)
     told, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
-    if work.step is not None:
-        raise UnsupportedError(f"{told}: its frames come late, so that chunks differ in length inside; drop --step")
     if work.reset is not None:
         raise UnsupportedError(f"{told}: its frames come late, so that no row begins anew on its own; drop --reset")
+    if work.step is not None:
+        _carry_delayed(work, one, told)
+        return
     shape, rank = one.shape, len(one.shape)
     work.check_sizes(told, [each for each in shape if GROWS not in each.of])
     source, result = (work.names.unique(f"{name}/held_{way}") for way in ("in", "out"))
@@ -237,6 +240,88 @@ def carry_held(work: Surgery, one: Held) -> None:
     _change(message, one.attributes)
     work.surface(message, kept, result, source, one.dtype, shape)
     work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+
+
+def _carry_delayed(work: Surgery, one: Held, told: str) -> None:
+    """The same where chunks are of one length: as many frames come as there are, and the first mean nothing."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    if one.crop is not None:
+        length = one.reach - 1 - one.crop
+    else:
+        late = (one.late + max(0, one.reach - 1 - one.before)) // one.stride
+        length = late * one.stride + one.before - one.late
+    joined = message.input[one.place]
+    if length:
+        shape = tuple(size(length) if axis == one.axis else each for axis, each in enumerate(one.shape))
+        work.check_sizes(told, shape)
+        source, result = (work.names.unique(f"{name}/held_{end}") for end in ("in", "out"))
+        first = np.full([n.number or 1 for n in shape], lowest(one.fill, one.dtype), one.dtype.numpy())
+        work.add_input(source, one.dtype, shape)
+        whole, kept = work.names.unique(f"{name}/with_held"), work.names.unique(f"{name}/held")
+        work.ahead(message, helper.make_node("Concat", [source, joined], [whole], axis=one.axis))
+        for node in _tail(work, whole, kept, one.axis, length):
+            work.ahead(message, node)
+        work.surface(message, kept, result, source, one.dtype, shape)
+        work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+        joined = whole
+        if one.crop is not None:
+            joined = work.names.unique(f"{name}/delayed")
+            ends = [work.constant(message, np.array([n], np.int64), f"{name}/delay") for n in (0, -length, one.axis)]
+            work.ahead(message, helper.make_node("Slice", [whole, *ends], [joined]))
+    message.input[one.place] = joined
+    if one.gone:
+        message.op_type = "Identity"
+        del message.input[1:]
+        del message.attribute[:]
+    _change(message, one.attributes)
+    work.warm_up(message)
+
+
+def mask(work: Surgery, one: Masked) -> None:
+    """Put what stands in front of the stream in place of frames that mean nothing."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    assert work.step is not None
+    rank = work.tracks[one.node.inputs[one.place]].rank  # type: ignore[index]
+    frames = np.arange(int(work.step / one.every)).reshape(-1, *[1] * (rank - 1 - one.axis))
+    early = work.is_before(message, one.late, one.every, frames)
+    fill = work.constant(message, np.array(lowest(one.fill, one.dtype), one.dtype.numpy()), f"{name}/fill")
+    masked = work.names.unique(f"{name}/masked")
+    work.ahead(message, helper.make_node("Where", [early, fill, message.input[one.place]], [masked]))
+    message.input[one.place] = masked
+
+
+def carry_overlap(work: Surgery, one: Overlap) -> None:
+    """Add what the last chunk made beyond its end to the first frames, and keep what this one does."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    told = f"{one.node.op_type} '{name}'"
+    work.check_sizes(told, one.shape)
+    source, result = (work.names.unique(f"{name}/tail_{end}") for end in ("in", "out"))
+    first = np.zeros([n.number or 1 for n in one.shape], one.dtype.numpy())
+    work.add_input(source, one.dtype, one.shape)
+    current, output = work.resettable(message, source, first, one.shape, 0), message.output[0]
+    message.output[0] = work.names.unique(f"{name}/frames")
+
+    def number(value: int) -> str:
+        return work.constant(message, np.array([value], np.int64), f"{name}/number")
+
+    def step(op: str, *inputs: str, what: str, **attributes: Any) -> str:
+        made = work.names.unique(f"{name}/{what}")
+        work.after(message, helper.make_node(op, inputs, [made], **attributes))
+        return made
+
+    start, length, end, axis = number(0), number(one.length), number(END), number(one.axis)
+    begun = step("Slice", message.output[0], start, length, axis, what="begun")
+    rest = step("Slice", message.output[0], length, end, axis, what="rest")
+    whole = step("Concat", step("Add", begun, current, what="added"), rest, what="whole", axis=one.axis)
+    tail = step("Slice", whole, number(-one.length), end, axis, what="tail")
+    ready = step("Slice", whole, start, number(-one.length), axis, what="ready")
+    if len(message.input) > 2 and message.input[2]:  # once for each frame, not once for each chunk
+        each = work.constant(message, np.array([-1, *[1] * (len(one.shape) - 2)], np.int64), f"{name}/each")
+        ready = step("Add", ready, step("Reshape", message.input[2], each, what="bias"), what="biased")
+        message.input[2] = ""
+    work.after(message, helper.make_node("Identity", [ready], [output]))
+    work.surface(message, tail, result, source, one.dtype, one.shape)
+    work.states.append(State(source, result, one.shape, one.dtype.name, told, 0, first))
 
 
 def carry_sum(work: Surgery, one: Accumulated) -> None:

@@ -68,20 +68,22 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     if wish.keep_fused and options.target is not None:
         raise RnnLowerError("keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
     found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step, wish.delay)
-    if wish.keep_fused and found.late:
+    if wish.keep_fused and found.late and wish.step is None:
         raise UnsupportedError(
             f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not take;"
             " drop --keep-fused"
         )
     for name, frames in found.plan.late.items():
         logger.info("output '%s' comes %d frames late", name, frames)
+    for name, frames in found.plan.warm_up.items():
+        logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
     dims: dict[str, int | Sequence[int]] = {}
     if wish.step is not None and found.time is not None:
         dims[found.time] = wish.step
         if options.form == "auto" and "unroll" in target.forms:
             options = dataclasses.replace(options, form="unroll")
     options = dataclasses.replace(options, dims=dims or None)
-    if found.late and options.form in ("auto", "scan"):
+    if found.late and wish.step is None and options.form in ("auto", "scan"):
         options = _for_empty_chunks(options, target, str(found.late[0]))
     if wish.keep_fused:
         options = dataclasses.replace(options, select=lambda _: False)

@@ -50,6 +50,7 @@ class Plan:
     late: how many frames of the input outputs come late, by name, where they do.  cut: outputs that have less frames
     than in a run over the whole, whose last ones come when the stream goes on.
     warm_up: frames of outputs that come first and mean nothing, by name, where chunks are of one length only.
+    seen: the state that counts the frames before the chunk, where there is a warm-up.
     reach: frames of the input at most that an output looks back at by other ways than recurrent nodes.
     """
 
@@ -63,6 +64,7 @@ class Plan:
     late: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cut: tuple[str, ...] = ()
     warm_up: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    seen: str | None = None
     reach: int = 0
 
     def first(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

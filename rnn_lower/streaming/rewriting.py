@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,28 +24,31 @@ from rnn_lower.streaming.carrying import (
     carry_cache,
     carry_held,
     carry_joined,
+    carry_overlap,
     carry_recurrence,
     carry_sum,
     change_attributes,
     keep_reduced,
+    mask,
     replace_arguments,
     tell_length,
     tell_sizes,
 )  # fmt: skip
 from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
 from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
-from rnn_lower.streaming.windows import Cache, Joined
+from rnn_lower.streaming.track import Track
+from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
 
 CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
     Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
     Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
-    Changed: change_attributes,
+    Changed: change_attributes, Masked: mask, Overlap: carry_overlap,
 }  # fmt: skip
 """How what nodes have to remember is carried."""
 
@@ -84,16 +89,14 @@ def streamed(
         logger.info("the state comes from an input already, and is left as it is: %s", ", ".join(_external(original)))
         plan = Plan({}, {str(value.name): FIXED for value in original.model.graph.outputs}, ())
         return Streamed(original.copied(), original, plan, None)
-    work = original.copied()
+    work, walk = _followed(original, streams, delay, step)
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.facts)]
-    walk = Walk(work.model, work.facts, streams, delay)
-    walk.run()
     if time is None and _nothing_runs(walk, work):
         raise RnnLowerError(
             f"no recurrent node runs over '{_called(original.model, streams)}', the only size that is symbolic: is it"
             " the batch? Say which axis is the stream (--time INPUT[AXIS])"
         )
-    every = math.lcm(*(track.every for track in walk.tracks.values()))
+    every = math.lcm(*(track.every.numerator for track in walk.tracks.values()))
     if step is not None and step < 1:
         raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
     if step is not None and step % every:
@@ -107,8 +110,9 @@ def streamed(
     last = [(str(value.name), walk.tracks[value]) for value in work.model.graph.outputs]
     plan = Plan(
         streams, outputs, states, every, surgery.symbols, surgery.reset, tuple(sorted(surgery.left)),
-        {name: track.late * track.every for name, track in last if track.late},
-        tuple(name for name, track in last if track.cut), reach=_reach(walk),
+        {name: _waits(track) for name, track in last if _waits(track)},
+        tuple(name for name, track in last if track.cut),
+        {name: track.late for name, track in last if track.late and step is not None}, surgery.seen, _reach(walk),
     )  # fmt: skip
     plan.write(work.proto)
     for note in surgery.notes:
@@ -118,6 +122,21 @@ def streamed(
     called = _called(original.model, streams)
     late = tuple(told for told, x in recurrent if walk.tracks[x].late)
     return Streamed(Document(work.proto, work.folder), original, plan, called, late)
+
+
+def _followed(
+    document: Document, streams: dict[str, int], delay: bool, step: int | None = None
+) -> tuple[Document, Walk]:  # fmt: skip
+    """A copy of a document, and what is known of its values."""
+    work = document.copied()
+    while True:
+        walk = Walk(work.model, work.facts, streams, delay, step)
+        try:
+            walk.run()
+        except PaddedError as error:
+            work = work.changed(functools.partial(cut_behind, name=str(error.node.outputs[0].name), axis=error.axis))
+            continue
+        return work, walk
 
 
 def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> Document:
@@ -176,7 +195,7 @@ def _opened(document: Document, time: str | None) -> tuple[Document, str | None]
 
 
 def _nothing_runs(walk: Walk, document: Document) -> bool:
-    carried = any(isinstance(one, (Recurrence, Cache, Joined, Held, Accumulated)) for one in walk.carried)
+    carried = any(isinstance(one, (Recurrence, Cache, Joined, Held, Accumulated, Overlap)) for one in walk.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
@@ -221,7 +240,7 @@ def _carried(document: Document, way: str) -> list[Any]:
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        isinstance(one, (Cache, Held, Accumulated))
+        isinstance(one, (Cache, Held, Accumulated, Overlap))
         or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
         or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried
@@ -331,16 +350,21 @@ def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str
     return found
 
 
+def _waits(track: Track) -> int:
+    """How many frames of the input a value waits for before its first one comes."""
+    return math.ceil((track.late - track.dropped) * track.every)
+
+
 def _reach(walk: Walk) -> int:
     """Frames of the input that an output looks back at, at most, states of recurrent nodes aside."""
-    frames = 0
+    frames = Fraction(0)
     for one in walk.carried:
         if isinstance(one, (Cache, Held, Joined)):
             value = next(
                 value for value in one.node.inputs if value is not None and walk.tracks[value].axis is not None
             )
             frames += walk.tracks[value].every * (one.reach if isinstance(one, Held) else one.length)
-    return frames
+    return math.ceil(frames)
 
 
 def _kind(walk: Walk, value: ir.Value) -> int | str:

@@ -66,7 +66,16 @@ class StreamingSession:
             given[self.plan.reset] = np.zeros(self._rows(feeds), bool)
         results = dict(zip(self._outputs, self._run(given), strict=True))
         self._state = {state.input: np.asarray(results[state.output]) for state in self.plan.states}
-        return {name: results[name] for name in self.plan.outputs}
+        return {name: self._meant(name, results[name], given) for name in self.plan.outputs}
+
+    def _meant(self, name: str, result: Any, given: Feeds) -> Any:
+        """An output without the frames of the warm-up."""
+        axis, first = self.plan.outputs[name], self.plan.warm_up.get(name)
+        if first is None or self.plan.seen is None or not isinstance(axis, int):
+            return result
+        source, place = next(iter(self.plan.inputs.items()))
+        before = int(given[self.plan.seen][0]) // given[source].shape[place] * result.shape[axis]
+        return np.take(result, range(min(result.shape[axis], max(0, first - before)), result.shape[axis]), axis)
 
     def reset(self, rows: Any = None) -> None:
         """Forget what came before; rows: only in these rows of the batch, as indices or a mask."""

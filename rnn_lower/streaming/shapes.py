@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from fractions import Fraction
 
 from rnn_lower.streaming.late import Arguments, Sizes, cropped, settled
 from rnn_lower.streaming.sizes import ONE, Size, broadcast, product, size, total
@@ -36,7 +37,7 @@ def reshape(look: Look) -> list[Track]:
     if size(-1) in copied and guess is None:
         raise look.refuse("what -1 stands for in its shape is not known")
     made = _regrouped(look, x, [guess if one == size(-1) and guess else one for one in copied])
-    if x.late and size(-1) in copied and copied.index(size(-1)) != made.axis:
+    if look.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != made.axis:
         guessed = (guess if one == size(-1) and guess else one for one in target)
         same = [k < x.rank and one == x.sizes[k] for k, one in enumerate(copied)]
         sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
@@ -156,19 +157,12 @@ def slice_(look: Look) -> list[Track]:
         sizes[time] = ONE
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
-    if look.delay and not x.lead and (start or behind is None or behind > x.trail):
-        x = settled(x, look.delay)
-    if step == 1 and start >= 0 and behind is not None and (x.lead or x.trail):
+    padded = x.lead or (x.trail and not start and not (look.delay and (behind or 0) > x.trail))
+    if step == 1 and start >= 0 and behind is not None and padded:
         return [_trimmed(look, x, (start, behind), cut, sizes)]
-    x = settled(x, look.delay)
     if step == 1 and start >= 0 and behind is not None and (start or behind):
-        if not look.delay:
-            ahead = start + behind
-            raise look.refuse(f"it takes frames {start} to {end} of the stream; let them come {ahead} late (--delay)")
-        if len(cut) > 1:
-            _keep_ranges(look, {axis: range_ for axis, range_ in cut.items() if axis != time})
-        late = cropped(look, x, start, behind, gone=len(cut) == 1)
-        return [late.moved(time, [late.sizes[time] if axis == time else one for axis, one in enumerate(sizes)])]
+        return [_shortened(look, x, (start, behind), cut, sizes)]
+    x = settled(x, look.delay)
     if start != 0 or end < WHOLE or step != 1:
         raise look.refuse(f"it takes frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
@@ -194,6 +188,25 @@ def _trimmed(
         _keep_ranges(look, {**cut, time: (start, -end if end else WHOLE, 1)})
     sizes[time] = with_lead(x.frames, lead)
     return dataclasses.replace(x, lead=lead, trail=max(0, x.trail - behind)).moved(time, sizes)
+
+
+def _shortened(
+    look: Look, x: Track, off: tuple[int, int], cut: Mapping[int, tuple[int, int, int]], sizes: list[Size]
+) -> Track:
+    """The frames but for the first and the last ones; what is padded behind is not there anyway."""
+    (start, behind), time = off, along(look, x)
+    end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
+    if end and not look.delay:
+        raise look.refuse(
+            f"it takes frames {start} to {-behind} of the stream, of which the last {end} are not known to be the last;"
+            f" let them come {start + end} late (--delay)"
+        )
+    if trail:
+        x, trail = settled(x, look.delay), 0
+    if len(cut) > 1:
+        _keep_ranges(look, {axis: range_ for axis, range_ in cut.items() if axis != time})
+    late = dataclasses.replace(cropped(look, x, start, end, gone=len(cut) == 1), trail=trail)
+    return late.moved(time, [late.sizes[time] if axis == time else one for axis, one in enumerate(sizes)])
 
 
 def _keep_ranges(look: Look, ranges: Mapping[int, tuple[int, int, int]]) -> None:
@@ -269,7 +282,7 @@ def _spread(look: Look, shape: list[Size], have: list[Size]) -> Track:
     timed = [axis for axis, one in enumerate(shape) if one.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
         raise look.refuse("it makes a shape of the length of the stream")
-    track = Track(tuple(shape), timed[0], every=shape[timed[0]].times.denominator)
+    track = Track(tuple(shape), timed[0], every=Fraction(shape[timed[0]].times.denominator))
     if shape[timed[0]].over(track.frames) is None:
         raise look.refuse("it makes a shape of the length of the stream at another rate")
     return dataclasses.replace(track, outer=shape[timed[0]].over(track.frames) or ONE)

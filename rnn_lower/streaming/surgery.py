@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rnn_lower.ir.walk import opset_of, taken_names
 from rnn_lower.modelio.document import Document
 from rnn_lower.streaming.first import FromInput, evaluate
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.sizes import Size
+from rnn_lower.streaming.sizes import ONE, Size
 from rnn_lower.streaming.track import Track
 
 
@@ -26,6 +27,7 @@ class Surgery:
 
     states, notes: what is carried, and what a user should know.
     left: inputs whose state is left to the caller.  lengths: by value, what counts it.
+    seen: the state that counts the frames before a chunk, where there is one.
     replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
@@ -49,6 +51,7 @@ class Surgery:
         self.states: list[State] = []
         self.notes: list[str] = []
         self.left: set[str] = set()
+        self.seen: str | None = None
 
     def finish(self) -> None:
         """Put everything in place."""
@@ -145,6 +148,35 @@ class Surgery:
         if value != name:
             self.after(message, helper.make_node("Identity", [value], [name]))
         self.graph.output.append(self.declared(name, int(dtype), shape))
+
+    def warm_up(self, message: onnx.NodeProto) -> str:
+        """The state that counts the frames before the chunk."""
+        if self.seen is None:
+            assert self.step is not None
+            self.seen, result = (self.names.unique(f"warm_up/frames_{end}") for end in ("in", "out"))
+            self.add_input(self.seen, ir.DataType.INT64, (ONE,))
+            outermost = self._chains[id(message)][0][0] if self._chains[id(message)] else message
+            step = self.constant(outermost, np.array([self.step], np.int64), "warm_up/step")
+            self.ahead(outermost, helper.make_node("Add", [self.seen, step], [result]))
+            self.graph.output.append(self.declared(result, onnx.TensorProto.INT64, (ONE,)))
+            first = np.zeros(1, np.int64)
+            self.states.append(State(self.seen, result, (ONE,), "INT64", "the frames before this chunk", None, first))
+        return self.seen
+
+    def is_before(
+        self, message: onnx.NodeProto, late: int, every: Fraction, frames: np.ndarray | None = None
+    ) -> str:  # fmt: skip
+        """Whether a chunk, or each of some frames of it, comes before the first that means something."""
+        if self.opset < 9:
+            raise UnsupportedError(f"frames that come late step by step need opset 9; the model is at {self.opset}")
+        seen = self.warm_up(message)
+        limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
+        told, scaled = self.names.unique("warm_up/early"), self.names.unique("warm_up/scaled")
+        parts = self.constant(message, np.array([every.denominator], np.int64), "warm_up/parts")
+        end = self.constant(message, np.array(limit, np.int64), "warm_up/limit")
+        self.ahead(message, helper.make_node("Mul", [seen, parts], [scaled]))
+        self.ahead(message, helper.make_node("Less", [scaled, end], [told]))
+        return told
 
     def constant(self, message: onnx.NodeProto, array: np.ndarray, name: str) -> str:
         made = self.names.unique(name)
