@@ -47,7 +47,8 @@ def check_streaming(
     comparison, names = Comparison(rtol, atol), list(plan.outputs)
     step, chunks, borders = least_step(document, plan), 0, 0
     for index in range(runs):
-        frames = (unready(plan, step) + max(LENGTHS[index % len(LENGTHS)], remembered(plan, step) + index)) * step
+        more = max(LENGTHS[index % len(LENGTHS)], remembered(plan, step) + index)
+        frames = whole_length(original, plan, step, unready(plan, step) + more)
         feeds, whole = _sampled(judge, plan, frames, seed, index, document)
         rng = np.random.default_rng([seed, index])
         for lengths in _chunkings(rng, frames_of(plan, feeds), step, fixed_step(document, plan) is not None):
@@ -65,6 +66,16 @@ def check_streaming(
         comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located,
         chunks=chunks, borders=borders,
     )  # fmt: skip
+
+
+def whole_length(original: Document, plan: Plan, step: int, steps: int) -> int:
+    """Frames of a whole run of so many steps; those of the original, where its length is fixed."""
+    fixed = fixed_step(original, plan)
+    if fixed is not None and fixed % step:
+        raise RnnLowerError(
+            f"the model is of {fixed} frames, which is no multiple of {step}, so that no chunks make a whole run of it"
+        )
+    return fixed or steps * step
 
 
 def unready(plan: Plan, step: int) -> int:

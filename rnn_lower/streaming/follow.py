@@ -25,14 +25,16 @@ from rnn_lower.streaming.track import Look, Track, UnknownShapeError
 class Walk:
     """One pass over a model without functions, which stays as it is.
 
-    streams: the axis of the stream in each input that has it.  delay, step: as `Look` has them.
+    streams: the axis of the stream in each input that has it.  delay, step, baked: as `Look` has them.
     tracks: what is known of each value, once `run` has gone over them.  carried: what nodes have to remember.
     """
 
     def __init__(
         self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False, step: int | None = None,
+        baked: int | None = None,
     ) -> None:  # fmt: skip
         self._model, self._facts, self._streams, self._delay, self._step = model, facts, streams, delay, step
+        self._baked = baked
         self.tracks: dict[ir.Value, Track] = {}
         self.carried: list[Any] = []
         self._constants = Constants()
@@ -117,7 +119,7 @@ class Walk:
         look = Look(
             node, scope.opset, scope.path, [None if value is None else self._track(value) for value in node.inputs],
             self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self._step,
-            self.carried.append,
+            self._baked, self.carried.append,
             lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
         )  # fmt: skip
         seen = [*(track for track in look.inputs if track), *map(self._track, self._captured(node))]

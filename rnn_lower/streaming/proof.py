@@ -24,7 +24,16 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED
 from rnn_lower.proving.whole_model import ModelInterpreter, inlined_document, limits_of
-from rnn_lower.streaming.checking import begun, fixed_step, frames_of, least_step, remembered, stream_through, unready
+from rnn_lower.streaming.checking import (
+    begun,
+    fixed_step,
+    frames_of,
+    least_step,
+    remembered,
+    stream_through,
+    unready,
+    whole_length,
+)
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
 
@@ -173,7 +182,7 @@ def _sampled(
 ) -> tuple[Any, list[Array] | None]:
     """Inputs with random elements in place of floats, and what the original makes of them."""
     step = least_step(made, plan)
-    frames = (unready(plan, step) + remembered(plan, step) + MORE) * step
+    frames = whole_length(original, plan, step, unready(plan, step) + remembered(plan, step) + MORE)
     fixed = {**fixed_sizes(original.model, made.proto), **dict.fromkeys(plan.inputs.items(), frames)}
     why = ""
     for feeds in samples.Samples(original.model, seed, fixed).candidates(index):

@@ -81,7 +81,8 @@ def streamed(
             "it is a streaming model already: take it as it is, lower it (rnn-lower lower), or stream the one that it"
             " was made of"
         )
-    original, time = _opened(_ready(document, set_inputs or {}, dims), time)
+    ready = _ready(document, set_inputs or {}, dims)
+    original, time, baked = _opened(ready.copied(), time)
     streams = _streams(original, time)
     if not streams:
         if step is not None:
@@ -89,7 +90,7 @@ def streamed(
         logger.info("the state comes from an input already, and is left as it is: %s", ", ".join(_external(original)))
         plan = Plan({}, {str(value.name): FIXED for value in original.model.graph.outputs}, ())
         return Streamed(original.copied(), original, plan, None)
-    work, walk = _followed(original, streams, delay, step)
+    work, walk = _followed(original, streams, delay, step, baked)
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.facts)]
     if time is None and _nothing_runs(walk, work):
         raise RnnLowerError(
@@ -121,16 +122,16 @@ def streamed(
         logger.info("no node carries anything over the stream; the model takes chunks as it is")
     called = _called(original.model, streams)
     late = tuple(told for told, x in recurrent if walk.tracks[x].late)
-    return Streamed(Document(work.proto, work.folder), original, plan, called, late)
+    return Streamed(Document(work.proto, work.folder), ready, plan, called, late)
 
 
 def _followed(
-    document: Document, streams: dict[str, int], delay: bool, step: int | None = None
+    document: Document, streams: dict[str, int], delay: bool, step: int | None = None, baked: int | None = None
 ) -> tuple[Document, Walk]:  # fmt: skip
     """A copy of a document, and what is known of its values."""
     work = document.copied()
     while True:
-        walk = Walk(work.model, work.facts, streams, delay, step)
+        walk = Walk(work.model, work.facts, streams, delay, step, baked)
         try:
             walk.run()
         except PaddedError as error:
@@ -184,14 +185,15 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
 # -- which axis is the stream -----------------------------------------------------------------------------------------
 
 
-def _opened(document: Document, time: str | None) -> tuple[Document, str | None]:
+def _opened(document: Document, time: str | None) -> tuple[Document, str | None, int | None]:
     """The same with a symbol for the axis of the stream, where that is named by its place and has a fixed size."""
     for value in document.model.graph.inputs:
         for axis, dim in enumerate(value.shape or ()):
-            if time == place(str(value.name), axis) and isinstance(plain_dim(dim), int):
+            size = plain_dim(dim)
+            if time == place(str(value.name), axis) and isinstance(size, int):
                 symbol = free_proto_dim(document.proto, str(value.name), axis)
-                return document.again(), symbol
-    return document, time
+                return document.again(), symbol, size
+    return document, time, None
 
 
 def _nothing_runs(walk: Walk, document: Document) -> bool:
@@ -249,7 +251,7 @@ def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bo
 
 def _carries(document: Document, axis: str, theirs: set[str]) -> bool:
     """Whether an axis of a fixed size is one that the callers' nodes run over, and there is more to carry over it."""
-    opened, way = _opened(document.copied(), axis)
+    opened, way, _ = _opened(document.copied(), axis)
     try:
         carried = _carried(opened, str(way))
     except UnsupportedError:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
 
+from rnn_lower.errors import UnsupportedError
 from rnn_lower.streaming.late import Arguments, Sizes, cropped, settled
-from rnn_lower.streaming.sizes import ONE, Size, broadcast, product, size, total
+from rnn_lower.streaming.sizes import ONE, TIME, Size, broadcast, product, size, total
 from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 WHOLE = 2**31 - 1
@@ -32,6 +33,8 @@ def reshape(look: Look) -> list[Track]:
     if len([one for one in target if one == size(-1)]) > 1:
         raise look.refuse("its shape has more than one -1")
     copied = [x.sizes[k] if one == size(0) and k < x.rank else one for k, one in enumerate(target)]
+    if (freed := _freed(look, x, copied)) is not None:
+        return [freed]
     rest = product(one for one in copied if one != size(-1))
     guess = product(x.sizes).over(rest)
     if size(-1) in copied and guess is None:
@@ -45,6 +48,31 @@ def reshape(look: Look) -> list[Track]:
             raise look.refuse("its frames come late, and its shape has -1 for another size")
         look.carry(Sizes(look.node, sizes))
     return [made]
+
+
+def _freed(look: Look, x: Track, shape: list[Size]) -> Track | None:
+    """With the stream's length in place of the one that the export has fixed, where that is the only reading of it."""
+    if look.baked is None or any(one.is_timed for one in shape):
+        return None
+    found = []
+    for axis, one in enumerate(shape):
+        share = size(one.number or 0).over(size(look.baked))
+        if share is None or not share.number:
+            continue
+        made = [share * size(TIME) if k == axis else each for k, each in enumerate(shape)]
+        guess = product(x.sizes).over(product(each for each in made if each != size(-1)))
+        made = [guess if each == size(-1) and guess else each for each in made]
+        try:
+            track = _regrouped(look, x, made)
+        except UnsupportedError:
+            continue
+        numbers = [-1 if k == axis else each.number for k, each in enumerate(made)]
+        if track.axis == axis and None not in numbers:
+            found.append((track, tuple(n for n in numbers if n is not None)))
+    if len(found) != 1:
+        return None
+    look.carry(Arguments(look.node, {1: found[0][1]}, ("shape",), 5))
+    return found[0][0]
 
 
 def flatten(look: Look) -> list[Track]:
@@ -151,6 +179,11 @@ def slice_(look: Look) -> list[Track]:
     cut = {axis % x.rank: (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
     sizes = [shape[axis] if axis in cut else x.sizes[axis] for axis in range(x.rank)]
     start, end, step = cut.get(time, (0, WHOLE, 1))
+    if look.baked is not None and x.is_plain and end > 0 and end * x.every >= look.baked:
+        end = WHOLE
+        _keep_ranges(look, {**cut, time: (start, end, step)})
+    if step > 1 and 0 <= start < step and end >= WHOLE:
+        return [_thinned(look, x, step, sizes)]
     if start < 0:
         x = settled(x, look.delay)
     if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
@@ -167,6 +200,16 @@ def slice_(look: Look) -> list[Track]:
         raise look.refuse(f"it takes frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
+
+
+def _thinned(look: Look, x: Track, step: int, sizes: list[Size]) -> Track:
+    """One of so many frames, where chunks are a multiple of them."""
+    x, time = settled(x, look.delay), along(look, x)
+    if not x.is_plain or x.outer != ONE or x.late:
+        raise look.refuse("it takes some of the frames of what is padded, merged with other axes, or comes late")
+    found = dataclasses.replace(x, every=x.every * step)
+    sizes[time] = found.frames
+    return found.moved(time, sizes)
 
 
 def _trimmed(

@@ -105,6 +105,7 @@ class Look:
     type of a value, as far as inference tells them.  constant: what it holds, where it is one.
     delay: whether outputs may lack frames at the end of a run over the whole.
     step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
+    baked: the length of the stream in the export, which constants may hold.
     carry: called with what the node has to remember between chunks.  reader: reads a recurrent node.
     branch: follows the stream through a body, answers its outputs.
     """
@@ -118,6 +119,7 @@ class Look:
     constant: Callable[[ir.Value | None], np.ndarray | None]
     delay: bool
     step: int | None
+    baked: int | None
     carry: Callable[[Any], None]
     reader: Callable[[ir.Node], Any]
     branch: Callable[[ir.Graph], list[Track]]
