@@ -78,7 +78,7 @@ def same_in_chunks(
     try:
         close([got[name] for name in wanted], list(wanted.values()), rtol, atol)
     except AssertionError:
-        if options.get("keep_fused"):
+        if options.get("keep_native"):
             raise
         whole = rnn_lower.lower(model)  # where gates are steep the two differ by more than that without any chunks
         alike = run_onnxruntime(whole, feeds)
@@ -97,7 +97,7 @@ def random_one(rng: np.random.Generator) -> tuple[Case, dict[str, object]]:
         case = case.replace(activations=None, alpha=None, beta=None)
     case = case.replace(direction=direction, dynamic=True, T=int(rng.integers(1, 12)))
     if rng.integers(3) == 0:
-        return case, {"keep_fused": True}
+        return case, {"keep_native": True}
     if form != "unroll" and rng.integers(2):
         return case, {"form": form}
     step = int(rng.integers(1, 4))
@@ -142,7 +142,7 @@ def one_node(rng: np.random.Generator) -> bool:
 def one_stack(rng: np.random.Generator) -> bool:
     stack, feeds, told = random_stack(rng)
     model, causal, every = stack.model(), stack.causal, stack.every
-    ways: list[dict[str, object]] = [{}, {"form": "loop"}, {"keep_fused": True}, {"step": every}]
+    ways: list[dict[str, object]] = [{}, {"form": "loop"}, {"keep_native": True}, {"step": every}]
     options = ways[int(rng.integers(2 if stack.ahead else 4))] | ({"delay": True} if stack.cut else {})
     frames = feeds["x"].shape[1]
     lengths = [every] * (frames // every) if "step" in options else None

@@ -147,8 +147,9 @@ def _stream(arguments: argparse.Namespace) -> int:
     with tables.progress(arguments.quiet) as advance:
         made = api.stream_file(
             arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
-            delay=arguments.delay, keep_fused=arguments.keep_fused, set_inputs=fixed_inputs(arguments.fixed or []),
-            accept=accept, progress=advance, force=arguments.force, **given,
+            delay=arguments.delay, states=arguments.states, state_names=arguments.state_names,
+            set_inputs=fixed_inputs(arguments.fixed or []), accept=accept, progress=advance, force=arguments.force,
+            **given,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _beside(written, arguments):

@@ -54,6 +54,8 @@ class ModelInterpreter(Interpreter):
     """
 
     operators = MODEL_OPERATORS
+    held: dict[str, Array] | None = None
+    """The states that recurrent nodes end with, and begin with the next time, where they remember them."""
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
@@ -109,5 +111,9 @@ class ModelInterpreter(Interpreter):
         lengths = arrays.pop("sequence_lens", None)
         if lengths is not None and lengths.dtype != np.int64:
             raise OutOfScopeError("sequence_lens that are computed from floats")
+        held, keys = self.held or {}, {state: f"{id(node)} {state}" for state in ("h", "c")}
+        arrays |= {f"initial_{state}": held[key] for state, key in keys.items() if key in held}
         found = equations.evaluate(FieldArithmetic(self.field), read, arrays, lengths)
+        if self.held is not None:
+            self.held |= {key: found[f"Y_{state}"] for state, key in keys.items()}
         return [found[name] for name, _ in zip(equations.OUTPUTS, node.outputs, strict=False) if name in found]

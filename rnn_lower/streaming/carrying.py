@@ -16,7 +16,7 @@ from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
+from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input, outputs_of
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
@@ -124,13 +124,52 @@ def _left(work: Surgery, one: Recurrence, reason: str) -> None:
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
+        given = None if start is None else _reshaped_input(start)
+        if given is not None and (final is None or not gives_back(model, final)):
+            _given_back(work, one, letter, given)
+            continue
         if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
             raise UnsupportedError(
                 f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
-        work.left |= {str(one.name) for one in inputs_of(model, start)}
+        back = {str(out.name) for out in outputs_of(model, final)}
+        for given in inputs_of(model, start):
+            work.left.add(str(given.name))
+            work.back.setdefault(str(given.name), (set(), read.describe()))[0].update(back)
     work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
+
+
+def _reshaped_input(value: ir.Value) -> ir.Value | None:
+    """The input of which a value is all elements in another shape, if that serves nothing else."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze") and node.inputs[0]:
+        if len(value.uses()) != 1:
+            return None
+        value = node.inputs[0]
+        node = value.producer()
+    alone = len(value.uses()) == 1 and not value.is_graph_output()
+    return value if value.is_graph_input() and not value.is_initializer() and alone else None
+
+
+def _given_back(work: Surgery, one: Recurrence, letter: str, given: ir.Value) -> None:
+    """The final state as an output in the shape of the input that the first one comes from."""
+    read, (_, place), source = one.read, STATES[letter], str(given.name)
+    message = work.document.message(read.node)
+    if work.is_nested(message) or given.dtype is None:
+        raise UnsupportedError(f"{read.describe()}: its state in a branch is not given back; make it an output")
+    final = message.output[place] if place < len(message.output) else ""
+    if not final:
+        final = work.names.unique(f"{read.name}/{letter}_last")
+        put(message.output, place, final)
+    shape, result = work.names.unique(f"{source}/shape"), work.names.unique(f"{read.name}/{letter}_out")
+    work.after(message, helper.make_node("Shape", [source], [shape]))
+    work.after(message, helper.make_node("Reshape", [final, shape], [result]))
+    value = next(value for value in work.graph.input if value.name == source)
+    work.graph.output.append(onnx.ValueInfoProto())
+    work.graph.output[-1].CopyFrom(value)
+    work.graph.output[-1].name = result
+    work.states.append(State(source, result, (), given.dtype.name, read.describe(), None))
 
 
 def carry_cache(work: Surgery, one: Cache) -> None:

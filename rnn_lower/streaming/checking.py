@@ -43,6 +43,8 @@ def check_streaming(
             " feed back; leave it out, and compare with StreamingSession(..., states=...)"
         )
     document, _ = files.open_model(made)
+    if not plan.inputs:
+        return _check_calls(original, fused, document, plan, (runs, seed, rtol, atol))
     judge, runner = Pair(original, original), Pair(document, document)
     comparison, names = Comparison(rtol, atol), list(plan.outputs)
     step, chunks, borders = least_step(document, plan), 0, 0
@@ -66,6 +68,49 @@ def check_streaming(
         comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located,
         chunks=chunks, borders=borders,
     )  # fmt: skip
+
+
+CALLS = 6
+"""Runs, one after another, of a model of which each is one step."""
+
+
+def _check_calls(
+    original: Document, fused: Document, made: Document, plan: Plan, tolerances: tuple[int, int, float, float]
+) -> CheckReport:
+    """Compare runs one after another, and the first of them with the original, which begins anew each time."""
+    runs, seed, rtol, atol = tolerances
+    judge, whole, runner = Pair(original, original), Pair(fused, fused), Pair(made, made)
+    comparison, names = Comparison(rtol, atol), list(plan.outputs)
+    for index in range(runs):
+        sessions = [StreamingSession(one.original, run=one.original_results) for one in (whole, runner)]
+        for feeds in calls(original, made, seed, index):
+            wanted, results = ([session.run(feeds)[name] for name in names] for session in sessions)
+            comparison.add(names, wanted, results)
+        feeds = next(calls(original, made, seed, index))
+        sessions[1].reset()
+        first = sessions[1].run(feeds)
+        found = dict(zip(judge.output_names, judge.original_results(feeds), strict=True))
+        comparison.add(names, [found[name] for name in names], [first[name] for name in names])
+    located = prover.differing_nodes(fused, made)
+    nothing = comparison.nothing_compared(set(names), True) or ("" if plan.states else "no state was handed on")
+    return CheckReport(
+        comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located,
+        chunks=runs * (CALLS + 1), borders=runs * (CALLS - 1),
+    )  # fmt: skip
+
+
+def calls(original: Document, made: Document, seed: int, index: int) -> Iterator[Feeds]:
+    """Inputs for runs one after another, of the same shapes; the callers' states come with the first."""
+    fixed, rng = fixed_sizes(original.model, made.proto), np.random.default_rng([seed, index])
+    feeds = next(samples.Samples(original.model, seed, fixed).candidates(index))
+    plan = StreamingSession(made, run=lambda _: []).plan
+    theirs = {state.input for state in plan.states if state.first is None}
+    for number in range(CALLS):
+        yield {name: array for name, array in feeds.items() if not number or name not in theirs}
+        feeds = {
+            name: rng.uniform(-1, 1, array.shape).astype(array.dtype) if array.dtype.kind in "fV" else array
+            for name, array in feeds.items()
+        }
 
 
 def whole_length(original: Document, plan: Plan, step: int, steps: int) -> int:

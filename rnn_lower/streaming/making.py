@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import secrets
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,12 +24,16 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
 from rnn_lower.stopping import signals_blocked
+from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
 from rnn_lower.targets import find_target
 from rnn_lower.targets.profile import Target
 
 logger = logging.getLogger("rnn_lower")
+
+MARK = b"first states, written by rnn-lower stream"
+"""The comment of the archives that hold them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +42,12 @@ class Wish:
 
     axis: str | None = None
     step: int | None = None
-    keep_fused: bool = False
+    keep_native: bool = False
     set_inputs: Mapping[str, Any] | None = None
     reset: bool = False
     delay: bool = False
+    states: str = "each"
+    state_names: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,25 +66,26 @@ class Made:
 
 def make(document: Document, wish: Wish, options: Options) -> Made:
     """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
-    check_texts(axis=wish.axis)
+    check_texts(axis=wish.axis, state_names=wish.state_names)
     if wish.step is not None:
         check_numbers(step=wish.step)
     if wish.set_inputs is not None and not isinstance(wish.set_inputs, Mapping):
         raise RnnLowerError(f"set_inputs is {wish.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
-    if wish.keep_fused and options.target is not None:
-        raise RnnLowerError("keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
     found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step, wish.delay)
-    if wish.keep_fused and found.late and wish.step is None:
+    found = dataclasses.replace(found, plan=_arranged(found, wish))
+    if wish.keep_native and found.late and wish.step is None:
         raise UnsupportedError(
             f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not take;"
-            " drop --keep-fused"
+            " drop --keep-native"
         )
     for name, frames in found.plan.late.items():
         logger.info("output '%s' comes %d frames late", name, frames)
     for name, frames in found.plan.warm_up.items():
         logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
     dims: dict[str, int | Sequence[int]] = {}
+    if found.length is not None and found.time is not None:
+        dims[found.time] = found.length
     if wish.step is not None and found.time is not None:
         dims[found.time] = wish.step
         if options.form == "auto" and "unroll" in target.forms:
@@ -85,11 +93,27 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     options = dataclasses.replace(options, dims=dims or None)
     if found.late and wish.step is None and options.form in ("auto", "scan"):
         options = _for_empty_chunks(options, target, str(found.late[0]))
-    if wish.keep_fused:
+    if wish.keep_native and options.target is not None:
+        options = dataclasses.replace(options, keep_native=True)
+    elif wish.keep_native:
         options = dataclasses.replace(options, select=lambda _: False)
-    ready, left = prepared(found.document.copied(), options)
+    ready, left = prepared(Document(found.document.proto, found.document.folder).copied(), options)
     records = lower_document(ready, left)
     return Made(ready, left.dims, records, found)
+
+
+def _arranged(found: Streamed, wish: Wish) -> Plan:
+    """The plan with states packed and named as requested, in the model too."""
+    plan, model = found.plan, found.document.proto
+    if wish.states == "packed":
+        plan = packed(model, plan)
+    elif wish.states != "each":
+        raise RnnLowerError(f"states is {wish.states!r}; it must be 'each' or 'packed'")
+    if wish.state_names is not None:
+        plan = renamed(model, plan, wish.state_names)
+    if plan is not found.plan:
+        plan.write(model)
+    return plan
 
 
 def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
@@ -120,7 +144,7 @@ def staged_states(
         yield lambda commit: commit()
         return
     place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), force, text=True)
-    if place.exists() and not (place.is_file() and _has_states(path)):
+    if place.exists() and not (place.is_file() and (_has_states(path) or _is_ours(place))):
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"
         )
@@ -152,12 +176,28 @@ def staged_states(
                     stale_files.remove_unfinished(place)
             with stale_files.create_locked(made) as file:
                 np.savez(file, **held)  # type: ignore[arg-type]
+                _sign(file)
                 files.sync(file)
                 yield lambda commit: put(commit, file)
         except OSError as error:
             raise RnnLowerError(f"{place}: cannot be written: {error.strerror or error}") from None
     finally:
         made.unlink(missing_ok=True)
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether a file holds states that an earlier run has written, whatever has become of the model."""
+    try:
+        with zipfile.ZipFile(place) as archive:
+            return archive.comment == MARK
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _sign(file: BinaryIO) -> None:
+    """Put the mark in the comment of an archive that has none yet: the last two bytes are its length."""
+    file.seek(-2, os.SEEK_END)
+    file.write(len(MARK).to_bytes(2, "little") + MARK)
 
 
 def _has_states(path: Path) -> bool:

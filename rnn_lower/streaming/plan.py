@@ -29,6 +29,7 @@ class State:
 
     shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
     with a symbol; None where the caller gives it, since the model has always had this input.
+    parts: the states that it holds, side by side, where it is packed.
     node: for people, what the state is of.  rows: the axis of the batch, None where it is not known.
     """
 
@@ -39,6 +40,7 @@ class State:
     node: str
     rows: int | None
     first: np.ndarray | None = None
+    parts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _unpacked(data: dict[str, Any]) -> State:
         )
         first = zeros if first["npy"] is None else _array(first["npy"], zeros)
     shape = tuple(Size(Fraction(times), tuple(of)) for times, of in data["shape"])
-    return State(**{**data, "shape": shape, "first": first})
+    return State(**{**data, "shape": shape, "first": first, "parts": tuple(data["parts"])})
 
 
 def _text(array: np.ndarray) -> str:

@@ -26,6 +26,7 @@ from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED
 from rnn_lower.proving.whole_model import ModelInterpreter, inlined_document, limits_of
 from rnn_lower.streaming.checking import (
     begun,
+    calls,
     fixed_step,
     frames_of,
     least_step,
@@ -133,6 +134,8 @@ def _difference(
     field = Field(seed * 1000 + index)
     limits = limits_of(original)
     whole, chunked = (ModelInterpreter(field, one, folded, limits, deadline) for one in (original, made))
+    if not plan.inputs:
+        return _difference_of_calls(whole, chunked, field, (original, made, plan), (seed, index), count)
     feeds, wanted = _sampled(whole, field, original, made, plan, index, seed)
     if wanted is None:
         raise OutOfScopeError(f"no inputs are found with which the original can be computed: {feeds}")
@@ -155,6 +158,36 @@ def _difference(
             if why := _parts(end.get(name, state), state):
                 return f"state '{name}' after chunks of {_told(lengths)} {why} after others"
         end = held
+    return None
+
+
+def _difference_of_calls(
+    whole: ModelInterpreter, chunked: ModelInterpreter, field: Field, models: tuple[Document, Document, Plan],
+    seeds: tuple[int, int], count: _Count,
+) -> str | None:  # fmt: skip
+    """Where runs one after another part from those of the original, whose nodes remember their states."""
+    original, made, plan = models
+    whole.held = {}
+    session = StreamingSession(made.proto, run=lambda given: chunked.outputs(_elements(field, given)))
+    names = [str(value.name) for value in original.model.graph.outputs]
+    for number, feeds in enumerate(calls(original, made, *seeds)):
+        given = {
+            name: field.random(array.shape) if array.dtype.kind in "fV" else _elements(field, {name: array})[name]
+            for name, array in feeds.items()
+        }
+        held = _elements(field, session.state)
+        try:
+            found = session.run(given)
+            wanted = dict(zip(names, whole.outputs({**held, **given}), strict=True))
+        except (WrongError, RnnLowerError) as error:
+            return f"in run {number}: {error}"
+        count.chunks, count.borders = count.chunks + 1, count.borders + (number > 0)
+        for name in plan.outputs:
+            if why := _parts(wanted[name], found[name]):
+                return f"output '{name}' of run {number} {why}"
+    for state in plan.states:
+        if state.shape and not any(np.array_equal(session.state[state.input], one) for one in whole.held.values()):
+            return f"state '{state.input}' is none of the nodes'"
     return None
 
 

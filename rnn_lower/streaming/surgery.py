@@ -26,7 +26,8 @@ class Surgery:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
     states, notes: what is carried, and what a user should know.
-    left: inputs whose state is left to the caller.  lengths: by value, what counts it.
+    left: inputs whose state is left to the caller.  back: by these, the outputs that give it back, and of which node.
+     lengths: by value, what counts it.
     seen: the state that counts the frames before a chunk, where there is one.
     replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
@@ -51,7 +52,20 @@ class Surgery:
         self.states: list[State] = []
         self.notes: list[str] = []
         self.left: set[str] = set()
+        self.back: dict[str, tuple[set[str], str]] = {}
         self.seen: str | None = None
+
+    def pair_left(self) -> None:
+        """Make a state of each input that is left to the caller and that one output gives back."""
+        for name in sorted(self.left):
+            given, back, node = (
+                next(v for v in self.document.model.graph.inputs if v.name == name),
+                self.back[name][0],
+                self.back[name][1],
+            )
+            if len(back) == 1 and given.dtype is not None:
+                self.left.remove(name)
+                self.states.append(State(name, min(back), (), given.dtype.name, node, None))
 
     def finish(self) -> None:
         """Put everything in place."""
@@ -103,7 +117,7 @@ class Surgery:
         self.graph.input.append(self.declared(name, int(dtype), shape))
 
     def declared(self, name: str, dtype: int, shape: tuple[Size, ...]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, dtype, [_dim(one) for one in shape])
+        return helper.make_tensor_value_info(name, dtype, [declared_size(one) for one in shape])
 
     def resettable(
         self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int | None
@@ -247,7 +261,7 @@ def put(names: Any, place: int, name: str) -> None:
     names[place] = name
 
 
-def _dim(one: Size) -> int | str | None:
+def declared_size(one: Size) -> int | str | None:
     if one.number is not None:
         return one.number
     return one.of[0] if len(one.of) == 1 and one.times == 1 and "#" not in one.of[0] else None

@@ -1462,7 +1462,7 @@ LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
     "old": (lambda: late(opset=10), (), "its frames come late, which needs opset 11; the model is at opset 10"),
     "step": (late, ("--step", "2"), "its frames come late, so that chunks differ in length inside; drop --step"),
     "reset": (late, ("--reset",), "its frames come late, so that no row begins anew on its own; drop --reset"),
-    "fused": (lambda: late(over_time), ("--keep-fused",), "its frames come late, so that it gets none at first"),
+    "fused": (lambda: late(over_time), ("--keep-native",), "its frames come late, so that it gets none at first"),
     "pairs": (
         lambda: late(lambda s: s.add("Reshape", s.value, s.add("Concat", s.ints(0), s.ints(-1, 12), axis=0))), (),
         "cannot run chunk by chunk: it makes one frame of several, which come late",
@@ -1526,7 +1526,7 @@ def only_a_batch() -> Model:
 def streamed_already() -> Model:
     import rnn_lower
 
-    return rnn_lower.stream(model_of("GRU", dynamic=True), axis="T", keep_fused=True)
+    return rnn_lower.stream(model_of("GRU", dynamic=True), axis="T", keep_native=True)
 
 
 def padded() -> Model:
@@ -1607,7 +1607,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "no input is called 'rate' (--set); inputs: X, sr", "--set")
     yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is no value for input 'sr' of type INT64", "sr")
     yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "is of shape [2]; the value set is of [3]", "sr")
-    yield Bad("stream fused for a target", streaming(free, "--time", "T", "--keep-fused", "--target", "tract"), "keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
+    yield Bad("stream fused for a target", streaming(free, "--time", "T", "--keep-native", "--target", "tract"), "keep_native leaves the recurrent nodes as they are, which a target does not take; drop one")
     yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: 'initial_h' is given by the caller, who alone can set it back", "reset")
     yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own that could be set back", "reset")
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9, the model is at opset 8")
@@ -1888,7 +1888,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: there is no input 'h' with an output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
     yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must be of a multiple of 2 frames")
-    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_fused=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk of no frames: the fused operators of onnxruntime need at least one")
+    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk of no frames: the fused operators of onnxruntime need at least one")
     yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk lacks initial_h")
     yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; give arrays by name: X, sr")
     yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states are node/h_in, not h")

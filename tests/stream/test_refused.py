@@ -10,7 +10,7 @@ from rnn_lower import cli
 
 
 @pytest.mark.parametrize("name", CULPRITS)
-@pytest.mark.parametrize("how", [[], ["--keep-fused"], ["--step", "1"]], ids=["lowered", "fused", "step"])
+@pytest.mark.parametrize("how", [[], ["--keep-native"], ["--step", "1"]], ids=["lowered", "fused", "step"])
 def test_is_refused(name, how, tmp_path, capsys):
     model, culprit = model_of(name)
     (tmp_path / "in.onnx").write_bytes(model.SerializeToString())

@@ -66,7 +66,7 @@ def test_the_batch_is_not_taken_for_the_stream(direction):
         rnn_lower.stream(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"step": 1}])
+@pytest.mark.parametrize("options", [{}, {"keep_native": True}, {"step": 1}])
 def test_a_streaming_model_is_not_streamed_again(options):
     model, _ = build(Case("GRU", dynamic=True))
     made = rnn_lower.stream(model, axis="T", **options)
@@ -75,7 +75,7 @@ def test_a_streaming_model_is_not_streamed_again(options):
             rnn_lower.stream(made, axis=axis)
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"step": 1}, {"form": "loop"}])
+@pytest.mark.parametrize("options", [{}, {"keep_native": True}, {"step": 1}, {"form": "loop"}])
 @pytest.mark.parametrize("op", ["GRU", "LSTM"])
 def test_an_axis_of_a_fixed_size_is_opened(op, options):
     model, feeds = build(Case(op, T=6, N=2))
