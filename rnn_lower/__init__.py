@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         report,
         stream,
         stream_file,
+        unstream,
+        unstream_file,
     )
     from rnn_lower.driver.lower_pass import LowerRecurrentPass, Record
     from rnn_lower.driver.rewrite_rules import rewrite_rules
@@ -41,7 +43,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "api": (
         "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "prove_streaming",
-        "report", "stream", "stream_file",
+        "report", "stream", "stream_file", "unstream", "unstream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "targets.probe.kits": ("report_kit", "write_kit"),
@@ -87,6 +89,8 @@ __all__ = [
     "rewrite_rules",
     "stream",
     "stream_file",
+    "unstream",
+    "unstream_file",
     "write_kit",
 ]
 

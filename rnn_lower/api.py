@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
     from rnn_lower.streaming.proof import StreamProof
+    from rnn_lower.streaming.whole import Whole
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
 R = TypeVar("R")
@@ -241,6 +242,61 @@ def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0
     if plan is None:
         raise RnnLowerError("it is no streaming model: make one (rnn-lower stream)")
     return _told_with(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
+
+
+@public
+def unstream(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
+    states: Mapping[str, str] | None = None, axis: str | None = None,
+) -> onnx.ModelProto:  # fmt: skip
+    """A streaming model as one over whole sequences: its step is the body of a Scan, or its axis of frames is free.
+
+    states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  axis: INPUT[AXIS],
+    where its frames are; without it each run is one step, and a new axis comes first. States whose first values are
+    known begin with these; the others stay inputs and outputs. The model itself stays as it is.
+    """
+    from rnn_lower.streaming import whole
+
+    document, path = files.open_model(model)
+    return _told_with(path, lambda: _whole(whole.unstreamed(document, states, axis).document, None))
+
+
+@public
+def unstream_file(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
+    states: Mapping[str, str] | None = None, axis: str | None = None,
+    accept: Callable[[str, Whole], bool] | None = None, force: bool = False,
+) -> Whole:  # fmt: skip
+    """`unstream` from file to file. accept: called with the finished file before it is put in place."""
+    from rnn_lower.streaming import whole
+
+    document = files.load(source)
+
+    def work() -> Whole:
+        made = whole.unstreamed(document, states, axis)
+        kept = _kept(document, source, destination)
+        with files.staged(made.document, destination, None, None, force, kept) as staged:
+            if accept is None or accept(os.fspath(staged.path), made):
+                staged.commit()
+        return made
+
+    return _told_with(source, work)
+
+
+@public
+def compare_whole(
+    made: Whole, model: Any, check: bool, prove: bool, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3,
+    atol: float = 1e-5,
+) -> list[CheckReport | StreamProof]:  # fmt: skip
+    """What `unstream` has made, compared with chunks of the model that it was made of: by running, by proof."""
+    from rnn_lower.checking import outliving  # onnxruntime is for those who compare
+    from rnn_lower.streaming import checking, proof
+
+    (whole, _), found = files.open_model(model), list[Any]()
+    if check:
+        given = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
+        found.append(outliving.outlived(model, None, checking.check_streaming, *given))
+    return found + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
 
 
 @public

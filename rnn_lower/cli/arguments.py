@@ -27,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "- -o - < in.onnx > out.onnx",
     ),
     "stream": ("in.onnx -o chunks.onnx --time time --check", "in.onnx -o step.onnx --time time --step 1 --dim batch=1"),
+    "unstream": ("chunks.onnx -o whole.onnx --check", "step.onnx -o whole.onnx --state h=hn --time 'x[1]'"),
     "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
     "prove": ("in.onnx out.onnx",),
     "inspect": ("in.onnx", "in.onnx --target opencv", "in.onnx --json"),
@@ -67,6 +68,8 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     _stream_arguments(
         add("stream", "write a model that runs chunk by chunk, its state in and out"), commands["targets"]
     )
+
+    _unstream_arguments(add("unstream", "write a model over whole sequences of one that runs chunk by chunk"))
 
     check = add("check", "compare two models")
     check.add_argument("original", metavar="A.onnx", help="- reads stdin")
@@ -182,6 +185,23 @@ def _stream_arguments(parser: argparse.ArgumentParser, list_targets: Command) ->
     parser.add_argument(
         "--prove", action="store_true", help="write only what is proved to be the original, chunk by chunk"
     )
+    _runs_and_tolerance(parser)
+
+
+def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="IN.onnx", help="- reads stdin")
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", required=True, help="may be IN.onnx; - writes to stdout")
+    parser.add_argument("--force", action="store_true", help="replace the output even if it is read-only")
+    parser.add_argument(
+        "--state",
+        dest="states",
+        metavar="INPUT=OUTPUT",
+        action="append",
+        help="what is fed back, if the model says not",
+    )
+    parser.add_argument("--time", metavar="INPUT[AXIS]", help="where the frames are; else each run is one step")
+    parser.add_argument("--check", action="store_true", help="compare random sequences with chunks before writing")
+    parser.add_argument("--prove", action="store_true", help="write only what is proved to be all chunks together")
     _runs_and_tolerance(parser)
 
 

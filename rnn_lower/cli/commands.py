@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.whole import Whole
 
 
 class _Selection:
@@ -157,6 +158,28 @@ def _stream(arguments: argparse.Namespace) -> int:
     return DONE if written else DIFFERENT
 
 
+def _unstream(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    reports: list[Any] = []
+
+    def accept(path: str, made: Whole) -> bool:
+        with _unnamed(path):
+            tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
+            reports.extend(api.compare_whole(made, path, arguments.check, arguments.prove, **tolerances))
+        return all(report.ok for report in reports)
+
+    states = dict(text.partition("=")[::2] for text in arguments.states or ())
+    made = api.unstream_file(
+        arguments.model, arguments.output, states=states or None, axis=arguments.time, accept=accept,
+        force=arguments.force,
+    )  # fmt: skip
+    written = arguments.output if all(report.ok for report in reports) else None
+    with _beside(written, arguments):
+        tables.print_whole(arguments.json, written, made, reports)
+    return DONE if written else DIFFERENT
+
+
 def _check(arguments: argparse.Namespace) -> int:
     return _told(_run_check(arguments, arguments.original, arguments.lowered), arguments.json)
 
@@ -265,6 +288,6 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Command] = {
-    "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "inspect": _inspect, "lint": _lint,
-    "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
+    "lower": _lower, "stream": _stream, "unstream": _unstream, "check": _check, "prove": _prove, "inspect": _inspect,
+    "lint": _lint, "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
 }  # fmt: skip

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.whole import Whole
     from rnn_lower.targets import Target
     from rnn_lower.targets.lint import LintReport
     from rnn_lower.targets.native_support import Verdict
@@ -137,7 +138,25 @@ def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequ
         return
     if states:
         _print_table(f"states; chunks of a multiple of {made.plan.every} frames", states, list(states[0]))
-    _print_records(made.records, written)
+    from rnn_lower.ir.walk import recurrent_nodes
+
+    kept = sum(1 for _ in recurrent_nodes(made.streamed.document.model)) - len(made.records)
+    if kept:
+        print(f"{kept} recurrent node(s) stay as they are")
+    _print_records(made.records, written, quiet=bool(kept))
+    for report in reports:
+        print_report(report)
+
+
+def print_whole(as_json: bool, written: str | None, made: Whole, reports: Sequence[CheckReport]) -> None:
+    """What `rnn-lower unstream` has made."""
+    states = [{"input": state.input, "output": state.output, "of": state.node} for state in made.plan.states]
+    if as_json:
+        result = {"schema": SCHEMA, "output": written, "states": states, "inputs": dict(made.plan.inputs)}
+        print_json({**result, **{report.kind: report_data(report) for report in reports}})
+        return
+    _print_table("states that are inside now", states, list(states[0]))
+    print(f"wrote {written}" if written else "nothing written: the models were not seen to be the same")
     for report in reports:
         print_report(report)
 
@@ -236,10 +255,11 @@ def _record_row(record: Record) -> dict[str, Any]:
     return {**row, "warning": record.warning} if record.warning else row
 
 
-def _print_records(records: Sequence[Record], output: str | None) -> None:
-    if not records:
+def _print_records(records: Sequence[Record], output: str | None, quiet: bool = False) -> None:
+    """quiet: that there is nothing to lower was said."""
+    if not records and not quiet:
         print("no RNN, GRU or LSTM node to lower")
-    else:
+    elif records:
         rows = [{**row, "sizes": _shown_sizes(row["sizes"])} for row in map(_record_row, records)]
         _print_table("lowered", rows, ["node", "where", "op", "sizes", "form", "why", "nodes"])
     print(f"wrote {output}" if output else "nothing written: the models were not seen to be the same")

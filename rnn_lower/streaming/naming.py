@@ -33,12 +33,12 @@ def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
         what = last.removesuffix("_in")
         for end, name in (("in", state.input), ("out", state.output)):
             names[name] = _formatted(template, {"node": node, "state": what, "end": end, "index": index})
-    taken = {name for holder in protobuf.holders(model) for name in _names(holder)} - names.keys()
+    taken = {name for holder in protobuf.holders(model) for name in names_of(holder)} - names.keys()
     twice = [name for name, count in collections.Counter(names.values()).items() if count > 1 or name in taken]
     if twice:
         raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would stand for several; name {{node}} in it too")
     for holder in protobuf.holders(model):
-        _rename(holder, names)
+        rename(holder, names)
     states = tuple(
         dataclasses.replace(one, input=names.get(one.input, one.input), output=names.get(one.output, one.output))
         for one in plan.states
@@ -57,16 +57,22 @@ def _formatted(template: str, fields: Mapping[str, object]) -> str:
         raise RnnLowerError(f"--state-names {template}: write a text with {{end}} in it; it may have {known}") from None
 
 
-def _names(holder: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
+def names_of(holder: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
+    """All names in a graph but those of its bodies."""
     found = {name for node in holder.node for name in (*node.input, *node.output)}
-    return found | {value.name for value in (*holder.input, *holder.output) if isinstance(value, onnx.ValueInfoProto)}
+    if isinstance(holder, onnx.GraphProto):
+        found |= {value.name for value in (*holder.input, *holder.output, *holder.initializer)}
+    return found
 
 
-def _rename(holder: onnx.GraphProto | onnx.FunctionProto, names: Mapping[str, str]) -> None:
+def rename(
+    holder: onnx.GraphProto | onnx.FunctionProto, names: Mapping[str, str], declared: bool = True
+) -> None:  # fmt: skip
+    """Rename values that nodes read and make; declared: those that the graph says it takes and gives, too."""
     for node in holder.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-    if isinstance(holder, onnx.GraphProto):
+    if isinstance(holder, onnx.GraphProto) and declared:
         for value in (*holder.input, *holder.output, *holder.value_info):
             value.name = names.get(value.name, value.name)
 
@@ -77,7 +83,7 @@ def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
     The states of callers stay as they are. Raises UnsupportedError for states that grow, or are of several batches.
     """
     graph = model.graph
-    names = Names(name for holder in protobuf.holders(model) for name in _names(holder))
+    names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
     kinds: dict[tuple[str, Size], list[State]] = {}
     for state in plan.states:
         if state.first is not None:

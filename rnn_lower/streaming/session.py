@@ -37,7 +37,7 @@ class StreamingSession:
         states: Mapping[str, str] | None = None, run: Callable[[Feeds], Sequence[Any]] | None = None,
     ) -> None:  # fmt: skip
         document, path = files.open_model(model)
-        self.plan = _plan(document, states)
+        self.plan = plan_with(document, states)
         self._outputs = [value.name for value in document.proto.graph.output]
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
         self._known = {str(value.name) for value in document.model.graph.inputs}
@@ -192,7 +192,8 @@ def _told(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[A
     return guarded
 
 
-def _plan(document: Document, states: Mapping[str, str] | None) -> Plan:
+def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
+    """What a model says of itself, or what is to be fed back in one that says nothing."""
     if states is not None and not isinstance(states, Mapping):
         raise RnnLowerError(f"states is {states!r}; it must map inputs to outputs")
     plan = read_plan(document.proto)
