@@ -37,8 +37,7 @@ def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
     twice = [name for name, count in collections.Counter(names.values()).items() if count > 1 or name in taken]
     if twice:
         raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would stand for several; name {{node}} in it too")
-    for holder in protobuf.holders(model):
-        rename(holder, names)
+    rename(model.graph, names)
     states = tuple(
         dataclasses.replace(one, input=names.get(one.input, one.input), output=names.get(one.output, one.output))
         for one in plan.states
@@ -65,16 +64,15 @@ def names_of(holder: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
     return found
 
 
-def rename(
-    holder: onnx.GraphProto | onnx.FunctionProto, names: Mapping[str, str], declared: bool = True
-) -> None:  # fmt: skip
-    """Rename values that nodes read and make; declared: those that the graph says it takes and gives, too."""
-    for node in holder.node:
+def rename(graph: onnx.GraphProto, names: Mapping[str, str], declared: bool = True) -> None:
+    """Rename values that nodes read and make, in bodies too; declared: those that the graph takes and gives, too."""
+    for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-    if isinstance(holder, onnx.GraphProto) and declared:
-        for value in (*holder.input, *holder.output, *holder.value_info):
-            value.name = names.get(value.name, value.name)
+        for body in protobuf.graphs_of(node):
+            rename(body, names)
+    for value in (*graph.input, *graph.output, *graph.value_info) if declared else ():
+        value.name = names.get(value.name, value.name)
 
 
 def packed(model: onnx.ModelProto, plan: Plan) -> Plan:

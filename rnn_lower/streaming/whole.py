@@ -8,7 +8,7 @@ any length takes the whole as one. States whose first values are known begin wit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -63,13 +63,17 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     step = fixed_step(source, plan)
     work = source.copied().proto
     protobuf.remove_if(work.metadata_props, lambda one: one.key == KEY)
-    if step is None:
-        _in_one_chunk(work, plan, states)
+    if step is None and states and not _is_free(source, plan, False):
+        work = source.copied().fixed({place(name, axis): 1 for name, axis in plan.inputs.items()}).proto
+        protobuf.remove_if(work.metadata_props, lambda one: one.key == KEY)
+        _scanned(work, plan, 1, source)
+    elif step is None:
+        _in_one_chunk(work, plan)
     elif _is_free(source, plan):
         for name, axis in plan.inputs.items():
             free_proto_dim(work, name, axis)
     else:
-        _scanned(work, plan, step)
+        _scanned(work, plan, step, source)
     return Whole(Document(work, source.folder), source, plan)
 
 
@@ -137,8 +141,11 @@ def _squeezed(model: onnx.ModelProto, op: str, source: str, result: str, axis: s
     return helper.make_node(op, [source, axis], [result], name=f"{result}/axis")
 
 
-def _is_free(document: Document, plan: Plan) -> bool:
-    """Whether all states are those of recurrent nodes, first and last ones as they are, and nothing else is carried."""
+def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
+    """Whether all states are those of recurrent nodes, and nothing else is carried.
+
+    exactly: whether first and last states have to be inputs and outputs as they are.
+    """
     (name, axis), *_ = plan.inputs.items()
     work, symbol, _ = opened(document.copied(), place(name, axis))
     try:
@@ -149,7 +156,7 @@ def _is_free(document: Document, plan: Plan) -> bool:
     if any(not isinstance(one, Recurrence) for one in walk.carried) or axes_of(work, symbol) != dict(plan.inputs):
         return False
     fed = {state.input: state.output for state in plan.states}
-    for one in walk.carried:
+    for one in walk.carried if exactly else ():
         for letter in one.read.operator.states:
             first, last = one.read.inputs.get(f"initial_{letter}"), one.read.outputs.get(f"Y_{letter}")
             inputs = set() if first is None else {str(value.name) for value in inputs_of(work.model, first)}
@@ -159,13 +166,11 @@ def _is_free(document: Document, plan: Plan) -> bool:
             if last is None or not last.is_graph_output():
                 return False
             del fed[min(inputs)]
-    return not fed and all(state.first is None for state in plan.states)
+    return (not fed or not exactly) and all(state.first is None for state in plan.states)
 
 
-def _in_one_chunk(model: onnx.ModelProto, plan: Plan, states: Mapping[str, str] | None) -> None:
-    """The whole is a chunk like any other, for models that `stream` has made; states are no outputs then."""
-    if states:
-        raise UnsupportedError("the length of chunks is free; fix it in the model, or name its frames' axis (--time)")
+def _in_one_chunk(model: onnx.ModelProto, plan: Plan) -> None:
+    """The whole is a chunk like any other; states of the model's own are no outputs then."""
     graph = model.graph
     own = {state.input: state for state in plan.states if state.first is not None}
     gone = {state.output for state in own.values()} - plan.outputs.keys()
@@ -214,7 +219,7 @@ def _first_values(model: onnx.ModelProto, plan: Plan, states: Iterable[State]) -
     return nodes
 
 
-def _scanned(model: onnx.ModelProto, plan: Plan, step: int) -> None:
+def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
     """The model as the body of a Scan over chunks."""
     if (opset_of(model) or 0) < 9:
         raise UnsupportedError(f"a Scan over chunks needs opset 9; the model is at opset {opset_of(model)}")
@@ -231,10 +236,12 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int) -> None:
     fed = [state.output for state in plan.states]
     again = {name: names.unique(f"{name}/again") for name in plan.outputs if name in fed}
     body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
-    body.input.extend(_typed(given[state.input], inside[state.input]) for state in plan.states)
-    body.input.extend(_typed(given[name], inside[name]) for name in plan.inputs)
-    body.output.extend(_typed(results[name], inside[name]) for name in fed)
-    body.output.extend(_typed(results[name], again.get(name, inside[name])) for name in plan.outputs)
+    shapes = {str(one.name): source.facts.shape(one) for one in source.model.graph.outputs}
+    shapes |= {one.name: _declared(one) for one in (*graph.input, *graph.output) if shapes.get(one.name) is None}
+    body.input.extend(_typed(given[state.input], inside[state.input], shapes) for state in plan.states)
+    body.input.extend(_typed(given[name], inside[name], shapes) for name in plan.inputs)
+    body.output.extend(_typed(results[name], inside[name], shapes) for name in fed)
+    body.output.extend(_typed(results[name], again.get(name, inside[name]), shapes) for name in plan.outputs)
     del graph.node[:]
     own = [state for state in plan.states if state.first is not None]
     firsts = _first_values(model, plan, own)
@@ -267,8 +274,19 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int) -> None:
                 dims[axis].dim_param = TIME if step == 1 else f"{step}*{TIME}"
 
 
-def _typed(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, None)
+def _declared(value: onnx.ValueInfoProto) -> Sequence[int | str | None] | None:
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+
+
+def _typed(
+    value: onnx.ValueInfoProto, name: str, shapes: Mapping[str, Sequence[int | str | None] | None]
+) -> onnx.ValueInfoProto:  # fmt: skip
+    """A value in the body, with the sizes that are known: not those of several names, which runtimes fail to unify."""
+    shape = shapes.get(value.name)
+    known = None if shape is None else [size if isinstance(size, int) else None for size in shape]
+    return helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, known)
 
 
 class _Outer:
