@@ -492,6 +492,20 @@ def _flatten(call: Call) -> Array:
     )
 
 
+def _scatter_nd(call: Call) -> Array:
+    if call.attribute("reduction", "none") != "none":
+        raise OutOfScopeError("ScatterND with a reduction")
+    result = np.array(call[0])
+    result[tuple(np.moveaxis(call[1], -1, 0))] = call[2]
+    return result
+
+
+def _gather_nd(call: Call) -> Array:
+    if call.attribute("batch_dims", 0):
+        raise OutOfScopeError("GatherND with batch_dims")
+    return np.asarray(call[0][tuple(np.moveaxis(call[1], -1, 0))])
+
+
 def _expand(call: Call) -> Array:
     x, shape = call[0], [int(size) for size in call[1]]
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
@@ -573,14 +587,17 @@ MODEL_OPERATORS: Mapping[str, Operator] = {
     "Conv": _conv, "ConvTranspose": _conv_transpose, "CumSum": _cumulative_sum,
     "Div": _folded(lambda field, a, b: field.multiply(a, field.inverse(b)), _truncated),
     "Dropout": lambda call: call[0], "Einsum": _einsum, "Equal": _equal, "Expand": _expand, "Flatten": _flatten,
-    "Gemm": _gemm, "GlobalAveragePool": _global(_average), "GlobalMaxPool": _global(_along(_largest)),
+    "GatherElements": lambda call: np.take_along_axis(call[0], call[1], call.attribute("axis", 0)),
+    "GatherND": _gather_nd, "Gemm": _gemm, "GlobalAveragePool": _global(_average),
+    "GlobalMaxPool": _global(_along(_largest)),
     "GreaterOrEqual": _comparison, "GroupNormalization": _group_norm, "Hardmax": _hardmax,
     "InstanceNormalization": _instance_norm, "LayerNormalization": _layer_norm, "LessOrEqual": _comparison,
     "LogSoftmax": _softmax, "LpNormalization": _lp_norm, "MatMul": _matmul,
     "Max": _folded(scalar_functions.maximum, np.maximum), "MaxPool": _max_pool, "Mean": _mean,
     "Min": _folded(scalar_functions.minimum, np.minimum), "Mod": _mod, "Mul": _folded(Field.multiply, np.multiply),
-    "Neg": _neg, "Or": _folded(_either, np.logical_or), "Pad": _pad, "Resize": _resize, "RMSNormalization": _layer_norm,
-    "Slice": _slice, "Size": lambda call: np.array(call[0].size, np.int64), "Softmax": _softmax, "Split": _split,
+    "Neg": _neg, "Or": _folded(_either, np.logical_or), "Pad": _pad, "Resize": _resize,
+    "RMSNormalization": _layer_norm, "ScatterND": _scatter_nd, "Slice": _slice,
+    "Size": lambda call: np.array(call[0].size, np.int64), "Softmax": _softmax, "Split": _split,
     "Sub": _folded(Field.subtract, np.subtract), "Sum": _folded(Field.add, np.add), "Where": _where,
 }  # fmt: skip
 """All but Constant, the recurrent operators and those with bodies."""

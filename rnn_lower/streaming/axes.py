@@ -14,6 +14,7 @@ from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.follow import Walk
 from rnn_lower.streaming.late import Accumulated, Held
+from rnn_lower.streaming.positions import Position
 from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError
@@ -94,7 +95,7 @@ def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        isinstance(one, (Cache, Held, Accumulated, Overlap))
+        isinstance(one, (Cache, Held, Accumulated, Overlap, Position))
         or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
         or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried

@@ -16,6 +16,7 @@ from rnn_lower.streaming.first import FromInput
 from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
+from rnn_lower.streaming.positions import Position
 from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input, outputs_of
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
@@ -361,6 +362,35 @@ def carry_overlap(work: Surgery, one: Overlap) -> None:
     work.after(message, helper.make_node("Identity", [ready], [output]))
     work.surface(message, tail, result, source, one.dtype, one.shape)
     work.states.append(State(source, result, one.shape, one.dtype.name, told, 0, first))
+
+
+def carry_position(work: Surgery, one: Position) -> None:
+    """Count on from the number of frames before the chunk."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    told = f"{one.node.op_type} '{name}'"
+    if work.reset is not None:
+        raise UnsupportedError(f"{told}: it counts frames for all rows alike, so that none begins anew; drop --reset")
+    source, result = (work.names.unique(f"{name}/position_{end}") for end in ("in", "out"))
+    work.add_input(source, ir.DataType.INT64, (ONE,))
+    total = work.names.unique(f"{name}/total")
+    if one.node.op_type == "Slice":
+        begin, end = (work.names.unique(f"{name}/{what}") for what in ("begin", "end"))
+        rows = message.input[2]
+        work.ahead(message, helper.make_node("Add", [source, message.input[1]], [begin]))
+        work.ahead(message, helper.make_node("Add", [source, rows], [end]))
+        message.input[1], message.input[2] = begin, end
+        work.after(message, helper.make_node("Identity", [end], [total]))
+    else:
+        output, offset, frames = message.output[0], source, work.names.unique(f"{name}/frames")
+        message.output[0] = work.names.unique(f"{name}/numbers")
+        if one.dtype != ir.DataType.INT64:
+            offset = work.names.unique(f"{name}/offset")
+            work.after(message, helper.make_node("Cast", [source], [offset], to=int(one.dtype)))
+        work.after(message, helper.make_node("Add", [message.output[0], offset], [output]))
+        work.after(message, helper.make_node("Shape", [message.output[0]], [frames]))
+        work.after(message, helper.make_node("Add", [source, frames], [total]))
+    work.surface(message, total, result, source, ir.DataType.INT64, (ONE,))
+    work.states.append(State(source, result, (ONE,), "INT64", told, None, np.zeros(1, np.int64)))
 
 
 def carry_sum(work: Surgery, one: Accumulated) -> None:

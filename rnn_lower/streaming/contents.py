@@ -101,9 +101,11 @@ def _joined(look: Look) -> Found:
 
 def _sliced(look: Look) -> Found:
     given = _given(look, 0)
+    if given is None:
+        return None
     starts, ends = look.integers(1, "starts", 10), look.integers(2, "ends", 10)
     steps = (look.integers(4, "steps", 10) if look.opset >= 10 else None) or [1]
-    if given is None or starts is None or ends is None or steps[0] < 1:
+    if starts is None or ends is None or steps[0] < 1:
         return None
     return 1, given[1][starts[0] : ends[0] : steps[0]]
 

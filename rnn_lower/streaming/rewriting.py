@@ -26,6 +26,7 @@ from rnn_lower.streaming.carrying import (
     carry_held,
     carry_joined,
     carry_overlap,
+    carry_position,
     carry_recurrence,
     carry_sum,
     change_attributes,
@@ -38,6 +39,7 @@ from rnn_lower.streaming.carrying import (
 from rnn_lower.streaming.follow import Walk
 from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
+from rnn_lower.streaming.positions import Position
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
 from rnn_lower.streaming.track import Track
@@ -49,6 +51,7 @@ CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
     Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
     Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
     Changed: change_attributes, Masked: mask, Overlap: carry_overlap,
+    Position: carry_position,
 }  # fmt: skip
 """How what nodes have to remember is carried."""
 
@@ -201,7 +204,9 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
 
 
 def _nothing_runs(walk: Walk, document: Document) -> bool:
-    carried = any(isinstance(one, (Recurrence, Cache, Joined, Held, Accumulated, Overlap)) for one in walk.carried)
+    carried = any(
+        isinstance(one, (Recurrence, Cache, Joined, Held, Accumulated, Overlap, Position)) for one in walk.carried
+    )
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
