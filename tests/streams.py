@@ -150,7 +150,7 @@ def one_stack(rng: np.random.Generator) -> bool:
         ways[2] = {"step": 2 * every}
     options = ways[int(rng.integers(4))] | ({"delay": True} if stack.cut else {})
     step = int(options.get("step", every))  # type: ignore[call-overload]
-    frames = feeds["x"].shape[1] // step * step or step
+    frames = -(-feeds["x"].shape[1] // step) * step
     if frames != feeds["x"].shape[1]:
         feeds["x"] = np.resize(feeds["x"], (len(feeds["x"]), frames, feeds["x"].shape[2]))
     lengths = [step] * (frames // step) if "step" in options else None

@@ -138,12 +138,9 @@ def print_streamed(as_json: bool, written: str | None, made: Made, reports: Sequ
         return
     if states:
         _print_table(f"states; chunks of a multiple of {made.plan.every} frames", states, list(states[0]))
-    from rnn_lower.ir.walk import recurrent_nodes
-
-    kept = sum(1 for _ in recurrent_nodes(made.streamed.document.model)) - len(made.records)
-    if kept:
-        print(f"{kept} recurrent node(s) stay as they are")
-    _print_records(made.records, written, quiet=bool(kept))
+    if made.kept:
+        print(f"{made.kept} recurrent node(s) stay as they are")
+    _print_records(made.records, written, quiet=bool(made.kept))
     for report in reports:
         print_report(report)
 

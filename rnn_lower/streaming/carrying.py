@@ -13,10 +13,10 @@ from onnx import helper, numpy_helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
 from rnn_lower.streaming.first import FromInput
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Masked, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.positions import Position
+from rnn_lower.streaming.positions import Numbered, Position
 from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input, outputs_of
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
@@ -31,7 +31,8 @@ STATES = {"h": (5, 1), "c": (6, 2)}
 def carry_recurrence(work: Surgery, one: Recurrence) -> None:
     read = one.read
     message = work.document.message(read.node)
-    if work.step is not None and not isinstance(read.seq_length, str):
+    free = {dim.dim_param for value in work.graph.input for dim in value.type.tensor_type.shape.dim}
+    if work.step is not None and read.seq_length not in free:
         tell_length(work, Length(read, int(work.step / one.every)))
     ended = count_down(work, one, message) if "sequence_lens" in read.inputs else None
     if one.late and work.step is not None:
@@ -260,7 +261,8 @@ def carry_held(work: Surgery, one: Held) -> None:
     frames = step("Gather", step("Shape", joined, what="shape"), axis, what="frames", axis=0)
     spare = step("Sub", frames, number("needed", one.reach - one.stride), what="spare")
     ready = step("Div", above_zero(spare, "enough"), stride, what="ready")
-    kept = step("Slice", joined, step("Mul", ready, stride, what="used"), number("end", END), axis, what="held")
+    end = number("end", -one.lead if one.lead else END)
+    kept = step("Slice", joined, step("Mul", ready, stride, what="used"), end, axis, what="held")
     if one.crop is not None:
         begin = number("first", one.crop)
         part = step("Slice", joined, begin, step("Add", ready, begin, what="last"), axis, what="ready_frames")
@@ -288,8 +290,10 @@ def _carry_delayed(work: Surgery, one: Held, told: str) -> None:
     if one.crop is not None:
         length = one.reach - 1 - one.crop
     else:
-        late = (one.late + max(0, one.reach - 1 - one.before)) // one.stride
+        late = (one.late + max(0, one.reach - 1 - one.before - one.lead)) // one.stride
         length = late * one.stride + one.before - one.late
+        if length < 0:
+            raise UnsupportedError(f"{told}: its frames come late by less than its stride; drop --step")
     joined = message.input[one.place]
     if length:
         shape = tuple(size(length) if axis == one.axis else each for axis, each in enumerate(one.shape))
@@ -299,8 +303,12 @@ def _carry_delayed(work: Surgery, one: Held, told: str) -> None:
         work.add_input(source, one.dtype, shape)
         whole, kept = work.names.unique(f"{name}/with_held"), work.names.unique(f"{name}/held")
         work.ahead(message, helper.make_node("Concat", [source, joined], [whole], axis=one.axis))
-        for node in _tail(work, whole, kept, one.axis, length):
+        whole_tail = kept if not one.lead else work.names.unique(f"{name}/held_with_lead")
+        for node in _tail(work, whole, whole_tail, one.axis, length + one.lead):
             work.ahead(message, node)
+        if one.lead:  # which the next chunk has again
+            ends = [work.constant(message, np.array([n], np.int64), f"{name}/lead") for n in (0, -one.lead, one.axis)]
+            work.ahead(message, helper.make_node("Slice", [whole_tail, *ends], [kept]))
         work.surface(message, kept, result, source, one.dtype, shape)
         work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
         joined = whole
@@ -458,6 +466,35 @@ def tell_sizes(work: Surgery, one: Sizes) -> None:
         here = known(*(int(place == other) for other in range(len(one.sizes))))
         found = step("Add", found, step("Mul", here, part))
     message.input[1] = found
+
+
+def take_the_rest(work: Surgery, one: Guessed) -> None:
+    message, name = work.document.message(one.node), display_name(one.node)
+    here = work.constant(message, np.arange(one.rank) == one.place, f"{name}/here")
+    rest, shape = (
+        work.constant(message, np.array(one.size, np.int64), f"{name}/rest"),
+        work.names.unique(f"{name}/shape"),
+    )
+    work.ahead(message, helper.make_node("Where", [here, rest, message.input[1]], [shape]))
+    message.input[1] = shape
+    if "allowzero" in one.node.attributes:  # by which 0 would be no size that stays
+        _change(message, {"allowzero": 0})
+
+
+def take_each(work: Surgery, one: Numbered) -> None:
+    """The frames as they are, with more axes."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    given = one.node.inputs[1]
+    assert given is not None
+    work.replaced[one.node, 1] = given
+    axes = list(one.axes)
+    del message.attribute[:]
+    del message.input[1:]
+    message.op_type = "Unsqueeze" if axes else "Identity"
+    if axes and work.opset < 13:
+        _change(message, {"axes": axes})
+    elif axes:
+        message.input.append(work.constant(message, np.array(axes, np.int64), f"{name}/axes"))
 
 
 def keep_reduced(work: Surgery, one: Reduced) -> None:

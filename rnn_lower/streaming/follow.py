@@ -17,6 +17,7 @@ from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
 from rnn_lower.streaming.late import settle, settled, wait_for_each_other
+from rnn_lower.streaming.positions import keeps_numbers
 from rnn_lower.streaming.rules import RANDOM, RULES
 from rnn_lower.streaming.sizes import TIME, Size, size
 from rnn_lower.streaming.track import Look, Track, UnknownShapeError
@@ -144,6 +145,7 @@ class Walk:
         rule = RULES.get(node.op_type)
         settle(look, passes=rule is not None and rule.lead)
         if (content := content_of(look)) is not None:
+            self._constants.put(node.outputs[0], content)
             return [content]
         if node.op_type in RANDOM:
             raise look.refuse("what it gives is another thing at each run")
@@ -159,7 +161,8 @@ class Walk:
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
             raise look.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
         wait_for_each_other(look)
-        return rule.follow(look)
+        tracks, counts = rule.follow(look), keeps_numbers(look)
+        return [dataclasses.replace(track, counts=track.counts and counts) for track in tracks]
 
     @staticmethod
     def _captured(node: ir.Node) -> list[ir.Value]:

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along
+from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Held:
     before, fill: how many frames it has before the first chunk, and what they are.
     crop: frames of the input are what is wanted, each being so many behind the first of its window; None where the node
     goes over the windows itself.  gone: whether the node did nothing but crop.  attributes: of the node that change.
-    late: how late the frames of the input come.
+    late: how late the frames of the input come.  lead: how many frames before the chunk it has in front.
     """
 
     node: ir.Node
@@ -50,6 +50,7 @@ class Held:
     fill: Any = 0.0
     crop: int | None = None
     gone: bool = False
+    lead: int = 0
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -72,6 +73,16 @@ class Sizes:
 
     node: ir.Node
     sizes: tuple[Size, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Guessed:
+    """A Reshape whose size at a place is 0 or -1, whatever it computes: no other is possible."""
+
+    node: ir.Node
+    place: int
+    rank: int
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +131,7 @@ def held(look: Look, x: Track, reach: int, place: int = 0, **changes: Any) -> He
     axis = along(look, x)
     if look.opset < 11:
         raise look.refuse(f"its frames come late, which needs opset 11; the model is at opset {look.opset}")
-    if (x.outer, x.sizes[axis]) != (ONE, x.frames) or x.lead:
+    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.lead != changes.get("lead", 0):
         raise look.refuse("its frames come late, and are merged with other axes or padded")
     shape = (*x.sizes[:axis], size(GROWS), *x.sizes[axis + 1 :])
     return Held(look.node, place, shape, axis, look.dtype(place), reach, x.late, **changes)

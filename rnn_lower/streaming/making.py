@@ -19,6 +19,7 @@ import onnx
 from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.driver.lower_pass import Record, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio import files, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
@@ -52,12 +53,13 @@ class Wish:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A streaming model that is ready to be written. dims: sizes that were fixed in it."""
+    """A streaming model that is ready to be written. dims: sizes that were fixed in it; kept: nodes that stay."""
 
     document: Document
     dims: Dims | None
     records: list[Record]
     streamed: Streamed
+    kept: int = 0
 
     @property
     def plan(self) -> Plan:
@@ -99,7 +101,8 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
         options = dataclasses.replace(options, select=lambda _: False)
     ready, left = prepared(Document(found.document.proto, found.document.folder).copied(), options)
     records = lower_document(ready, left)
-    return Made(ready, left.dims, records, found)
+    kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
+    return Made(ready, left.dims, records, found, kept)
 
 
 def _arranged(found: Streamed, wish: Wish) -> Plan:

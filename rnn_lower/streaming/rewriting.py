@@ -33,13 +33,15 @@ from rnn_lower.streaming.carrying import (
     keep_reduced,
     mask,
     replace_arguments,
+    take_each,
+    take_the_rest,
     tell_length,
     tell_sizes,
 )  # fmt: skip
 from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Masked, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
-from rnn_lower.streaming.positions import Position
+from rnn_lower.streaming.positions import Numbered, Position, is_read
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.surgery import Surgery
 from rnn_lower.streaming.track import Track
@@ -51,7 +53,7 @@ CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
     Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
     Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
     Changed: change_attributes, Masked: mask, Overlap: carry_overlap,
-    Position: carry_position,
+    Position: carry_position, Numbered: take_each, Guessed: take_the_rest,
 }  # fmt: skip
 """How what nodes have to remember is carried."""
 
@@ -112,7 +114,10 @@ def streamed(
     if step is not None and step % every:
         raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
     surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset, step)
+    numbered = {one.node for one in walk.carried if isinstance(one, Numbered)}
     for one in walk.carried:
+        if isinstance(one, Position) and one.node.op_type == "Range" and not is_read(one, numbered):
+            continue
         CARRY[type(one)](surgery, one)
     surgery.finish()
     surgery.pair_left()

@@ -58,7 +58,9 @@ TABLE = (
          "any other frames", lead=True),
     Rule(("Range",), positions.range_, "the numbers of the frames: where a chunk begins is carried",
          "any other count"),
-    Rule(("Gather",), shapes.gather, "rows of a table (Embedding); other axes; the last frame, -1", "any other frames"),
+    Rule(("Gather",), positions.gather,
+         "rows of a table (Embedding); other axes; the last frame, -1; each frame by its number, as an unfolding over"
+         " other axes has it", "any other frames"),
     Rule(("Expand",), shapes.expand, "other axes; one row for all frames", "over time"),
     Rule(("ConstantOfShape",), shapes.constant_of_shape, "one number for all frames, as initial states have it",
          "shapes that are not known"),

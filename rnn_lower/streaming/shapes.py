@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.streaming.late import Arguments, Sizes, cropped, settled
-from rnn_lower.streaming.sizes import ONE, TIME, Size, broadcast, product, size, total
+from rnn_lower.streaming.late import Arguments, Guessed, Sizes, cropped, settled
+from rnn_lower.streaming.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
 from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 WHOLE = 2**31 - 1
@@ -30,6 +30,15 @@ def reshape(look: Look) -> list[Track]:
         raise look.refuse("the shape that it makes is not known")
     if look.attribute("allowzero", 0) and size(0) in target:
         raise look.refuse("it makes an axis of size 0 (allowzero)")
+    unknown = [k for k, one in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in one.of)]
+    if len(unknown) == 1 and size(-1) not in target:
+        stays = unknown[0] == x.axis and x.is_plain
+        if look.may_lack_frames(x) and not stays:
+            raise look.refuse(
+                "its frames come late, and the shape that it makes is computed from the length of the stream"
+            )
+        look.carry(Guessed(look.node, unknown[0], len(target), 0 if stays else -1))
+        target = tuple(size(0 if stays else -1) if k == unknown[0] else one for k, one in enumerate(target))
     if len([one for one in target if one == size(-1)]) > 1:
         raise look.refuse("its shape has more than one -1")
     copied = [x.sizes[k] if one == size(0) and k < x.rank else one for k, one in enumerate(target)]

@@ -289,12 +289,9 @@ def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
 def _held_back(look: Look, x: Track, window: _Window, fill: Any) -> Held:
     if window.stride > window.reach:
         raise look.refuse("its frames come late, and it leaves some of them out")
-    if x.lead:
-        told = f"its window is of {window.reach} frames, with {x.lead} padded before the stream"
-        raise look.refuse(f"its first frame looks ahead: {told}; pad {window.reach - 1}")
     attributes = _without_padding(look, x, along(look, x))
     return held(
-        look, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes
+        look, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes, lead=x.lead
     )  # fmt: skip
 
 

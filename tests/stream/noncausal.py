@@ -111,10 +111,10 @@ def minus_mean(s: Stack) -> str:
 
 
 def positions(s: Stack) -> str:
-    """A number of its own for each frame, counted from 0 at every chunk."""
+    """A number for each frame, counted from the last one."""
     x = s.value
     length = s.add("Gather", s.add("Shape", x), s.const(np.array(1, np.int64)), axis=0)
-    s.add("Range", s.const(np.array(0, np.int64)), length, s.const(np.array(1, np.int64)))
+    s.add("Range", length, s.const(np.array(0, np.int64)), s.const(np.array(-1, np.int64)))
     culprit = s.nodes[-1].name
     count = s.add("Cast", s.value, to=TensorProto.FLOAT)
     s.add("Add", x, s.add("Unsqueeze", count, s.ints(-1)))
@@ -271,15 +271,6 @@ def in_a_loop(s: Stack) -> str:
     return culprit
 
 
-def padded_too_little(s: Stack) -> str:
-    s.add("Transpose", s.value, perm=[0, 2, 1])
-    s.add("Pad", s.value, s.ints(0, 0, 1, 0, 0, 0))
-    s.add("Conv", s.value, s.weight(F, F, 3), kernel_shape=[3])
-    culprit = s.nodes[-1].name
-    s.add("Transpose", s.value, perm=[0, 2, 1])
-    return culprit
-
-
 def reflected(s: Stack) -> str:
     s.add("Transpose", s.value, perm=[0, 2, 1])
     s.add("Pad", s.value, s.ints(0, 0, 2, 0, 0, 0), mode="reflect")
@@ -379,7 +370,6 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "symmetric conv": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[1, 1]),
     "conv that looks ahead": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[0, 2]),
     "conv with too little padding": single("Conv", weight(F, F, 4), channels=True, kernel_shape=[4], pads=[2, 1]),
-    "conv after too little of a pad": padded_too_little,
     "conv with too much padding": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[5, 0]),
     "conv padded automatically": single(
         "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], auto_pad="SAME_UPPER"
@@ -438,7 +428,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "joined with a constant": single("Concat", weight(2, 3, F), axis=1),
     "a number for each frame": single("Add", weight(9, F)),
     "a factor for each frame": single("Mul", weight(1, 9, 1)),
-    "positions": positions,
+    "positions from the last one": positions,
     "divided by the length": by_length,
     "looked up length": looked_up_length,
     "the length in each frame": length_in_each_frame,
