@@ -15,8 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from rnn_lower.asked import check_numbers, check_texts
+from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.lower_pass import Record, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import recurrent_nodes
@@ -28,7 +30,9 @@ from rnn_lower.stopping import signals_blocked
 from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
+from rnn_lower.streaming.surgery import MADE
 from rnn_lower.targets import find_target
+from rnn_lower.targets.lint import unsupported
 from rnn_lower.targets.profile import Target
 
 logger = logging.getLogger("rnn_lower")
@@ -100,9 +104,28 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     elif wish.keep_native:
         options = dataclasses.replace(options, select=lambda _: False)
     ready, left = prepared(Document(found.document.proto, found.document.folder).copied(), options)
+    if options.target is not None:
+        legalize_rest(ready.model, target, ready.facts, _is_made)
     records = lower_document(ready, left)
+    if options.target is not None:
+        _check_made(ready.copied().fixed(left.dims) if left.dims else ready, target)
     kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
     return Made(ready, left.dims, records, found, kept)
+
+
+def _is_made(node: ir.Node) -> bool:
+    return (node.name or "").startswith(MADE)
+
+
+def _check_made(document: Document, target: Target) -> None:
+    """Raise UnsupportedError where the target does not support a node that carries what the stream remembers."""
+    again = Document(document.proto, document.folder)
+    for finding in unsupported(again.model, target, again.facts):
+        if finding.node.startswith(MADE):
+            raise UnsupportedError(
+                f"{finding.op} '{finding.node}' carries what the stream remembers, and target {target.name} does not"
+                f" support it: {finding.rule}"
+            )
 
 
 def _arranged(found: Streamed, wish: Wish) -> Plan:

@@ -21,6 +21,9 @@ from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.sizes import ONE, Size
 from rnn_lower.streaming.track import Track
 
+MADE = "stream/"
+"""With which the names of nodes begin that carry what the stream remembers."""
+
 
 class Surgery:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
@@ -159,9 +162,18 @@ class Surgery:
                 other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
             message, value = node, self.names.unique(f"{name}/taken")
             node.output.append(value)
-        if value != name:
+        if value != name and not self._renamed(message, value, name):
             self.after(message, helper.make_node("Identity", [value], [name]))
         self.graph.output.append(self.declared(name, int(dtype), shape))
+
+    def _renamed(self, message: onnx.NodeProto, value: str, name: str) -> bool:
+        """Whether a new node makes the value that no other reads, which has the name now."""
+        new = [*self._before.get(id(message), ()), *self._behind.get(id(message), ())]
+        makers = [node for node in new if value in node.output]
+        if len(makers) != 1 or any(value in node.input for node in (*new, message)):
+            return False
+        makers[0].output[:] = [name if output == value else output for output in makers[0].output]
+        return True
 
     def warm_up(self, message: onnx.NodeProto) -> str:
         """The state that counts the frames before the chunk."""
@@ -248,6 +260,8 @@ class Surgery:
         for node in graph.node:
             for body in protobuf.graphs_of(node):
                 self._insert(body, dead)
+            for new in (*self._before.get(id(node), ()), *self._behind.get(id(node), ())):
+                new.name = self.names.unique(f"{MADE}{new.output[0]}")
             if id(node) not in dead:
                 nodes += [*self._before.get(id(node), ()), node, *self._behind.get(id(node), ())]
         if len(nodes) != len(graph.node) or any(a is not b for a, b in zip(nodes, graph.node, strict=True)):
