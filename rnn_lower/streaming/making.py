@@ -85,10 +85,6 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
             f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not take;"
             " drop --keep-native"
         )
-    for name, frames in found.plan.late.items():
-        logger.info("output '%s' comes %d frames late", name, frames)
-    for name, frames in found.plan.warm_up.items():
-        logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
     dims: dict[str, int | Sequence[int]] = {}
     if found.length is not None and found.time is not None:
         dims[found.time] = found.length
@@ -109,6 +105,10 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     records = lower_document(ready, left)
     if options.target is not None:
         _check_made(ready.copied().fixed(left.dims) if left.dims else ready, target)
+    for name, frames in found.plan.late.items():
+        logger.info("output '%s' comes %d frames late", name, frames)
+    for name, frames in found.plan.warm_up.items():
+        logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
     kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
     return Made(ready, left.dims, records, found, kept)
 
