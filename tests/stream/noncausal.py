@@ -351,6 +351,29 @@ def gemm_over_time(s: Stack) -> str:
     return s.nodes[-1].name
 
 
+def padded_overlap(s: Stack) -> str:
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    s.add("Pad", s.value, s.ints(0, 0, 1, 0, 0, 0))
+    s.add("ConvTranspose", s.value, s.weight(F, F, 3), strides=[2])
+    culprit = s.nodes[-1].name
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    return culprit
+
+
+def padded_thinned(s: Stack) -> str:
+    s.add("Pad", s.value, s.ints(0, 1, 0, 0, 0, 0))
+    s.add("Slice", s.value, s.ints(0), s.ints(2**62), s.ints(1), s.ints(2))
+    return s.nodes[-1].name
+
+
+def rows_of_a_table(s: Stack) -> str:
+    x = s.value
+    rows = s.add("Slice", s.weight(99, F), s.ints(1), length_of(s, x), s.ints(0))
+    culprit = s.nodes[-1].name
+    s.add("Add", x, rows)
+    return culprit
+
+
 CULPRITS: dict[str, Callable[[Stack], str]] = {
     **{f"{d} {op}": recurrent(op, d) for op in ("RNN", "GRU", "LSTM") for d in ("reverse", "bidirectional")},
     "softmax over time": single("Softmax", axis=1),
@@ -378,6 +401,12 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
         "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], strides=[2], auto_pad="SAME_UPPER"
     ),
     "conv over frames as channels": single("Conv", weight(3, 9, 1), kernel_shape=[1]),
+    "transposed conv of a length": single(
+        "ConvTranspose", weight(F, F, 2), channels=True, strides=[2], output_shape=[18]
+    ),
+    "transposed conv of what is padded": padded_overlap,
+    "every second frame of what is padded": padded_thinned,
+    "rows of a table from the second on": rows_of_a_table,
     "transposed conv with gaps": single("ConvTranspose", weight(F, F, 2), channels=True, kernel_shape=[2], strides=[3]),
     "transposed conv that overlaps": single("ConvTranspose", weight(F, F, 3), channels=True, strides=[2]),
     "symmetric max pool": single("MaxPool", channels=True, kernel_shape=[3], pads=[1, 1]),
