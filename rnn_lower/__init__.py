@@ -19,12 +19,15 @@ if TYPE_CHECKING:
         lower,
         lower_file,
         prove,
+        prove_streaming,
         raise_file,
         raise_loops,
         report,
         stream,
         stream_file,
         targets,
+        unstream,
+        unstream_file,
     )
     from rnn_lower.driver.lower_pass import LowerRecurrentPass, Record
     from rnn_lower.driver.rewrite_rules import rewrite_rules
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
+    from rnn_lower.streaming.proof import StreamProof
     from rnn_lower.streaming.session import StreamingSession
     from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
@@ -46,7 +50,8 @@ __version__ = "0.1.0"
 _MODULES = {
     "api": (
         "check", "draw", "function_body", "inspect", "inspect_loops", "lint", "lower", "lower_file", "prove",
-        "raise_file", "raise_loops", "report", "stream", "stream_file", "targets",
+        "prove_streaming", "raise_file", "raise_loops", "report", "stream", "stream_file", "targets", "unstream",
+        "unstream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
     "targeting.probe.kits": ("report_kit", "write_kit"),
@@ -60,6 +65,7 @@ _MODULES = {
     "raising.inspecting": ("LoopInfo",),
     "raising.raise_loops": ("Raised",),
     "reporting.gathering": ("Report",),
+    "streaming.proof": ("StreamProof",),
     "streaming.session": ("StreamingSession",),
 }
 # fmt: on
@@ -79,6 +85,7 @@ __all__ = [
     "RecurrentNode",
     "Report",
     "RnnLowerError",
+    "StreamProof",
     "StreamingSession",
     "Target",
     "UnsupportedError",
@@ -91,6 +98,7 @@ __all__ = [
     "lower",
     "lower_file",
     "prove",
+    "prove_streaming",
     "raise_file",
     "raise_loops",
     "report",
@@ -99,6 +107,8 @@ __all__ = [
     "stream",
     "stream_file",
     "targets",
+    "unstream",
+    "unstream_file",
     "write_kit",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.proof import StreamProof
+    from rnn_lower.streaming.whole import Whole
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
 R = TypeVar("R")
@@ -135,18 +137,22 @@ def lower_file(
 @public
 def stream(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
-    axis: str | None = None, step: int | None = None, keep_fused: bool = False,
+    axis: str | None = None, step: int | None = None,
     set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
+    states: Literal["each", "packed"] = "each", state_names: str | None = None,
     **options: Unpack[Keywords],
 ) -> onnx.ModelProto:  # fmt: skip
     """A model that takes a sequence chunk by chunk: states become inputs NAME/h_in and outputs NAME/h_out, and so on.
 
     Feeding the outputs back continues the sequence; `rnn_lower.StreamingSession` does. The model itself stays as it is.
     axis: the symbolic size of the inputs that is the stream, or INPUT[AXIS]; not needed where there is only one.
-    step: the only length of chunks; the recurrent nodes are unrolled.  keep_fused: do not lower them.
+    step: the only length of chunks; the recurrent nodes are unrolled.  keep_native: do not lower them; with a target,
+    those that it runs right.
     set_inputs: values by name for inputs that become constants, whose branches are folded away.
     reset: add an input `reset`, bool [batch], that sets rows back to their first states.
     delay: take padding behind the stream too: outputs come late, and their last frames when the stream goes on.
+    states: a tensor for each, or "packed", one for each element type.  state_names: a template for their names, such as
+    "{state}_{end}"; {node}/{state}_{end} are the defaults.
     Other options as for `lower`.
     That every value is computed frame by frame is proved by a table of rules, docs/streaming.md has them; the first
     node of which it is not raises UnsupportedError. Raises otherwise as `lower`.
@@ -154,7 +160,7 @@ def stream(
     from rnn_lower.streaming import making  # for those who stream
 
     document, path = files.open_model(model)
-    wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
+    wish = making.Wish(axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names)
     chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
@@ -168,8 +174,9 @@ def stream(
 @public
 def stream_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
-    axis: str | None = None, step: int | None = None, keep_fused: bool = False,
+    axis: str | None = None, step: int | None = None,
     set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
+    states: Literal["each", "packed"] = "each", state_names: str | None = None,
     accept: Callable[[str, Made], bool] | None = None, progress: files.Progress | None = None,
     **options: Unpack[Keywords],
 ) -> Made:  # fmt: skip
@@ -180,7 +187,7 @@ def stream_file(
     from rnn_lower.streaming import making  # for those who stream
 
     document = files.load(source)
-    wish = making.Wish(axis, step, keep_fused, set_inputs, reset, delay)
+    wish = making.Wish(axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names)
     chosen = _of_stream(options)
 
     def work() -> Made:
@@ -282,12 +289,79 @@ def check_streaming(
     from rnn_lower.streaming import checking
 
     streamed = made.streamed
-    if streamed.time is None:
-        report = check(streamed.original, model, runs=runs, seed=seed, rtol=rtol, atol=atol)
-        why = "the states are the caller's, so that no chunks were run; compare with StreamingSession(..., states=...)"
-        return dataclasses.replace(report, nothing_compared=report.nothing_compared or why)
     given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
     return outliving.outlived(model, None, checking.check_streaming, *given)
+
+
+@public
+def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0) -> StreamProof:
+    """Show in exact arithmetic that a streaming model is, in chunks of any length, the original over the whole.
+
+    original, model: models or paths. The original is to have the inputs set that were set for `stream`.
+    """
+    from rnn_lower.streaming import plan as plans
+    from rnn_lower.streaming import proof
+
+    (before, _), (after, path) = files.open_model(original), files.open_model(model)
+    plan = plans.read_plan(after.proto)
+    if plan is None:
+        raise RnnLowerError("it is no streaming model: make one (rnn-lower stream)")
+    return _told_with(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
+
+
+@public
+def unstream(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
+    states: Mapping[str, str] | None = None, axis: str | None = None,
+) -> onnx.ModelProto:  # fmt: skip
+    """A streaming model as one over whole sequences: its step is the body of a Scan, or its axis of frames is free.
+
+    states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  axis: INPUT[AXIS],
+    where its frames are; without it each run is one step, and a new axis comes first. States whose first values are
+    known begin with these; the others stay inputs and outputs. The model itself stays as it is.
+    """
+    from rnn_lower.streaming import whole
+
+    document, path = files.open_model(model)
+    return _told_with(path, lambda: _whole(whole.unstreamed(document, states, axis).document, None))
+
+
+@public
+def unstream_file(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
+    states: Mapping[str, str] | None = None, axis: str | None = None,
+    accept: Callable[[str, Whole], bool] | None = None,
+) -> Whole:  # fmt: skip
+    """`unstream` from file to file. accept: called with the finished file before it is put in place."""
+    from rnn_lower.streaming import whole
+
+    document = files.load(source)
+
+    def work() -> Whole:
+        made = whole.unstreamed(document, states, axis)
+        kept = _kept(document, source, destination)
+        with files.staged(made.document, destination, None, None, kept) as staged:
+            if accept is None or accept(os.fspath(staged.path), made):
+                staged.commit()
+        return made
+
+    return _told_with(source, work)
+
+
+@public
+def compare_whole(
+    made: Whole, model: Any, check: bool, prove: bool, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3,
+    atol: float = 1e-5,
+) -> list[CheckReport | StreamProof]:  # fmt: skip
+    """What `unstream` has made, compared with chunks of the model that it was made of: by running, by proof."""
+    from rnn_lower.checking import outliving  # onnxruntime is for those who compare
+    from rnn_lower.streaming import checking, proof
+
+    (whole, _), found = files.open_model(model), list[Any]()
+    if check:
+        given = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
+        found.append(outliving.outlived(model, None, checking.check_streaming, *given))
+    return found + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
 
 
 @public

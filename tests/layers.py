@@ -353,13 +353,68 @@ def cut_off(s: Stack) -> None:
     s.ahead, s.cut = s.ahead + 2 * s.every, True
 
 
-LATE = (late_conv, centred, cut_off, padded_behind)
+def upsampled(s: Stack) -> None:
+    """Twice as many frames by an overlapping ConvTranspose, the end cut off, and half of them again."""
+    if s.ahead or s.cut:
+        return
+    k = int(s.rng.integers(2, 6))
+    _as_channels(s)
+    s.add("ConvTranspose", s.value, s.weight(FEATURES, FEATURES, k), s.weight(FEATURES), kernel_shape=[k], strides=[2])
+    if k > 2:
+        s.add("Slice", s.value, s.ints(0), s.ints(2 - k), s.ints(2))
+    if s.rng.integers(2):
+        s.add("Tanh", s.value)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, 2), kernel_shape=[2], strides=[2])
+    _as_channels(s)
+
+
+def thinned(s: Stack) -> None:
+    """Every second frame."""
+    if s.ahead or s.cut:
+        return
+    s.add("Slice", s.value, s.ints(int(s.rng.integers(2))), s.ints(2**62), s.ints(1), s.ints(2))
+    s.every *= 2
+
+
+def _frames(s: Stack, value: str) -> str:
+    return s.add("Slice", s.add("Shape", value), s.ints(1), s.ints(2))
+
+
+def counted(s: Stack) -> None:
+    """A sine of the number of each frame is added."""
+    if s.ahead or s.cut:
+        return
+    before = s.value
+    frames = s.add("Squeeze", _frames(s, before), s.ints(0))
+    numbers = s.add("Cast", s.add("Range", s.const(np.array(0)), frames, s.const(np.array(1))), to=1)
+    angles = s.add("Mul", s.add("Unsqueeze", numbers, s.ints(1)), s.weight(FEATURES))
+    s.add("Add", before, s.add("Sin", angles))
+
+
+def encoded(s: Stack) -> None:
+    """The first rows of a table are added."""
+    if s.ahead or s.cut:
+        return
+    before = s.value
+    rows = s.add("Slice", s.weight(99, FEATURES), s.ints(0), _frames(s, before), s.ints(0))
+    s.add("Add", before, rows)
+
+
+def dropped(s: Stack) -> None:
+    """All frames but the first ones."""
+    count = int(s.rng.integers(1, 4))
+    s.add("Slice", s.value, s.ints(count), s.ints(2**62), s.ints(1))
+    s.ahead += s.every * count
+
+
+LATE = (late_conv, centred, cut_off, padded_behind, dropped)
 
 PADDED = (chomped, shifted, memory, joined, halved, transposed)
 
 CAUSAL: tuple[Callable[[Stack], None], ...] = (
     dense, gated, softmax, norm, conv, conv2d, pool, residual, causal_conv, lstm, over_features, embed, dual_path,
     stacked_frames, grouped, running_sum, conditioned, resized, *PADDED,
+    upsampled, thinned, counted, encoded,
 )  # fmt: skip
 
 

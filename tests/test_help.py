@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 from rnn_lower import cli
@@ -23,6 +26,9 @@ def folder(tmp_path_factory):
     shutil.copy(ROOT / "models" / "torch_denoiser.onnx", path / "in.onnx")
     shutil.copy(ROOT / "models" / "torch_gru_streaming.onnx", path / "other.onnx")
     assert cli.main(["lower", str(path / "in.onnx"), "-o", str(path / "out.onnx"), "-q"]) == cli.DONE
+    time = ["--time", "time", "--step", "1", "-q"]
+    assert cli.main(["stream", str(path / "in.onnx"), "-o", str(path / "chunks.onnx"), *time]) == cli.DONE
+    onnx.save(one_step(), path / "step.onnx")
     command = path / "bin" / "rnn-lower"
     command.parent.mkdir()
     command.write_text(
@@ -34,6 +40,18 @@ def folder(tmp_path_factory):
     run = f"{sys.executable} {path / 'mine.py'} {{model}} {{inputs}} {{outputs}}"
     assert cli.main(["kit-report", str(path / "kit"), "--run", run, "--results", str(path / "results")]) == cli.DONE
     return path
+
+
+def one_step() -> onnx.ModelProto:
+    """A GRU of one frame whose state goes in and out."""
+    sizes = {"x": [1, 1, 3], "h": [1, 1, 2], "y": [1, 1, 1, 2], "hn": [1, 1, 2]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()]
+    weights = [numpy_helper.from_array(np.ones((1, 6, n), np.float32), name) for name, n in (("W", 3), ("R", 2))]
+    node = helper.make_node("GRU", ["x", "W", "R", "", "", "h"], ["y", "hn"], hidden_size=2, layout=1)
+    for value in values[2:3]:
+        value.type.tensor_type.shape.dim[2].dim_value = 1
+    graph = helper.make_graph([node], "step", values[:2], values[2:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 RUNTIME = """

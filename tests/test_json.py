@@ -20,6 +20,7 @@ jsonschema = pytest.importorskip("jsonschema")
 SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
 MODELS = ROOT / "models"
 DENOISER, SPOTTER = str(MODELS / "torch_denoiser.onnx"), str(MODELS / "torch_keyword_spotter.onnx")
+STREAMING, FED_BACK = str(MODELS / "torch_gru_streaming.onnx"), ("--state", "h=new_h", "--time", "x[1]")
 
 
 def valid(text: str, name: str) -> dict:
@@ -55,7 +56,8 @@ COMMANDS: dict[str, tuple[str, list[str], int]] = {
     "lower, which differs": ("lower", ["lower", DENOISER, "-o", "OUT", "--check", "--rtol", "0", "--atol", "0"], 1),
     "several": ("several", ["lower", DENOISER, SPOTTER, "no.onnx", "--out-dir", "OUT"], 2),
     "several checked": ("several", ["lower", DENOISER, SPOTTER, "--out-dir", "OUT", "--check", "--runs", "1"], 0),
-    "stream": ("stream", ["stream", DENOISER, "-o", "OUT", "--time", "time", "--check", "--runs", "1"], 0),
+    "stream": ("stream", ["stream", DENOISER, "-o", "OUT", "--time", "time", "--check", "--prove", "--runs", "1"], 0),
+    "unstream": ("unstream", ["unstream", STREAMING, "-o", "OUT", *FED_BACK, "--check", "--prove", "--runs", "1"], 0),
     "check": ("check", ["check", DENOISER, "LOWERED"], 0),
     "check, which differs": ("check", ["check", DENOISER, "LOWERED", "--rtol", "0", "--atol", "0"], 1),
     "prove": ("prove", ["prove", DENOISER, "LOWERED"], 0),

@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "- - < in.onnx > out.onnx",
     ),
     "stream": ("in.onnx chunks.onnx --time time --check", "in.onnx step.onnx --time time --step 1 --dim batch=1"),
+    "unstream": ("chunks.onnx whole.onnx --check", "step.onnx whole.onnx --state h=hn --time 'x[1]'"),
     "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
     "prove": ("in.onnx out.onnx",),
     "raise": ("in.onnx out.onnx",),
@@ -45,6 +46,7 @@ USAGE = {
     "lower": "rnn-lower lower [options] IN.onnx OUT.onnx, or IN.onnx ... --out-dir FOLDER",
     "stream": "rnn-lower stream [options] IN.onnx OUT.onnx",
     "raise": "rnn-lower raise [options] IN.onnx OUT.onnx",
+    "unstream": "rnn-lower unstream [options] IN.onnx OUT.onnx",
 }
 """Of commands whose output argparse would take for one more input."""
 
@@ -76,6 +78,8 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 
     _lower_arguments(add("lower", "replace recurrent nodes by primitive operators"))
     _stream_arguments(add("stream", "write a model that runs chunk by chunk, with its state as inputs and outputs"))
+
+    _unstream_arguments(add("unstream", "turn a model that runs chunk by chunk into one over whole sequences"))
 
     check = add("check", "compare two models by a proof and by running both")
     check.add_argument("original", metavar="A.onnx", help="- reads stdin")
@@ -194,10 +198,32 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled")
     parser.add_argument("--keep-native", action="store_true", help="leave the recurrent nodes, only give them states")
     parser.add_argument("--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="make an input a constant")
+    parser.add_argument(
+        "--states",
+        choices=("each", "packed"),
+        default="each",
+        help="a tensor for each state, or for each type",
+    )
+    parser.add_argument("--state-names", metavar="TEMPLATE", help="names made of {node}, {state}, {end} and {index}")
     parser.add_argument("--reset", action="store_true", help="add an input `reset` that sets rows back")
     parser.add_argument("--delay", action="store_true", help="let outputs come late where nodes look ahead")
     _sizes_and_limits(parser)
     parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
+    parser.add_argument(
+        "--prove", action="store_true", help="write only what is proved to be the original, chunk by chunk"
+    )
+    _runs_and_tolerance(parser)
+
+
+def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - is a pipe")
+    parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
+    parser.add_argument(
+        "--state", dest="states", metavar="INPUT=OUTPUT", action="append", help="a state that no metadata names"
+    )
+    parser.add_argument("--time", metavar="INPUT[AXIS]", help="the axis of frames; without, each run is one step")
+    parser.add_argument("--check", action="store_true", help="compare random sequences with chunks before writing")
+    parser.add_argument("--prove", action="store_true", help="write only what is proved to equal all chunks together")
     _runs_and_tolerance(parser)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
     from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.whole import Whole
 
 
 class _Selection:
@@ -154,23 +155,26 @@ def _stdout_for_text(written: str | None, arguments: argparse.Namespace) -> cont
 def _stream(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    require(arguments, "check", ("runs", "seed", "rtol", "atol"))
+    _require_comparison(arguments)
     _keep_recurrent_model(arguments)
     options = _options(arguments)
-    keep_native = options.pop("keep_native", False)
-    reports: list[CheckReport] = []
+    reports: list[Any] = []
 
     def accept(path: str, made: Made) -> bool:
         if arguments.check:
             with _unnamed(path):
                 reports.append(api.check_streaming(made, path, **comparison(arguments)))
+        if arguments.prove:
+            seed = {} if arguments.seed is None else {"seed": arguments.seed}
+            with _unnamed(path):
+                reports.append(api.prove_streaming(made.streamed.original, path, **seed))
         return all(report.ok for report in reports)
 
     with printing.progress(arguments.quiet) as advance:
         made = api.stream_file(
             arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
-            delay=arguments.delay, keep_fused=keep_native, set_inputs=fixed_inputs(arguments.fixed or []),
-            accept=accept, progress=advance, **options,
+            delay=arguments.delay, states=arguments.states, state_names=arguments.state_names,
+            set_inputs=fixed_inputs(arguments.fixed or []), accept=accept, progress=advance, **options,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _stdout_for_text(written, arguments):
@@ -187,6 +191,33 @@ def _raise(arguments: argparse.Namespace) -> int:
     with _stdout_for_text(written, arguments):
         printing.print_raised(arguments, written, loops)
     return DONE if written else DIFFERENT
+
+
+def _unstream(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    _require_comparison(arguments)
+    _keep_recurrent_model(arguments)
+    reports: list[Any] = []
+
+    def accept(path: str, made: Whole) -> bool:
+        with _unnamed(path):
+            reports.extend(api.compare_whole(made, path, arguments.check, arguments.prove, **comparison(arguments)))
+        return all(report.ok for report in reports)
+
+    states = dict(text.partition("=")[::2] for text in arguments.states or ())
+    made = api.unstream_file(
+        arguments.model, arguments.output, states=states or None, axis=arguments.time, accept=accept
+    )
+    written = arguments.output if all(report.ok for report in reports) else None
+    with _stdout_for_text(written, arguments):
+        printing.print_whole(arguments, written, made, reports)
+    return DONE if written else DIFFERENT
+
+
+def _require_comparison(arguments: argparse.Namespace) -> None:
+    """Raise RnnLowerError for arguments of a comparison where none is requested; a proof has a seed, too."""
+    require(arguments, "check", ("runs", "rtol", "atol") if arguments.prove else ("runs", "seed", "rtol", "atol"))
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -288,6 +319,7 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Command] = {
-    "lower": _lower, "stream": _stream, "check": _check, "prove": _prove, "raise": _raise, "inspect": _inspect,
+    "lower": _lower, "stream": _stream, "unstream": _unstream, "check": _check, "prove": _prove, "raise": _raise,
+    "inspect": _inspect,
     "lint": _lint, "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
 }  # fmt: skip

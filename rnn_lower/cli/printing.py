@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.whole import Whole
     from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
     from rnn_lower.targeting.probe.manifest import Manifest
@@ -179,7 +180,25 @@ def print_streamed(
         _print(f"state {state['input']} -> {state['output']} of {state['of']}, initially {state['first']}")
     if states:
         _print("chunks of any length" if plan.every == 1 else f"chunks of a multiple of {plan.every} frames")
-    _print_records(arguments, made.records)
+    if made.kept:
+        _print(f"{_count(made.kept, 'recurrent node')} kept")
+    if made.records or not made.kept:
+        _print_records(arguments, made.records)
+    _print_reports(arguments, reports)
+    _print(f"wrote {written}" if written else NOTHING_WRITTEN)
+
+
+def print_whole(
+    arguments: argparse.Namespace, written: str | None, made: Whole, reports: Sequence[CheckReport]
+) -> None:
+    """The states that `rnn-lower unstream` put inside of the model."""
+    if arguments.json:
+        states = [{"input": state.input, "output": state.output, "of": state.node} for state in made.plan.states]
+        inputs = dict(made.plan.inputs)
+        print_json({"output": written, "states": states, "inputs": inputs, **_report_data(reports)})
+        return
+    for state in made.plan.states:
+        _print(f"state {state.input} -> {state.output} is inside of the model now")
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 

@@ -24,17 +24,17 @@ from rnn_lower.targeting.profile import Target
 logger = logging.getLogger("rnn_lower")
 
 
-def legalize_rest(model: ir.Model, target: Target, facts: Facts, mark: str = "") -> int:
-    """How many nodes of the model were replaced by ones that the target supports; the others stay as they are.
-
-    mark: metadata of the nodes that may be replaced; without, all may.
-    """
+def legalize_rest(
+    model: ir.Model, target: Target, facts: Facts, select: Callable[[ir.Node], bool] = lambda _: True
+) -> int:  # fmt: skip
+    """How many selected nodes were replaced by ones that the target supports; the others stay as they are."""
     if target.constraints.silent:
         return 0
     names, count = Names(taken_names(model)), 0
     pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
-    chosen = [(node, scope) for node, scope in _unsupported(model, target, facts) if mark in ("", *node.metadata_props)]
-    for node, scope in chosen:
+    for node, scope in list(_unsupported(model, target, facts)):
+        if not select(node):
+            continue
         as_nodes = model.ir_version < 4 or scope.in_function
         owner = scope.graph if as_nodes else model.graph
         pool = pools.setdefault(owner, ConstantPool(names, as_nodes))

@@ -257,7 +257,7 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     if options.legalize_all:
         legalize_rest(model, find_target(options.target), Facts(model))
     elif any(MARK in node.metadata_props for node, _ in nodes(model)):
-        legalize_rest(model, find_target(options.target), Facts(model), MARK)
+        legalize_rest(model, find_target(options.target), Facts(model), lambda node: MARK in node.metadata_props)
     _warn_of_others(model)
     _warn_of_unsupported(model, options, facts)
     return [

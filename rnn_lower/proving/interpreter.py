@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import WITH_BODIES
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, WITH_BODIES
 from rnn_lower.proving import algebraic_patterns, scalar_functions
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.operators import OPERATORS, Call, OutOfScopeError, WrongError, known
-from rnn_lower.proving.program import Program
+from rnn_lower.proving.operators import OPERATORS, Call, Operator, OutOfScopeError, WrongError, known
+from rnn_lower.proving.program import Graph
 
 MOST_PASSES = 100_000
 """Through bodies, in one run; nodes of up to 10,000 steps make fewer than half as many."""
@@ -32,7 +32,7 @@ class NoStepsError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Group:
+class Group:
     """Nodes that are together one function of one number (`algebraic_patterns`)."""
 
     function: Callable[[Array], Array]
@@ -46,17 +46,19 @@ class Interpreter:
     recorded: when it is a list, every array of field elements that is computed is added to it.
     """
 
+    operators: Mapping[str, Operator] = OPERATORS
+
     def __init__(self, field: Field, limit: float | None = None, deadline: float = math.inf) -> None:
         self.field, self._limit, self._deadline = field, limit, deadline
         self.recorded: list[Array] | None = None
         self._constants: dict[ir.Value, Array] = {}
         self._values: dict[ir.Value, Array] = {}
-        self._groups: dict[ir.Node, _Group | None] = {}
+        self._groups: dict[ir.Node, Group | None] = {}
         self._sizes: dict[str, int] = {}
-        self._program: Program | None = None
+        self._program: Graph | None = None
         self._opset = self._passes = 0
 
-    def run(self, program: Program, inputs: Mapping[ir.Value, Array]) -> list[Array]:
+    def run(self, program: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         """The wanted values. inputs: what the replaced node reads at run time."""
         self._values, self._opset, self._passes, self._program = dict(inputs), program.opset, 0, program
         self._sizes = _symbol_sizes(inputs)
@@ -113,24 +115,30 @@ class Interpreter:
         call = Call(self.field, node, operands, self._opset)
         if size_of_result(call) > MOST_ELEMENTS:
             raise OutOfScopeError(f"{node.op_type} of more than {MOST_ELEMENTS} elements")
-        if node.op_type in ("Div", "Reciprocal") and not call[-1].all() and not self._is_inside_group(node):
-            raise WrongError(f"{node.op_type} '{node.name}' divides by zero")
-        made = OPERATORS[node.op_type](call)
+        if node.op_type in ("Div", "Reciprocal"):
+            self._divides(node, call[-1])
+        if node.domain not in DEFAULT_DOMAINS or node.op_type not in self.operators:
+            raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
+        made = self.operators[node.op_type](call)
         return made if isinstance(made, list) else [made]
 
-    def _group(self, node: ir.Node) -> _Group | None:
+    def _divides(self, node: ir.Node, divisor: Array) -> None:
+        if not divisor.all() and not self._is_inside_group(node):
+            raise WrongError(f"{node.op_type} '{node.name}' divides by zero")
+
+    def _group(self, node: ir.Node) -> Group | None:
         """What a node ends, if it ends one function of one number."""
         if node.op_type in algebraic_patterns.SHAPING:
             return None
         clipped = algebraic_patterns.clip_of(node.outputs[0], self._limit)
         if clipped is not None:
             low, high = (self.field.number(bound) for bound in clipped[1:])
-            return _Group(lambda x: scalar_functions.clip(self.field, x, low, high), clipped[0])
+            return Group(lambda x: scalar_functions.clip(self.field, x, low, high), clipped[0])
         argument = algebraic_patterns.sigmoid_of(node.outputs[0])
         if argument is not None:
-            return _Group(functools.partial(self.field.function, "sigmoid"), argument)
+            return Group(functools.partial(self.field.function, "sigmoid"), argument)
         argument = algebraic_patterns.unlimited(node.inputs[0], self._limit) if node.op_type == "Tanh" else None
-        return None if argument is None else _Group(functools.partial(scalar_functions.tanh, self.field), argument)
+        return None if argument is None else Group(functools.partial(scalar_functions.tanh, self.field), argument)
 
     def _is_inside_group(self, node: ir.Node) -> bool:
         """Whether a node's result goes into nothing but what is known as one function of one number."""

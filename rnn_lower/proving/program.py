@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -23,6 +24,19 @@ COMPARE = ("Less", "Greater", "Max", "Min")
 ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
 """Operators that may make NaN or an infinity of constants, and elements up to which that is computed."""
+
+
+class Graph(Protocol):
+    """What is run: nodes in order, and the values that are wanted of them."""
+
+    @property
+    def nodes(self) -> Sequence[ir.Node]: ...
+    @property
+    def wanted(self) -> Sequence[ir.Value]: ...
+    @property
+    def opset(self) -> int: ...
+    @property
+    def all_nodes(self) -> Iterator[ir.Node]: ...
 
 
 class Program:

@@ -45,6 +45,7 @@ class CheckReport:
     located: which nodes are not the same function by a proof, and at which step and gate they part.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced ones ran.
     counterexample: the file that holds inputs with which the outputs differ.
+    chunks, borders: of a streaming model, how many chunks were compared with whole runs, and borders between them.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -60,6 +61,8 @@ class CheckReport:
     proved: tuple[str, ...] = ()
     runs_of_unproved: tuple[str, ...] = ()
     counterexample: str = ""
+    chunks: int = 0
+    borders: int = 0
 
     @property
     def ok(self) -> bool:
@@ -103,6 +106,8 @@ class CheckReport:
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
+        if self.chunks:
+            counts = f"{self.runs} run(s) in {self.chunks} chunks with {self.borders} borders"
         worst = max(self.outputs, key=lambda output: output.max_abs_error, default=None)
         difference = "" if worst is None else f"largest difference {worst.difference}; "
         return f"{'same' if self.ok else failed}: {difference}{counts}"

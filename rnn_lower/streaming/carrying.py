@@ -13,14 +13,15 @@ from onnx import helper, numpy_helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
 from rnn_lower.streaming.first import FromInput
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Held, Reduced, Sizes
+from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input
+from rnn_lower.streaming.positions import Numbered, Position
+from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input, outputs_of
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
 from rnn_lower.streaming.surgery import Surgery, put
-from rnn_lower.streaming.windows import Cache, Joined
+from rnn_lower.streaming.windows import Cache, Joined, Overlap
 
 END = 2**63 - 1
 STATES = {"h": (5, 1), "c": (6, 2)}
@@ -30,9 +31,12 @@ STATES = {"h": (5, 1), "c": (6, 2)}
 def carry_recurrence(work: Surgery, one: Recurrence) -> None:
     read = one.read
     message = work.document.message(read.node)
-    if work.step is not None and not isinstance(read.seq_length, str):
-        tell_length(work, Length(read, work.step // one.every))
+    free = {dim.dim_param for value in work.graph.input for dim in value.type.tensor_type.shape.dim}
+    if work.step is not None and read.seq_length not in free:
+        tell_length(work, Length(read, int(work.step / one.every)))
     ended = count_down(work, one, message) if "sequence_lens" in read.inputs else None
+    if one.late and work.step is not None:
+        ended = work.is_before(message, one.late, one.every)
     for letter in read.operator.states:
         place, result = STATES[letter]
         given = read.inputs.get(f"initial_{letter}")
@@ -122,13 +126,52 @@ def _left(work: Surgery, one: Recurrence, reason: str) -> None:
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
+        given = None if start is None else _reshaped_input(start)
+        if given is not None and (final is None or not gives_back(model, final)):
+            _given_back(work, one, letter, given)
+            continue
         if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
             raise UnsupportedError(
                 f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
-        work.left |= {str(one.name) for one in inputs_of(model, start)}
+        back = {str(out.name) for out in outputs_of(model, final)}
+        for given in inputs_of(model, start):
+            work.left.add(str(given.name))
+            work.back.setdefault(str(given.name), (set(), read.describe()))[0].update(back)
     work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
+
+
+def _reshaped_input(value: ir.Value) -> ir.Value | None:
+    """The input of which a value is all elements in another shape, if that serves nothing else."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze") and node.inputs[0]:
+        if len(value.uses()) != 1:
+            return None
+        value = node.inputs[0]
+        node = value.producer()
+    alone = len(value.uses()) == 1 and not value.is_graph_output()
+    return value if value.is_graph_input() and not value.is_initializer() and alone else None
+
+
+def _given_back(work: Surgery, one: Recurrence, letter: str, given: ir.Value) -> None:
+    """The final state as an output in the shape of the input that the first one comes from."""
+    read, (_, place), source = one.read, STATES[letter], str(given.name)
+    message = work.document.message(read.node)
+    if work.is_nested(message) or given.dtype is None:
+        raise UnsupportedError(f"{read.describe()}: its state in a branch is not given back; make it an output")
+    final = message.output[place] if place < len(message.output) else ""
+    if not final:
+        final = work.names.unique(f"{read.name}/{letter}_last")
+        put(message.output, place, final)
+    shape, result = work.names.unique(f"{source}/shape"), work.names.unique(f"{read.name}/{letter}_out")
+    work.after(message, helper.make_node("Shape", [source], [shape]))
+    work.after(message, helper.make_node("Reshape", [final, shape], [result]))
+    value = next(value for value in work.graph.input if value.name == source)
+    work.graph.output.append(onnx.ValueInfoProto())
+    work.graph.output[-1].CopyFrom(value)
+    work.graph.output[-1].name = result
+    work.states.append(State(source, result, (), given.dtype.name, read.describe(), None))
 
 
 def carry_cache(work: Surgery, one: Cache) -> None:
@@ -188,10 +231,11 @@ def carry_held(work: Surgery, one: Held) -> None:
     """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
     message = work.document.message(one.node)
     told, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
-    if work.step is not None:
-        raise UnsupportedError(f"{told}: its frames come late, so that chunks differ in length inside; drop --step")
     if work.reset is not None:
         raise UnsupportedError(f"{told}: its frames come late, so that no row begins anew on its own; drop --reset")
+    if work.step is not None:
+        _carry_delayed(work, one, told)
+        return
     shape, rank = one.shape, len(one.shape)
     work.check_sizes(told, [each for each in shape if GROWS not in each.of])
     source, result = (work.names.unique(f"{name}/held_{way}") for way in ("in", "out"))
@@ -217,7 +261,8 @@ def carry_held(work: Surgery, one: Held) -> None:
     frames = step("Gather", step("Shape", joined, what="shape"), axis, what="frames", axis=0)
     spare = step("Sub", frames, number("needed", one.reach - one.stride), what="spare")
     ready = step("Div", above_zero(spare, "enough"), stride, what="ready")
-    kept = step("Slice", joined, step("Mul", ready, stride, what="used"), number("end", END), axis, what="held")
+    end = number("end", -one.lead if one.lead else END)
+    kept = step("Slice", joined, step("Mul", ready, stride, what="used"), end, axis, what="held")
     if one.crop is not None:
         begin = number("first", one.crop)
         part = step("Slice", joined, begin, step("Add", ready, begin, what="last"), axis, what="ready_frames")
@@ -237,6 +282,123 @@ def carry_held(work: Surgery, one: Held) -> None:
     _change(message, one.attributes)
     work.surface(message, kept, result, source, one.dtype, shape)
     work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+
+
+def _carry_delayed(work: Surgery, one: Held, told: str) -> None:
+    """The same where chunks are of one length: as many frames come as there are, and the first mean nothing."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    if one.crop is not None:
+        length = one.reach - 1 - one.crop
+    else:
+        late = (one.late + max(0, one.reach - 1 - one.before - one.lead)) // one.stride
+        length = late * one.stride + one.before - one.late
+        if length < 0:
+            raise UnsupportedError(f"{told}: its frames come late by less than its stride; drop --step")
+    joined = message.input[one.place]
+    if length:
+        shape = tuple(size(length) if axis == one.axis else each for axis, each in enumerate(one.shape))
+        work.check_sizes(told, shape)
+        source, result = (work.names.unique(f"{name}/held_{end}") for end in ("in", "out"))
+        first = np.full([n.number or 1 for n in shape], lowest(one.fill, one.dtype), one.dtype.numpy())
+        work.add_input(source, one.dtype, shape)
+        whole, kept = work.names.unique(f"{name}/with_held"), work.names.unique(f"{name}/held")
+        work.ahead(message, helper.make_node("Concat", [source, joined], [whole], axis=one.axis))
+        whole_tail = kept if not one.lead else work.names.unique(f"{name}/held_with_lead")
+        for node in _tail(work, whole, whole_tail, one.axis, length + one.lead):
+            work.ahead(message, node)
+        if one.lead:  # which the next chunk has again
+            ends = [work.constant(message, np.array([n], np.int64), f"{name}/lead") for n in (0, -one.lead, one.axis)]
+            work.ahead(message, helper.make_node("Slice", [whole_tail, *ends], [kept]))
+        work.surface(message, kept, result, source, one.dtype, shape)
+        work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+        joined = whole
+        if one.crop is not None:
+            joined = work.names.unique(f"{name}/delayed")
+            ends = [work.constant(message, np.array([n], np.int64), f"{name}/delay") for n in (0, -length, one.axis)]
+            work.ahead(message, helper.make_node("Slice", [whole, *ends], [joined]))
+    message.input[one.place] = joined
+    if one.gone:
+        message.op_type = "Identity"
+        del message.input[1:]
+        del message.attribute[:]
+    _change(message, one.attributes)
+    work.warm_up(message)
+
+
+def mask(work: Surgery, one: Masked) -> None:
+    """Put what stands in front of the stream in place of frames that mean nothing."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    assert work.step is not None
+    rank = work.tracks[one.node.inputs[one.place]].rank  # type: ignore[index]
+    frames = np.arange(int(work.step / one.every)).reshape(-1, *[1] * (rank - 1 - one.axis))
+    early = work.is_before(message, one.late, one.every, frames)
+    fill = work.constant(message, np.array(lowest(one.fill, one.dtype), one.dtype.numpy()), f"{name}/fill")
+    masked = work.names.unique(f"{name}/masked")
+    work.ahead(message, helper.make_node("Where", [early, fill, message.input[one.place]], [masked]))
+    message.input[one.place] = masked
+
+
+def carry_overlap(work: Surgery, one: Overlap) -> None:
+    """Add what the last chunk made beyond its end to the first frames, and keep what this one does."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    told = f"{one.node.op_type} '{name}'"
+    work.check_sizes(told, one.shape)
+    source, result = (work.names.unique(f"{name}/tail_{end}") for end in ("in", "out"))
+    first = np.zeros([n.number or 1 for n in one.shape], one.dtype.numpy())
+    work.add_input(source, one.dtype, one.shape)
+    current, output = work.resettable(message, source, first, one.shape, 0), message.output[0]
+    message.output[0] = work.names.unique(f"{name}/frames")
+
+    def number(value: int) -> str:
+        return work.constant(message, np.array([value], np.int64), f"{name}/number")
+
+    def step(op: str, *inputs: str, what: str, **attributes: Any) -> str:
+        made = work.names.unique(f"{name}/{what}")
+        work.after(message, helper.make_node(op, inputs, [made], **attributes))
+        return made
+
+    start, length, end, axis = number(0), number(one.length), number(END), number(one.axis)
+    begun = step("Slice", message.output[0], start, length, axis, what="begun")
+    rest = step("Slice", message.output[0], length, end, axis, what="rest")
+    whole = step("Concat", step("Add", begun, current, what="added"), rest, what="whole", axis=one.axis)
+    tail = step("Slice", whole, number(-one.length), end, axis, what="tail")
+    ready = step("Slice", whole, start, number(-one.length), axis, what="ready")
+    if len(message.input) > 2 and message.input[2]:  # once for each frame, not once for each chunk
+        each = work.constant(message, np.array([-1, *[1] * (len(one.shape) - 2)], np.int64), f"{name}/each")
+        ready = step("Add", ready, step("Reshape", message.input[2], each, what="bias"), what="biased")
+        message.input[2] = ""
+    work.after(message, helper.make_node("Identity", [ready], [output]))
+    work.surface(message, tail, result, source, one.dtype, one.shape)
+    work.states.append(State(source, result, one.shape, one.dtype.name, told, 0, first))
+
+
+def carry_position(work: Surgery, one: Position) -> None:
+    """Count on from the number of frames before the chunk."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    told = f"{one.node.op_type} '{name}'"
+    if work.reset is not None:
+        raise UnsupportedError(f"{told}: it counts frames for all rows alike, so that none begins anew; drop --reset")
+    source, result = (work.names.unique(f"{name}/position_{end}") for end in ("in", "out"))
+    work.add_input(source, ir.DataType.INT64, (ONE,))
+    total = work.names.unique(f"{name}/total")
+    if one.node.op_type == "Slice":
+        begin, end = (work.names.unique(f"{name}/{what}") for what in ("begin", "end"))
+        rows = message.input[2]
+        work.ahead(message, helper.make_node("Add", [source, message.input[1]], [begin]))
+        work.ahead(message, helper.make_node("Add", [source, rows], [end]))
+        message.input[1], message.input[2] = begin, end
+        work.after(message, helper.make_node("Identity", [end], [total]))
+    else:
+        output, offset, frames = message.output[0], source, work.names.unique(f"{name}/frames")
+        message.output[0] = work.names.unique(f"{name}/numbers")
+        if one.dtype != ir.DataType.INT64:
+            offset = work.names.unique(f"{name}/offset")
+            work.after(message, helper.make_node("Cast", [source], [offset], to=int(one.dtype)))
+        work.after(message, helper.make_node("Add", [message.output[0], offset], [output]))
+        work.after(message, helper.make_node("Shape", [message.output[0]], [frames]))
+        work.after(message, helper.make_node("Add", [source, frames], [total]))
+    work.surface(message, total, result, source, ir.DataType.INT64, (ONE,))
+    work.states.append(State(source, result, (ONE,), "INT64", told, None, np.zeros(1, np.int64)))
 
 
 def carry_sum(work: Surgery, one: Accumulated) -> None:
@@ -304,6 +466,35 @@ def tell_sizes(work: Surgery, one: Sizes) -> None:
         here = known(*(int(place == other) for other in range(len(one.sizes))))
         found = step("Add", found, step("Mul", here, part))
     message.input[1] = found
+
+
+def take_the_rest(work: Surgery, one: Guessed) -> None:
+    message, name = work.document.message(one.node), display_name(one.node)
+    here = work.constant(message, np.arange(one.rank) == one.place, f"{name}/here")
+    rest, shape = (
+        work.constant(message, np.array(one.size, np.int64), f"{name}/rest"),
+        work.names.unique(f"{name}/shape"),
+    )
+    work.ahead(message, helper.make_node("Where", [here, rest, message.input[1]], [shape]))
+    message.input[1] = shape
+    if "allowzero" in one.node.attributes:  # by which 0 would be no size that stays
+        _change(message, {"allowzero": 0})
+
+
+def take_each(work: Surgery, one: Numbered) -> None:
+    """The frames as they are, with more axes."""
+    message, name = work.document.message(one.node), display_name(one.node)
+    given = one.node.inputs[1]
+    assert given is not None
+    work.replaced[one.node, 1] = given
+    axes = list(one.axes)
+    del message.attribute[:]
+    del message.input[1:]
+    message.op_type = "Unsqueeze" if axes else "Identity"
+    if axes and work.opset < 13:
+        _change(message, {"axes": axes})
+    elif axes:
+        message.input.append(work.constant(message, np.array(axes, np.int64), f"{name}/axes"))
 
 
 def keep_reduced(work: Surgery, one: Reduced) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.sizes import ONE, UNKNOWN, Size, size
 from rnn_lower.streaming.track import Content, Look, Track
 
 LONGEST = 64
@@ -19,6 +19,8 @@ def content_of(look: Look) -> Track | None:
     """What a node makes of sizes, where it can be told."""
     function = CONTENTS.get(look.node.op_type)
     found = None if function is None else function(look)
+    if found is None and look.node.op_type in ("Add", "Sub", "Mul", "Div", "Mod"):
+        found = _unknown(look)
     if found is None or len(found[1]) > LONGEST:
         return None
     rank, content = found
@@ -44,6 +46,17 @@ Found = tuple[int, Content] | None
 def _given(look: Look, index: int) -> Found:
     track = look.inputs[index] if index < len(look.inputs) else None
     return None if track is None or track.content is None else (track.rank, track.content)
+
+
+def _unknown(look: Look) -> Found:
+    """A number that depends on the length of the stream in a way that is not followed; a Reshape may tell it."""
+    parts = [_given(look, 0), _given(look, 1)]
+    if any(part is None or len(part[1]) != 1 for part in parts):
+        return None
+    known = [part for part in parts if part is not None]
+    if not any(one.is_timed for _, (one,) in known):
+        return None
+    return max(rank for rank, _ in known), (size(f"{UNKNOWN}{look.fresh(0)}"),)
 
 
 def _shape(look: Look) -> Found:
@@ -101,9 +114,11 @@ def _joined(look: Look) -> Found:
 
 def _sliced(look: Look) -> Found:
     given = _given(look, 0)
+    if given is None:
+        return None
     starts, ends = look.integers(1, "starts", 10), look.integers(2, "ends", 10)
     steps = (look.integers(4, "steps", 10) if look.opset >= 10 else None) or [1]
-    if given is None or starts is None or ends is None or steps[0] < 1:
+    if starts is None or ends is None or steps[0] < 1:
         return None
     return 1, given[1][starts[0] : ends[0] : steps[0]]
 
@@ -124,11 +139,15 @@ def _pairwise(function: Callable[[Size, Size], Size | None]) -> Callable[[Look],
 
 def _add(a: Size, b: Size) -> Size | None:
     x, y = a.number, b.number
+    if 0 in (x, y):
+        return b if x == 0 else a
     return None if x is None or y is None else size(x + y)
 
 
 def _subtract(a: Size, b: Size) -> Size | None:
     x, y = a.number, b.number
+    if y == 0 or a == b:
+        return a if y == 0 else size(0)
     return None if x is None or y is None else size(x - y)
 
 
@@ -168,6 +187,8 @@ def _equal(a: Size, b: Size) -> Size | None:
     """A size that is not known is not negative, and may be anything else."""
     if a == b:
         return ONE
+    if any(symbol.startswith(UNKNOWN) for one in (a, b) for symbol in one.of):
+        return None
     if a.number is not None and b.number is not None:
         return size(0)
     return size(0) if min(a.times, b.times) < 0 < max(a.times, b.times) and None in (a.number, b.number) else None

@@ -26,17 +26,19 @@ class FromInput(UnsupportedError):
 def evaluate(
     document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, shape: Sequence[Size]
 ) -> tuple[np.ndarray, tuple[Size, ...]]:  # fmt: skip
-    """The value when every symbol in the shape is 1, being repeated for other sizes; or a constant as it is.
+    """The value with one of each axis that has a symbol, being repeated for other sizes; or a constant as it is.
 
     Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
     """
     one, *others = found = [_at(document, tracks, value, number) for number in NUMBERS]
     if all(np.array_equal(one, other) for other in others):
         return one, tuple(map(size, one.shape))
+    if one.ndim == len(shape):  # rows that are merged with others are alike too
+        one = one[tuple(slice(0, 1) if each.of else slice(None) for each in shape)]
     symbols = {symbol for axis in shape for symbol in axis.of}
     wanted = [tuple(axis.at(dict.fromkeys(symbols, number)) for axis in shape) for number in NUMBERS]
     if [each.shape for each in found] != wanted or any(
-        not np.array_equal(np.broadcast_to(one, other.shape), other) for other in others
+        not np.array_equal(np.broadcast_to(one, other.shape), other) for other in found
     ):
         raise UnsupportedError("its initial state is not the same for every row")
     return one, tuple(shape)

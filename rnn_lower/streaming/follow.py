@@ -17,6 +17,7 @@ from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
 from rnn_lower.streaming.late import settle, settled, wait_for_each_other
+from rnn_lower.streaming.positions import keeps_numbers
 from rnn_lower.streaming.rules import RANDOM, RULES
 from rnn_lower.streaming.sizes import TIME, Size, size
 from rnn_lower.streaming.track import Look, Track, UnknownShapeError
@@ -25,12 +26,16 @@ from rnn_lower.streaming.track import Look, Track, UnknownShapeError
 class Walk:
     """One pass over a model without functions, which stays as it is.
 
-    streams: the axis of the stream in each input that has it.  delay: as `Look` has it.
+    streams: the axis of the stream in each input that has it.  delay, step, baked: as `Look` has them.
     tracks: what is known of each value, once `run` has gone over them.  carried: what nodes have to remember.
     """
 
-    def __init__(self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False) -> None:
-        self._model, self._facts, self._streams, self._delay = model, facts, streams, delay
+    def __init__(
+        self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False, step: int | None = None,
+        baked: int | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._facts, self._streams, self._delay, self._step = model, facts, streams, delay, step
+        self._baked = baked
         self.tracks: dict[ir.Value, Track] = {}
         self.carried: list[Any] = []
         self._constants = Constants()
@@ -114,7 +119,8 @@ class Walk:
     def _node(self, node: ir.Node, scope: Scope) -> list[Track]:
         look = Look(
             node, scope.opset, scope.path, [None if value is None else self._track(value) for value in node.inputs],
-            self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self.carried.append,
+            self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self._step,
+            self._baked, self.carried.append,
             lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
         )  # fmt: skip
         seen = [*(track for track in look.inputs if track), *map(self._track, self._captured(node))]
@@ -139,6 +145,7 @@ class Walk:
         rule = RULES.get(node.op_type)
         settle(look, passes=rule is not None and rule.lead)
         if (content := content_of(look)) is not None:
+            self._constants.put(node.outputs[0], content)
             return [content]
         if node.op_type in RANDOM:
             raise look.refuse("what it gives is another thing at each run")
@@ -154,7 +161,8 @@ class Walk:
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
             raise look.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
         wait_for_each_other(look)
-        return rule.follow(look)
+        tracks, counts = rule.follow(look), keeps_numbers(look)
+        return [dataclasses.replace(track, counts=track.counts and counts) for track in tracks]
 
     @staticmethod
     def _captured(node: ir.Node) -> list[ir.Value]:

@@ -7,19 +7,24 @@ that are moved by `stride` frames and have `before` frames padded in front turn 
 
 and the frames from `stride` times that number on are held back. That is right for any number of frames a chunk, so what
 comes late may meet strides, other windows and recurrent nodes; only the number of frames is another each time.
+
+Where chunks are of one length, they keep it: the first L frames mean nothing, and whoever runs the model drops them.
+Nothing that remembers may take them for frames, so recurrent nodes hold their states until then, and sums, padding and
+the like find in their place what stands in front of the stream.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along
+from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Held:
     before, fill: how many frames it has before the first chunk, and what they are.
     crop: frames of the input are what is wanted, each being so many behind the first of its window; None where the node
     goes over the windows itself.  gone: whether the node did nothing but crop.  attributes: of the node that change.
+    late: how late the frames of the input come.  lead: how many frames before the chunk it has in front.
     """
 
     node: ir.Node
@@ -38,12 +44,27 @@ class Held:
     axis: int
     dtype: ir.DataType
     reach: int
+    late: int
     stride: int = 1
     before: int = 0
     fill: Any = 0.0
     crop: int | None = None
     gone: bool = False
+    lead: int = 0
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """An input whose first `late` frames mean nothing, which are to be `fill`."""
+
+    node: ir.Node
+    place: int
+    axis: int
+    late: int
+    every: Fraction
+    fill: Any
+    dtype: ir.DataType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +73,16 @@ class Sizes:
 
     node: ir.Node
     sizes: tuple[Size, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Guessed:
+    """A Reshape whose size at a place is 0 or -1, whatever it computes: no other is possible."""
+
+    node: ir.Node
+    place: int
+    rank: int
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +131,10 @@ def held(look: Look, x: Track, reach: int, place: int = 0, **changes: Any) -> He
     axis = along(look, x)
     if look.opset < 11:
         raise look.refuse(f"its frames come late, which needs opset 11; the model is at opset {look.opset}")
-    if (x.outer, x.sizes[axis]) != (ONE, x.frames) or x.lead:
+    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.lead != changes.get("lead", 0):
         raise look.refuse("its frames come late, and are merged with other axes or padded")
     shape = (*x.sizes[:axis], size(GROWS), *x.sizes[axis + 1 :])
-    return Held(look.node, place, shape, axis, look.dtype(place), reach, **changes)
+    return Held(look.node, place, shape, axis, look.dtype(place), reach, x.late, **changes)
 
 
 def later(x: Track, late: int, **changes: Any) -> Track:
@@ -132,15 +163,17 @@ def wait_for_each_other(look: Look) -> None:
     """Where inputs of a node come late by different numbers of frames, the earlier ones are held back."""
     timed = {place: track for place, track in enumerate(look.inputs) if track is not None and track.axis is not None}
     late, cut = max((one.late for one in timed.values()), default=0), any(one.cut for one in timed.values())
+    dropped = min((one.dropped for one in timed.values()), default=0)
     for place, track in timed.items():
         if track.late < late:
             if any(one.every != track.every for one in timed.values()):
                 raise look.refuse("its inputs have different rates over time")
             look.carry(held(look, track, late - track.late + 1, place, crop=0))
-        look.inputs[place] = later(track, late, cut=cut) if (track.late, track.cut) != (late, cut) else track
+        if (track.late, track.cut, track.dropped) != (late, cut, dropped):
+            look.inputs[place] = later(track, late, cut=cut, dropped=dropped)
 
 
 def cropped(look: Look, x: Track, first: int, behind: int, gone: bool = True) -> Track:
     """The frames of a value but for the first and the last ones."""
     look.carry(held(look, x, first + behind + 1, crop=first, gone=gone))
-    return later(x, x.late + first + behind)
+    return later(x, x.late + first + behind, dropped=x.dropped + first)

@@ -8,27 +8,37 @@ import errno
 import logging
 import os
 import secrets
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from rnn_lower.asked import check_numbers, check_texts
+from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.lower_pass import Record, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio import files, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
 from rnn_lower.stopping import signals_blocked
+from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
+from rnn_lower.streaming.surgery import MADE
 from rnn_lower.targeting import find_target
+from rnn_lower.targeting.lint import unsupported
 from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
+
+MARK = b"first states, written by rnn-lower stream"
+"""The comment of the archives that hold them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +47,23 @@ class Wish:
 
     axis: str | None = None
     step: int | None = None
-    keep_fused: bool = False
+    keep_native: bool = False
     set_inputs: Mapping[str, Any] | None = None
     reset: bool = False
     delay: bool = False
+    states: str = "each"
+    state_names: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A streaming model that is ready to be written. dims: sizes that were fixed in it."""
+    """A streaming model that is ready to be written. dims: sizes that were fixed in it; kept: nodes that stay."""
 
     document: Document
     dims: Dims | None
     records: list[Record]
     streamed: Streamed
+    kept: int = 0
 
     @property
     def plan(self) -> Plan:
@@ -59,35 +72,74 @@ class Made:
 
 def make(document: Document, wish: Wish, options: Options) -> Made:
     """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
-    check_texts(axis=wish.axis)
+    check_texts(axis=wish.axis, state_names=wish.state_names)
     if wish.step is not None:
         check_numbers(step=wish.step)
     if wish.set_inputs is not None and not isinstance(wish.set_inputs, Mapping):
         raise RnnLowerError(f"set_inputs is {wish.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
-    if wish.keep_fused and options.target is not None:
-        raise RnnLowerError("keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
     found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step, wish.delay)
-    if wish.keep_fused and found.late:
+    found = dataclasses.replace(found, plan=_arranged(found, wish))
+    if wish.keep_native and found.late and wish.step is None:
         raise UnsupportedError(
             f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not take;"
             " drop --keep-native"
         )
-    for name, frames in found.plan.late.items():
-        logger.info("output '%s' comes %d frames late", name, frames)
     dims: dict[str, int | Sequence[int]] = {}
+    if found.length is not None and found.time is not None:
+        dims[found.time] = found.length
     if wish.step is not None and found.time is not None:
         dims[found.time] = wish.step
         if options.form == "auto" and "unroll" in target.forms:
             options = dataclasses.replace(options, form="unroll")
     options = dataclasses.replace(options, dims=dims or None)
-    if found.late and options.form in ("auto", "scan"):
+    if found.late and wish.step is None and options.form in ("auto", "scan"):
         options = _for_empty_chunks(options, target, str(found.late[0]))
-    if wish.keep_fused:
+    if wish.keep_native and options.target is not None:
+        options = dataclasses.replace(options, keep_native=True)
+    elif wish.keep_native:
         options = dataclasses.replace(options, select=lambda _: False)
-    ready, left = prepared(found.document.copied(), options)
+    ready, left = prepared(Document(found.document.proto, found.document.folder).copied(), options)
+    if options.target is not None:
+        legalize_rest(ready.model, target, ready.facts, _is_made)
     records = lower_document(ready, left)
-    return Made(ready, left.dims, records, found)
+    if options.target is not None:
+        _check_made(ready.copied().fixed(left.dims) if left.dims else ready, target)
+    for name, frames in found.plan.late.items():
+        logger.info("output '%s' comes %d frames late", name, frames)
+    for name, frames in found.plan.warm_up.items():
+        logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
+    kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
+    return Made(ready, left.dims, records, found, kept)
+
+
+def _is_made(node: ir.Node) -> bool:
+    return (node.name or "").startswith(MADE)
+
+
+def _check_made(document: Document, target: Target) -> None:
+    """Raise UnsupportedError where the target does not support a node that carries what the stream remembers."""
+    again = Document(document.proto, document.folder)
+    for finding in unsupported(again.model, target, again.facts):
+        if finding.node.startswith(MADE):
+            raise UnsupportedError(
+                f"{finding.op} '{finding.node}' carries what the stream remembers, and target {target.name} does not"
+                f" support it: {finding.rule}"
+            )
+
+
+def _arranged(found: Streamed, wish: Wish) -> Plan:
+    """The plan with states packed and named as requested, in the model too."""
+    plan, model = found.plan, found.document.proto
+    if wish.states == "packed":
+        plan = packed(model, plan)
+    elif wish.states != "each":
+        raise RnnLowerError(f"states is {wish.states!r}; it must be 'each' or 'packed'")
+    if wish.state_names is not None:
+        plan = renamed(model, plan, wish.state_names)
+    if plan is not found.plan:
+        plan.write(model)
+    return plan
 
 
 def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
@@ -116,7 +168,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
         yield lambda commit: commit()
         return
     place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
-    if place.exists() and not (place.is_file() and _has_states(path)):
+    if place.exists() and not (place.is_file() and (_has_states(path) or _is_ours(place))):
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"
         )
@@ -148,12 +200,28 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
                     stale_files.remove_unfinished(place)
             with stale_files.create_locked(made) as file:
                 np.savez(file, **held)  # type: ignore[arg-type]
+                _sign(file)
                 files.sync(file)
                 yield lambda commit: put(commit, file)
         except OSError as error:
             raise RnnLowerError(f"{place}: cannot be written: {error.strerror or error}") from None
     finally:
         made.unlink(missing_ok=True)
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether a file holds states that an earlier run has written, whatever has become of the model."""
+    try:
+        with zipfile.ZipFile(place) as archive:
+            return archive.comment == MARK
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _sign(file: BinaryIO) -> None:
+    """Put the mark in the comment of an archive that has none yet: the last two bytes are its length."""
+    file.seek(-2, os.SEEK_END)
+    file.write(len(MARK).to_bytes(2, "little") + MARK)
 
 
 def _has_states(path: Path) -> bool:

@@ -29,6 +29,7 @@ class State:
 
     shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
     with a symbol; None where the caller gives it, since the model has always had this input.
+    parts: the states that it holds, side by side, where it is packed.
     node: for people, what the state is of.  rows: the axis of the batch, None where it is not known.
     """
 
@@ -39,6 +40,7 @@ class State:
     node: str
     rows: int | None
     first: np.ndarray | None = None
+    parts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,9 @@ class Plan:
     reset: the input that sets rows back, if there is one.  left: inputs that carry states in ways of the model's own.
     late: how many frames of the input outputs come late, by name, where they do.  cut: outputs that have less frames
     than in a run over the whole, whose last ones come when the stream goes on.
+    warm_up: frames of outputs that come first and mean nothing, by name, where chunks are of one length only.
+    seen: the state that counts the frames before the chunk, where there is a warm-up.
+    reach: frames of the input at most that an output looks back at by other ways than recurrent nodes.
     """
 
     inputs: Mapping[str, int]
@@ -60,6 +65,9 @@ class Plan:
     left: tuple[str, ...] = ()
     late: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cut: tuple[str, ...] = ()
+    warm_up: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    seen: str | None = None
+    reach: int = 0
 
     def first(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The values before the first chunk, by input; sizes: of the symbols."""
@@ -106,13 +114,15 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
         plan.every,
         *plan.inputs.values(),
         *plan.late.values(),
+        *plan.warm_up.values(),
+        plan.reach,
         *(axis for _, axis in plan.symbols.values()),
     ]
     numbers += [what for what in plan.outputs.values() if what not in (LAST, FIXED)]
     numbers += [state.rows for state in plan.states if state.rows is not None]
     taken = {*plan.inputs, *plan.left, *(name for name, _ in plan.symbols.values())}
     taken |= {state.input for state in plan.states} | ({plan.reset} if plan.reset is not None else set())
-    given = {*plan.outputs, *plan.late, *plan.cut, *(state.output for state in plan.states)}
+    given = {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *(state.output for state in plan.states)}
     return taken <= inputs and given <= outputs and all(type(number) is int for number in numbers) and plan.every > 0
 
 
@@ -132,7 +142,7 @@ def _unpacked(data: dict[str, Any]) -> State:
         )
         first = zeros if first["npy"] is None else _array(first["npy"], zeros)
     shape = tuple(Size(Fraction(times), tuple(of)) for times, of in data["shape"])
-    return State(**{**data, "shape": shape, "first": first})
+    return State(**{**data, "shape": shape, "first": first, "parts": tuple(data["parts"])})
 
 
 def _text(array: np.ndarray) -> str:

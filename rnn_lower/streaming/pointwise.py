@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rnn_lower.streaming.late import Accumulated, Reduced
+from rnn_lower.streaming.late import Accumulated, Masked, Reduced
 from rnn_lower.streaming.shapes import same_frames
 from rnn_lower.streaming.sizes import ONE, Size, broadcast, size
 from rnn_lower.streaming.track import Look, Track, along
@@ -127,6 +127,8 @@ def cumulative_sum(look: Look) -> list[Track]:
     if look.opset < 11:
         raise look.refuse(f"it needs opset 11; the model is at opset {look.opset}")
     shape = (*x.sizes[:time], ONE, *x.sizes[time + 1 :])
+    if x.late and look.step is not None:
+        look.carry(Masked(look.node, 0, time, x.late, x.every, 0, look.dtype(0)))
     look.carry(Accumulated(look.node, shape, time, look.dtype(0), bool(look.attribute("exclusive", 0))))
     return [x.moved(time, x.sizes)]
 
@@ -166,7 +168,7 @@ def resize(look: Look) -> list[Track]:
             same = scales is not None and scales.size == len(axes) and scales[axes.index(time)] == 1
         if not same:
             raise look.refuse("it resizes the stream over time")
-    if x.late:
+    if look.may_lack_frames(x):
         raise look.refuse("it resizes frames that come late, of which a chunk may have none")
     shape[time] = x.sizes[time]
     return [x.moved(time, shape)]
@@ -255,7 +257,7 @@ def _reduced(look: Look, x: Track, axes: set[int]) -> list[Track]:
     time = along(look, x)
     if time in axes:
         raise look.refuse("it reduces over time")
-    if x.late:
+    if look.may_lack_frames(x):
         look.carry(Reduced(look.node, tuple(sorted(axes)), bool(look.attribute("keepdims", 1))))
     if look.attribute("keepdims", 1):
         return [x.moved(time, [ONE if axis in axes else one for axis, one in enumerate(x.sizes)])]

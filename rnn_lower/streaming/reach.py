@@ -39,6 +39,11 @@ MOVES = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "S
 
 def gives_back(model: ir.Model, value: ir.Value) -> bool:
     """Whether a value is an output of the model, or part of one, and not only what one is computed from."""
+    return bool(outputs_of(model, value))
+
+
+def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
+    """The outputs of the model that a value is, or is part of, without any computation."""
     owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
 
     def step(one: ir.Value) -> Iterable[ir.Value]:
@@ -51,7 +56,7 @@ def gives_back(model: ir.Model, value: ir.Value) -> bool:
             found += [owner.outputs[place] for place, out in enumerate(one.graph.outputs) if out is one]
         return found
 
-    return not _closure(value, step).isdisjoint(model.graph.outputs)
+    return _closure(value, step) & set(model.graph.outputs)
 
 
 def is_part_of_input(model: ir.Model, value: ir.Value) -> bool:

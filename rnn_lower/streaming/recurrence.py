@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 
 from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.streaming.late import held, later
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.track import Look, Track, along
 
@@ -13,12 +15,13 @@ from rnn_lower.streaming.track import Look, Track, along
 class Recurrence:
     """A node over the stream: its final states are the initial ones of the next chunk.
 
-    batch: size of its batch.  every: how many frames of the input make one step of it.
+    batch: size of its batch.  every: how many frames of the input make one step of it.  late: how late they come.
     """
 
     read: RecurrentNode
     batch: Size
-    every: int
+    every: Fraction
+    late: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,13 @@ def _over_time(look: Look, read: RecurrentNode, x: Track, batch: int) -> list[Tr
     if len(states) > 0 and states[0] is not None and x.every != 1:
         raise look.refuse("its sequence_lens count frames at another rate than the input's")
     rows, units = x.sizes[batch], size(read.hidden_size)
-    look.carry(Recurrence(read, rows, x.every))
+    if x.late and look.step is not None:
+        if len(states) > 0 and states[0] is not None:
+            raise look.refuse("its frames come late, and its sequence_lens count them from the first chunk on")
+        if more := -x.late % max(1, int(look.step / x.every)):  # a state is held for whole chunks
+            look.carry(held(look, x, more + 1, crop=0))
+            x = later(x, x.late + more, cut=True)
+    look.carry(Recurrence(read, rows, x.every, x.late))
     y = (rows, x.frames, ONE, units) if read.layout else (x.frames, ONE, rows, units)
     state = x.ended([rows, ONE, units] if read.layout else [ONE, rows, units])
     return [x.moved(1 if read.layout else 0, y), state, state]

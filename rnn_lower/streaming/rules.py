@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from rnn_lower.options import OP_TYPES
-from rnn_lower.streaming import pointwise, recurrence, shapes, windows
+from rnn_lower.streaming import pointwise, positions, recurrence, shapes, windows
 from rnn_lower.streaming.track import Look, Track
 
 
@@ -52,10 +52,15 @@ TABLE = (
     Rule(("Concat",), windows.concat,
          "along other axes, all inputs with the stream; a constant in front of the stream, as Pad has it",
          "over time; with a constant elsewhere", lead=True),
-    Rule(("Slice",), shapes.slice_,
-         "other axes; frames that are padded in front or behind; the last frame, [-1:]; all but the first or last ones"
-         " (`--delay`)", "any other frames", lead=True),
-    Rule(("Gather",), shapes.gather, "rows of a table (Embedding); other axes; the last frame, -1", "any other frames"),
+    Rule(("Slice",), positions.slice_,
+         "other axes; frames that are padded in front or behind; the last frame, [-1:]; all but the first ones, or the"
+         " last ones (`--delay`); every k-th frame; the first rows of a table, one for each frame",
+         "any other frames", lead=True),
+    Rule(("Range",), positions.range_, "the numbers of the frames: where a chunk begins is carried",
+         "any other count"),
+    Rule(("Gather",), positions.gather,
+         "rows of a table (Embedding); other axes; the last frame, -1; each frame by its number, as an unfolding over"
+         " other axes has it", "any other frames"),
     Rule(("Expand",), shapes.expand, "other axes; one row for all frames", "over time"),
     Rule(("ConstantOfShape",), shapes.constant_of_shape, "one number for all frames, as initial states have it",
          "shapes that are not known"),
@@ -86,8 +91,9 @@ TABLE = (
          "as Conv; averages that leave the padding out", lead=True),
     Rule(("GlobalAveragePool", "GlobalMaxPool"), windows.global_pooling, "frames in the batch", "over time"),
     Rule(("ConvTranspose",), windows.transposed_convolution,
-         "stride 1 over time: the frames that it looks back at are carried; what it makes behind the stream is cut off",
-         "strides that overlap over time", lead=True),
+         "over time: the frames that it looks back at are carried, or with strides what it makes beyond the chunk; what"
+         " it makes behind the stream is cut off, or left out (`--delay`)",
+         "strides that are larger than the window over time", lead=True),
     Rule(("Pad",), windows.pad,
          "a constant in front: these frames are carried, and may be cut off behind; behind where it is cut off, or with"
          " `--delay`; other axes", "behind without `--delay`; reflection over time", lead=True),

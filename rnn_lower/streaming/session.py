@@ -37,7 +37,7 @@ class StreamingSession:
         states: Mapping[str, str] | None = None, run: Callable[[Feeds], Sequence[Any]] | None = None,
     ) -> None:  # fmt: skip
         document, path = files.open_model(model)
-        self.plan = _plan(document, states)
+        self.plan = plan_with(document, states)
         self._outputs = [value.name for value in document.proto.graph.output]
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
         self._known = {str(value.name) for value in document.model.graph.inputs}
@@ -57,16 +57,26 @@ class StreamingSession:
         feeds = {name: np.asarray(array) for name, array in self._named(chunk).items()}
         begins = not self._state.keys() & {state.input for state in self.plan.states}
         self._check(feeds, begins)
-        if begins:
-            self._start(feeds)
-        held = {name: array for name, array in self._state.items() if name not in feeds}
+        began = self._started(feeds) if begins else self._begin
+        state = {name: array for name, array in began.items() if name not in feeds} if begins else self._state
+        held = {name: array for name, array in state.items() if name not in feeds}
         given = {**feeds, **held}
         self._check_rows(given)
         if self.plan.reset is not None and self.plan.reset not in given:
-            given[self.plan.reset] = np.zeros(self._rows(feeds), bool)
+            given[self.plan.reset] = np.zeros(self._rows(given), bool)
         results = dict(zip(self._outputs, self._run(given), strict=True))
+        self._begin = began
         self._state = {state.input: np.asarray(results[state.output]) for state in self.plan.states}
-        return {name: results[name] for name in self.plan.outputs}
+        return {name: self._meant(name, results[name], given) for name in self.plan.outputs}
+
+    def _meant(self, name: str, result: Any, given: Feeds) -> Any:
+        """An output without the frames of the warm-up."""
+        axis, first = self.plan.outputs[name], self.plan.warm_up.get(name)
+        if first is None or self.plan.seen is None or not isinstance(axis, int):
+            return result
+        source, place = next(iter(self.plan.inputs.items()))
+        before = int(np.ravel(given[self.plan.seen])[0]) // given[source].shape[place] * result.shape[axis]
+        return np.take(result, range(min(result.shape[axis], max(0, first - before)), result.shape[axis]), axis)
 
     def reset(self, rows: Any = None) -> None:
         """Forget what came before; rows: only in these rows of the batch, as indices or a mask."""
@@ -153,20 +163,19 @@ class StreamingSession:
                     f"state '{state.input}' is of shape {found}, where this chunk needs {wanted}; begin anew (reset())"
                 )
 
-    def _start(self, feeds: Feeds) -> None:
+    def _started(self, feeds: Feeds) -> Feeds:
         """The states before the first chunk: those of the model, and those that the caller gives."""
         theirs = {state.input: feeds[state.input] for state in self.plan.states if state.input in feeds}
-        self._begin = {**self.plan.first(self._sizes(feeds)), **theirs}
-        self._state = {name: array for name, array in self._begin.items() if name not in theirs}
+        return {**self.plan.first(self._sizes(feeds)), **theirs}
 
     def _sizes(self, feeds: Feeds) -> dict[str, int]:
         places = self.plan.symbols.items()
         return {symbol: feeds[name].shape[axis] for symbol, (name, axis) in places if name in feeds}
 
-    def _rows(self, feeds: Feeds) -> int:
+    def _rows(self, given: Feeds) -> int:
         state: State = next(state for state in self.plan.states if state.first is not None)
         assert state.rows is not None  # else it could not be set back
-        return int(self._state[state.input].shape[state.rows])
+        return int(np.shape(given[state.input])[state.rows])
 
 
 def _told(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[Any]]:
@@ -183,7 +192,8 @@ def _told(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[A
     return guarded
 
 
-def _plan(document: Document, states: Mapping[str, str] | None) -> Plan:
+def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
+    """What a model says of itself, or what is to be fed back in one that says nothing."""
     if states is not None and not isinstance(states, Mapping):
         raise RnnLowerError(f"states is {states!r}; it must map inputs to outputs")
     plan = read_plan(document.proto)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from fractions import Fraction
 
-from rnn_lower.streaming.late import Arguments, Sizes, cropped, settled
-from rnn_lower.streaming.sizes import ONE, Size, broadcast, product, size, total
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.streaming.late import Arguments, Guessed, Sizes, cropped, settled
+from rnn_lower.streaming.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
 from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 WHOLE = 2**31 - 1
@@ -28,15 +30,26 @@ def reshape(look: Look) -> list[Track]:
         raise look.refuse("the shape that it makes is not known")
     if look.attribute("allowzero", 0) and size(0) in target:
         raise look.refuse("it makes an axis of size 0 (allowzero)")
+    unknown = [k for k, one in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in one.of)]
+    if len(unknown) == 1 and size(-1) not in target:
+        stays = unknown[0] == x.axis and x.is_plain
+        if look.may_lack_frames(x) and not stays:
+            raise look.refuse(
+                "its frames come late, and the shape that it makes is computed from the length of the stream"
+            )
+        look.carry(Guessed(look.node, unknown[0], len(target), 0 if stays else -1))
+        target = tuple(size(0 if stays else -1) if k == unknown[0] else one for k, one in enumerate(target))
     if len([one for one in target if one == size(-1)]) > 1:
         raise look.refuse("its shape has more than one -1")
     copied = [x.sizes[k] if one == size(0) and k < x.rank else one for k, one in enumerate(target)]
+    if (freed := _freed(look, x, copied)) is not None:
+        return [freed]
     rest = product(one for one in copied if one != size(-1))
     guess = product(x.sizes).over(rest)
     if size(-1) in copied and guess is None:
         raise look.refuse("what -1 stands for in its shape is not known")
     made = _regrouped(look, x, [guess if one == size(-1) and guess else one for one in copied])
-    if x.late and size(-1) in copied and copied.index(size(-1)) != made.axis:
+    if look.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != made.axis:
         guessed = (guess if one == size(-1) and guess else one for one in target)
         same = [k < x.rank and one == x.sizes[k] for k, one in enumerate(copied)]
         sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
@@ -44,6 +57,31 @@ def reshape(look: Look) -> list[Track]:
             raise look.refuse("its frames come late, and its shape has -1 for another size")
         look.carry(Sizes(look.node, sizes))
     return [made]
+
+
+def _freed(look: Look, x: Track, shape: list[Size]) -> Track | None:
+    """With the stream's length in place of the one that the export has fixed, where that is the only reading of it."""
+    if look.baked is None or any(one.is_timed for one in shape):
+        return None
+    found = []
+    for axis, one in enumerate(shape):
+        share = size(one.number or 0).over(size(look.baked))
+        if share is None or not share.number:
+            continue
+        made = [share * size(TIME) if k == axis else each for k, each in enumerate(shape)]
+        guess = product(x.sizes).over(product(each for each in made if each != size(-1)))
+        made = [guess if each == size(-1) and guess else each for each in made]
+        try:
+            track = _regrouped(look, x, made)
+        except UnsupportedError:
+            continue
+        numbers = [-1 if k == axis else each.number for k, each in enumerate(made)]
+        if track.axis == axis and None not in numbers:
+            found.append((track, tuple(n for n in numbers if n is not None)))
+    if len(found) != 1:
+        return None
+    look.carry(Arguments(look.node, {1: found[0][1]}, ("shape",), 5))
+    return found[0][0]
 
 
 def flatten(look: Look) -> list[Track]:
@@ -150,29 +188,37 @@ def slice_(look: Look) -> list[Track]:
     cut = {axis % x.rank: (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
     sizes = [shape[axis] if axis in cut else x.sizes[axis] for axis in range(x.rank)]
     start, end, step = cut.get(time, (0, WHOLE, 1))
+    if look.baked is not None and x.is_plain and end > 0 and end * x.every >= look.baked:
+        end = WHOLE
+        _keep_ranges(look, {**cut, time: (start, end, step)})
+    if step > 1 and 0 <= start < step and end >= WHOLE:
+        return [_thinned(look, x, step, sizes)]
     if start < 0:
         x = settled(x, look.delay)
     if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
         sizes[time] = ONE
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
-    if look.delay and not x.lead and (start or behind is None or behind > x.trail):
-        x = settled(x, look.delay)
-    if step == 1 and start >= 0 and behind is not None and (x.lead or x.trail):
+    padded = x.lead or (x.trail and not start and not (look.delay and (behind or 0) > x.trail))
+    if step == 1 and start >= 0 and behind is not None and padded:
         return [_trimmed(look, x, (start, behind), cut, sizes)]
-    x = settled(x, look.delay)
     if step == 1 and start >= 0 and behind is not None and (start or behind):
-        if not look.delay:
-            ahead = start + behind
-            raise look.refuse(f"it takes frames {start} to {end} of the stream; let them come {ahead} late (--delay)")
-        if len(cut) > 1:
-            _keep_ranges(look, {axis: range_ for axis, range_ in cut.items() if axis != time})
-        late = cropped(look, x, start, behind, gone=len(cut) == 1)
-        return [late.moved(time, [late.sizes[time] if axis == time else one for axis, one in enumerate(sizes)])]
+        return [_shortened(look, x, (start, behind), cut, sizes)]
+    x = settled(x, look.delay)
     if start != 0 or end < WHOLE or step != 1:
         raise look.refuse(f"it takes frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
+
+
+def _thinned(look: Look, x: Track, step: int, sizes: list[Size]) -> Track:
+    """One of so many frames, where chunks are a multiple of them."""
+    x, time = settled(x, look.delay), along(look, x)
+    if not x.is_plain or x.outer != ONE or x.late:
+        raise look.refuse("it takes some of the frames of what is padded, merged with other axes, or comes late")
+    found = dataclasses.replace(x, every=x.every * step)
+    sizes[time] = found.frames
+    return found.moved(time, sizes)
 
 
 def _trimmed(
@@ -194,6 +240,25 @@ def _trimmed(
         _keep_ranges(look, {**cut, time: (start, -end if end else WHOLE, 1)})
     sizes[time] = with_lead(x.frames, lead)
     return dataclasses.replace(x, lead=lead, trail=max(0, x.trail - behind)).moved(time, sizes)
+
+
+def _shortened(
+    look: Look, x: Track, off: tuple[int, int], cut: Mapping[int, tuple[int, int, int]], sizes: list[Size]
+) -> Track:
+    """The frames but for the first and the last ones; what is padded behind is not there anyway."""
+    (start, behind), time = off, along(look, x)
+    end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
+    if end and not look.delay:
+        raise look.refuse(
+            f"it takes frames {start} to {-behind} of the stream, of which the last {end} are not known to be the last;"
+            f" let them come {start + end} late (--delay)"
+        )
+    if trail:
+        x, trail = settled(x, look.delay), 0
+    if len(cut) > 1:
+        _keep_ranges(look, {axis: range_ for axis, range_ in cut.items() if axis != time})
+    late = dataclasses.replace(cropped(look, x, start, end, gone=len(cut) == 1), trail=trail)
+    return late.moved(time, [late.sizes[time] if axis == time else one for axis, one in enumerate(sizes)])
 
 
 def _keep_ranges(look: Look, ranges: Mapping[int, tuple[int, int, int]]) -> None:
@@ -269,7 +334,7 @@ def _spread(look: Look, shape: list[Size], have: list[Size]) -> Track:
     timed = [axis for axis, one in enumerate(shape) if one.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
         raise look.refuse("it makes a shape of the length of the stream")
-    track = Track(tuple(shape), timed[0], every=shape[timed[0]].times.denominator)
+    track = Track(tuple(shape), timed[0], every=Fraction(shape[timed[0]].times.denominator))
     if shape[timed[0]].over(track.frames) is None:
         raise look.refuse("it makes a shape of the length of the stream at another rate")
     return dataclasses.replace(track, outer=shape[timed[0]].over(track.frames) or ONE)

@@ -10,6 +10,9 @@ from fractions import Fraction
 TIME = "\0time"
 """The symbol of the stream's length in frames of the input; symbols that begin so depend on it in another way."""
 
+UNKNOWN = f"{TIME}?"
+"""With which symbols begin that are some number that depends on the length of the stream, perhaps below zero."""
+
 GROWS = "#grows"
 """The symbol of a size that is another after each chunk: how many frames are held back."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,20 @@ from rnn_lower.ir.walk import opset_of, taken_names
 from rnn_lower.modelio.document import Document
 from rnn_lower.streaming.first import FromInput, evaluate
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.sizes import Size
+from rnn_lower.streaming.sizes import ONE, Size
 from rnn_lower.streaming.track import Track
+
+MADE = "stream/"
+"""With which the names of nodes begin that carry what the stream remembers."""
 
 
 class Surgery:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
     states, notes: what is carried, and what a user should know.
-    left: inputs whose state is left to the caller.  lengths: by value, what counts it.
+    left: inputs whose state is left to the caller.  back: by these, the outputs that give it back, and of which node.
+     lengths: by value, what counts it.
+    seen: the state that counts the frames before a chunk, where there is one.
     replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
@@ -49,6 +55,20 @@ class Surgery:
         self.states: list[State] = []
         self.notes: list[str] = []
         self.left: set[str] = set()
+        self.back: dict[str, tuple[set[str], str]] = {}
+        self.seen: str | None = None
+
+    def pair_left(self) -> None:
+        """Make a state of each input that is left to the caller and that one output gives back."""
+        for name in sorted(self.left):
+            given, back, node = (
+                next(v for v in self.document.model.graph.inputs if v.name == name),
+                self.back[name][0],
+                self.back[name][1],
+            )
+            if len(back) == 1 and given.dtype is not None:
+                self.left.remove(name)
+                self.states.append(State(name, min(back), (), given.dtype.name, node, None))
 
     def finish(self) -> None:
         """Put everything in place."""
@@ -100,7 +120,7 @@ class Surgery:
         self.graph.input.append(self.declared(name, int(dtype), shape))
 
     def declared(self, name: str, dtype: int, shape: tuple[Size, ...]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, dtype, [_dim(one) for one in shape])
+        return helper.make_tensor_value_info(name, dtype, [declared_size(one) for one in shape])
 
     def resettable(
         self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int | None
@@ -142,9 +162,47 @@ class Surgery:
                 other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
             message, value = node, self.names.unique(f"{name}/taken")
             node.output.append(value)
-        if value != name:
+        if value != name and not self._renamed(message, value, name):
             self.after(message, helper.make_node("Identity", [value], [name]))
         self.graph.output.append(self.declared(name, int(dtype), shape))
+
+    def _renamed(self, message: onnx.NodeProto, value: str, name: str) -> bool:
+        """Whether a new node makes the value that no other reads, which has the name now."""
+        new = [*self._before.get(id(message), ()), *self._behind.get(id(message), ())]
+        makers = [node for node in new if value in node.output]
+        if len(makers) != 1 or any(value in node.input for node in (*new, message)):
+            return False
+        makers[0].output[:] = [name if output == value else output for output in makers[0].output]
+        return True
+
+    def warm_up(self, message: onnx.NodeProto) -> str:
+        """The state that counts the frames before the chunk."""
+        if self.seen is None:
+            assert self.step is not None
+            self.seen, result = (self.names.unique(f"warm_up/frames_{end}") for end in ("in", "out"))
+            self.add_input(self.seen, ir.DataType.INT64, (ONE,))
+            outermost = self._chains[id(message)][0][0] if self._chains[id(message)] else message
+            step = self.constant(outermost, np.array([self.step], np.int64), "warm_up/step")
+            self.ahead(outermost, helper.make_node("Add", [self.seen, step], [result]))
+            self.graph.output.append(self.declared(result, onnx.TensorProto.INT64, (ONE,)))
+            first = np.zeros(1, np.int64)
+            self.states.append(State(self.seen, result, (ONE,), "INT64", "the frames before this chunk", None, first))
+        return self.seen
+
+    def is_before(
+        self, message: onnx.NodeProto, late: int, every: Fraction, frames: np.ndarray | None = None
+    ) -> str:  # fmt: skip
+        """Whether a chunk, or each of some frames of it, comes before the first that means something."""
+        if self.opset < 9:
+            raise UnsupportedError(f"frames that come late step by step need opset 9; the model is at {self.opset}")
+        seen = self.warm_up(message)
+        limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
+        told, scaled = self.names.unique("warm_up/early"), self.names.unique("warm_up/scaled")
+        parts = self.constant(message, np.array([every.denominator], np.int64), "warm_up/parts")
+        end = self.constant(message, np.array(limit, np.int64), "warm_up/limit")
+        self.ahead(message, helper.make_node("Mul", [seen, parts], [scaled]))
+        self.ahead(message, helper.make_node("Less", [scaled, end], [told]))
+        return told
 
     def constant(self, message: onnx.NodeProto, array: np.ndarray, name: str) -> str:
         made = self.names.unique(name)
@@ -202,6 +260,8 @@ class Surgery:
         for node in graph.node:
             for body in protobuf.graphs_of(node):
                 self._insert(body, dead)
+            for new in (*self._before.get(id(node), ()), *self._behind.get(id(node), ())):
+                new.name = self.names.unique(f"{MADE}{new.output[0]}")
             if id(node) not in dead:
                 nodes += [*self._before.get(id(node), ()), node, *self._behind.get(id(node), ())]
         if len(nodes) != len(graph.node) or any(a is not b for a, b in zip(nodes, graph.node, strict=True)):
@@ -215,7 +275,7 @@ def put(names: Any, place: int, name: str) -> None:
     names[place] = name
 
 
-def _dim(one: Size) -> int | str | None:
+def declared_size(one: Size) -> int | str | None:
     if one.number is not None:
         return one.number
     return one.of[0] if len(one.of) == 1 and one.times == 1 and "#" not in one.of[0] else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -26,27 +27,31 @@ class Track:
     """A value. It is the same for every chunk (axis None), or has one frame of the stream after another along one axis.
 
     shape: sizes; None when even the rank is unknown, which only a value without the stream may be.
-    every: how many frames of the input make one of this value.
+    every: how many frames of the input make one of this value; a part of one where each makes several.
     outer: what was merged into the axis in front of the frames; an axis of size outer * frames * inner.
     lead: how many frames the value has in front that came before the chunk.
     trail: how many frames it has behind in a run over the whole that are made of padding; a chunk has none of them.
     blame: why a value with a trail looks ahead, unless it is cut off.
     late: how many frames it has less than the chunks so far would make, since each needs some that come later.
+    dropped: how many of these were cut off in front, so that nothing waits for later ones.
     cut: whether it has less frames than in a run over the whole, which makes up what comes behind the end.
     last: the value tells of the frames up to the end of the chunk, such as a final state.
+    counts: whether its elements are the numbers of its frames.
     content: the sizes that a tensor of integers of rank 0 or 1 holds, where they are known.
     """
 
     shape: tuple[Size, ...] | None
     axis: int | None = None
-    every: int = 1
+    every: Fraction = Fraction(1)
     outer: Size = ONE
     lead: int = 0
     trail: int = 0
     blame: str = dataclasses.field(default="", compare=False)
     late: int = 0
+    dropped: int = dataclasses.field(default=0, compare=False)
     cut: bool = False
     last: bool = False
+    counts: bool = dataclasses.field(default=False, compare=False)
     content: Content | None = None
 
     @property
@@ -69,7 +74,7 @@ class Track:
     @property
     def frames(self) -> Size:
         """How many frames it has."""
-        found = size(TIME).over(size(self.every)) or ONE
+        found = Size(1 / self.every, (TIME,))
         return size(f"{TIME}-{self.late} of {found.times}") if self.late else found
 
     @property
@@ -101,6 +106,8 @@ class Look:
     node; opset and path of its graph; inputs: what is known of each, None for absent ones.  inferred, typed: shape and
     type of a value, as far as inference tells them.  constant: what it holds, where it is one.
     delay: whether outputs may lack frames at the end of a run over the whole.
+    step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
+    baked: the length of the stream in the export, which constants may hold.
     carry: called with what the node has to remember between chunks.  reader: reads a recurrent node.
     branch: follows the stream through a body, answers its outputs.
     """
@@ -113,6 +120,8 @@ class Look:
     typed: Callable[[ir.Value], ir.DataType | None]
     constant: Callable[[ir.Value | None], np.ndarray | None]
     delay: bool
+    step: int | None
+    baked: int | None
     carry: Callable[[Any], None]
     reader: Callable[[ir.Node], Any]
     branch: Callable[[ir.Graph], list[Track]]
@@ -164,6 +173,10 @@ class Look:
         if found is None:
             raise self.refuse("the element type of its input is unknown")
         return found
+
+    def may_lack_frames(self, track: Track) -> bool:
+        """Whether a chunk of this value may have no frames, since they come late."""
+        return bool(track.late) and self.step is None
 
     def attribute(self, name: str, default: Any = None) -> Any:
         found = self.node.attributes.get(name)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.streaming import shapes
-from rnn_lower.streaming.late import Arguments, Changed, Held, held, settled
+from rnn_lower.streaming.late import Arguments, Changed, Held, Masked, held, settled
 from rnn_lower.streaming.sizes import ONE, Size, size
 from rnn_lower.streaming.track import Look, Track, along, with_lead
 
@@ -68,6 +68,48 @@ class Joined:
 
 
 @dataclasses.dataclass(frozen=True)
+class Overlap:
+    """The `length` frames that a ConvTranspose makes beyond the chunk, to which the next one adds; shape: of them."""
+
+    node: ir.Node
+    shape: tuple[Size, ...]
+    axis: int
+    length: int
+    dtype: ir.DataType
+
+
+class PaddedError(Exception):
+    """A ConvTranspose cuts off what it makes over time: that is to be a Slice behind it."""
+
+    def __init__(self, node: ir.Node, axis: int) -> None:
+        super().__init__(f"{node.op_type} '{node.name}' pads axis {axis}")
+        self.node, self.axis = node, axis
+
+
+def cut_behind(model: ir.Model, name: str, axis: int) -> None:
+    """Let a Slice cut off what a ConvTranspose does, which is found by its output."""
+    node = next(node for node in model.graph.all_nodes() if node.outputs[0].name == name)
+    pads = list(node.attributes["pads"].as_ints())
+    place, count = axis - 2, len(pads) // 2
+    ends = pads[place], -pads[place + count] or 2**63 - 1, axis
+    pads[place] = pads[place + count] = 0
+    node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+    output, whole = node.outputs[0], ir.Value(name=f"{name}/whole", type=node.outputs[0].type)
+    numbers = [
+        ir.node(
+            "Constant", [], {"value": ir.tensor(np.array([n], np.int64))}, outputs=[ir.Value(name=f"{name}/cut_{k}")]
+        )
+        for k, n in enumerate(ends)
+    ]
+    cut = ir.node("Slice", [whole, *(one.outputs[0] for one in numbers)], name=f"{node.name}/cut")
+    output.replace_all_uses_with(cut.outputs[0], replace_graph_outputs=True)
+    cut.outputs[0].name, output.name, cut.outputs[0].type = name, whole.name, output.type
+    cut.replace_input_with(0, output)
+    assert node.graph is not None
+    node.graph.insert_after(node, [*numbers, cut])
+
+
+@dataclasses.dataclass(frozen=True)
 class _Window:
     """Along the axis of the stream."""
 
@@ -115,15 +157,17 @@ def transposed_convolution(look: Look) -> list[Track]:
     if along(look, x) == 1:
         raise look.refuse("it adds frames of the stream up: they are its channels")
     window, axis, x = _window(look, x), along(look, x), settled(x, look.delay)
-    extra = look.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
-    if window.stride != 1 or extra or look.attribute("output_shape"):
-        raise look.refuse("each frame of the stream makes several of its output, which overlap")
+    if look.attribute("output_shape"):
+        raise look.refuse("how it pads over time depends on the length of the stream (output_shape)")
     shape, weights = look.sizes(x.rank), look.input(1)
     shape[0], shape[axis] = x.sizes[0], x.sizes[axis]
     if weights.shape is not None:
         shape[1] = weights.shape[1] * size(look.attribute("group", 1))
     if window == _Window(1, 1, 0, 0):
         return [x.moved(axis, shape)]
+    extra = look.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
+    if window.stride > 1 or extra:
+        return [_overlapping(look, x, window, extra, shape)]
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.late:
         raise look.refuse("its input is merged with other axes, or comes late")
     before, trail = window.reach - 1, window.reach - 1 - window.behind
@@ -146,6 +190,32 @@ def transposed_convolution(look: Look) -> list[Track]:
         " when the stream goes on (--delay)"
     )
     return [dataclasses.replace(x, lead=lead, trail=trail, blame=str(blame)).moved(axis, shape)]
+
+
+def _overlapping(look: Look, x: Track, window: _Window, extra: int, shape: list[Size]) -> Track:
+    """Each frame makes several, and adds to those of the next ones: what reaches beyond the chunk is kept."""
+    axis, rest = along(look, x), window.reach + extra - window.stride
+    if not x.is_plain or x.outer != ONE or look.may_lack_frames(x):
+        raise look.refuse("its input is padded, merged with other axes, or comes late")
+    if rest < 0:
+        raise look.refuse("it leaves gaps between the frames that it makes")
+    if window.before or window.behind:
+        raise PaddedError(look.node, axis)
+    if x.late:
+        look.carry(Masked(look.node, 0, axis, x.late, x.every, 0, look.dtype(0)))
+    made = dataclasses.replace(
+        x, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride, trail=rest
+    )
+    shape[axis] = made.frames
+    if rest:
+        tail = (*shape[:axis], size(rest), *shape[axis + 1 :])
+        look.carry(Overlap(look.node, tail, axis, rest, look.dtype(0)))
+        error = look.refuse(
+            f"it makes {rest} frames behind the stream of the last ones; cut them off, or let them come when the stream"
+            " goes on (--delay)"
+        )
+        made = dataclasses.replace(made, blame=str(error))
+    return made.moved(axis, shape)
 
 
 def _window(look: Look, x: Track) -> _Window:
@@ -200,8 +270,11 @@ def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
             raise error
         blame = str(error)
     made = dataclasses.replace(
-        x, every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late, cut=x.cut or made_up > 0
-    )
+        x, every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late, cut=x.cut or made_up > 0,
+        dropped=x.dropped // window.stride,
+    )  # fmt: skip
+    if x.late and window.before and look.step is not None:
+        look.carry(Masked(look.node, 0, axis, x.late, x.every, fill, look.dtype(0)))
     if late or x.late:
         look.carry(_held_back(look, x, window, fill))
     elif window.before:
@@ -216,12 +289,9 @@ def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
 def _held_back(look: Look, x: Track, window: _Window, fill: Any) -> Held:
     if window.stride > window.reach:
         raise look.refuse("its frames come late, and it leaves some of them out")
-    if x.lead:
-        told = f"its window is of {window.reach} frames, with {x.lead} padded before the stream"
-        raise look.refuse(f"its first frame looks ahead: {told}; pad {window.reach - 1}")
     attributes = _without_padding(look, x, along(look, x))
     return held(
-        look, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes
+        look, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes, lead=x.lead
     )  # fmt: skip
 
 
@@ -290,6 +360,10 @@ def pad(look: Look) -> list[Track]:
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
+    if x.late and before and look.step is not None:
+        filled = look.known(2) if len(look.node.inputs) > 2 and look.node.inputs[2] is not None else np.zeros(())
+        number = filled.ravel()[0] if filled is not None and filled.size else 0
+        look.carry(Masked(look.node, 0, axis, x.late, x.every, number, look.dtype(0)))
     if mode != "constant":
         raise look.refuse(f"how it pads over time depends on the stream (mode {mode})")
     if (x.lead and (before or end)) or (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):

@@ -1436,6 +1436,87 @@ def over_time(stack: Stack) -> object:
     return stack.add("Squeeze", stack.value, stack.ints(1))
 
 
+def counted_lengths(stack: Stack) -> object:
+    stack.add("Transpose", stack.value, perm=[1, 0, 2])
+    weights = stack.weight(1, 18, 6), stack.weight(1, 18, 6)
+    lengths = stack.const(np.array([3, 3], np.int32))
+    stack.add("GRU", stack.value, *weights, "", lengths, hidden_size=6)
+    return stack.add("Squeeze", stack.value, stack.ints(1))
+
+
+def numbered(stack: Stack) -> object:
+    """The number of each frame is added."""
+    frames = stack.add("Gather", stack.add("Shape", "x"), stack.const(np.array(1)), axis=0)
+    numbers = stack.add("Range", stack.const(np.array(0)), frames, stack.const(np.array(1)))
+    floats = stack.add("Unsqueeze", stack.add("Cast", numbers, to=1), stack.ints(1))
+    return stack.add("Add", "x", floats)
+
+
+def looking_back(stack: Stack) -> object:
+    stack.add("Transpose", "x", perm=[0, 2, 1])
+    return stack.add("Conv", stack.value, stack.weight(6, 6, 3), kernel_shape=[3], pads=[2, 0])
+
+
+def in_the_batch(stack: Stack) -> object:
+    """A GRU over time with the features in the batch."""
+    stack.add("Transpose", "x", perm=[1, 0, 2])
+    stack.add("Reshape", stack.value, stack.ints(0, -1, 1))
+    return stack.add("GRU", stack.value, stack.weight(1, 3, 1), stack.weight(1, 3, 1), hidden_size=1)
+
+
+def one_step(direction: str = "forward", outside: bool = False) -> Model:
+    """Each run is one step: the axis of time is made in the model."""
+    stack = Stack(np.random.default_rng(0))
+    stack.add("Unsqueeze", "x", stack.ints(0))
+    state = "h" if outside else ""
+    weights = stack.weight(1, 12, 6), stack.weight(1, 12, 4)
+    stack.nodes.append(
+        helper.make_node("GRU", [stack.value, *weights, "", "", state], ["", "y"], hidden_size=4, direction=direction)
+    )
+    shapes = {"x": [1, 6], **({"h": [1, 1, 4]} if outside else {}), "y": [1, 1, 4]}
+    *inputs, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    graph = helper.make_graph(stack.nodes, "step", inputs, [y], stack.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def of_nine_frames() -> Model:
+    """A length that the exporter has fixed."""
+    stack = Stack(np.random.default_rng(0))
+    stack.add("Reshape", stack.add("Reshape", "x", stack.ints(2, 9, 3, 2)), stack.ints(2, 9, 6))
+    model = stack.model()
+    for dim, size in zip(model.graph.input[0].type.tensor_type.shape.dim, (2, 9, 6), strict=True):
+        dim.dim_value = size
+    return model
+
+
+def all_numbers() -> Model:
+    """A streaming model of single numbers."""
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", []), ("s", []), ("t", []))
+    ]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "s"], ["t"])], "numbers", values[:2], values[2:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def unclear_frames() -> Model:
+    """Of an output that does not declare where its frames are, behind an operator without a rule."""
+    nodes = [helper.make_node("Add", ["x", "s"], ["t"]), helper.make_node("TfIdfSomething", ["t"], ["y"], domain="odd")]
+    shapes = {"x": [1, 1, 3], "s": [1, 1, 3], "t": [1, 1, 3], "y": None}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "unclear", values[:2], values[2:])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("odd", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+def unstreaming(make: Callable[[], Model], *options: object) -> Build:
+    def build(folder: Path) -> list[str]:
+        save(make(), folder / "bad.onnx")
+        return ["unstream", str(folder / "bad.onnx"), "-o", str(folder / "out.onnx"), *map(str, options)]
+
+    return build
+
+
 def skipping(stack: Stack) -> object:
     stack.add("Transpose", stack.value, perm=[0, 2, 1])
     return stack.add("Conv", stack.value, stack.weight(6, 6, 1), kernel_shape=[1], strides=[2])
@@ -1457,7 +1538,11 @@ def moved_sizes(stack: Stack) -> object:
 
 LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
     "old": (lambda: late(opset=10), (), "its frames come late, which needs opset 11; the model is at opset 10"),
-    "step": (late, ("--step", "2"), "its frames come late, so that chunks differ in length inside; drop --step"),
+    "lengths": (
+        lambda: late(counted_lengths), ("--step", "2"),
+        "cannot run chunk by chunk: its frames come late, and its sequence_lens count them from the first chunk on",
+    ),
+    "packed": (late, ("--states", "packed"), "grows, so that it cannot be packed (--states)"),
     "reset": (late, ("--reset",), "its frames come late, so that no row begins anew on its own; drop --reset"),
     "fused": (lambda: late(over_time), ("--keep-native",), "its frames come late, so that it gets none at first"),
     "pairs": (
@@ -1523,7 +1608,7 @@ def only_a_batch() -> Model:
 def streamed_already() -> Model:
     import rnn_lower
 
-    return rnn_lower.stream(model_of("GRU", dynamic=True), axis="T", keep_fused=True)
+    return rnn_lower.stream(model_of("GRU", dynamic=True), axis="T", keep_native=True)
 
 
 def padded() -> Model:
@@ -1549,6 +1634,10 @@ def part_of_state() -> Model:
     del given.type.tensor_type.shape.dim[0]
     model.graph.output[1].name = "last"
     del model.graph.output[1].type.tensor_type.shape.dim[0]
+    model.graph.node.append(helper.make_node("Identity", ["last"], ["again"]))  # by which the state is not known
+    again = model.graph.output.add()
+    again.CopyFrom(model.graph.output[1])
+    again.name = "again"
     return model
 
 
@@ -1590,6 +1679,18 @@ def bad_streams() -> Iterator[Bad]:
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
     yield Bad("stream of several sizes", streaming(free), "the inputs have several sizes, T, N: say which axis is the stream (--time T)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size: say which axis is the stream")
+    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it counts frames for all rows alike, so that none begins anew; drop --reset")
+    yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "carries what the stream remembers, and target tidl does not support it: ")
+    yield Bad("stream steps of one step", streaming(lambda: one_step(outside=True), "--step", 2), "--step 2: each run of the model is one step of its recurrent nodes; use --step 1", "--step")
+    yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes: say so (--step 1)")
+    yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "one step of it has no state that the next run could go on from")
+    yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: write a text with {end} in it; it may have {node}, {state}, {end}, {index}", "--state-names")
+    yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: 's_in' would stand for several; name {node} in it too", "--state-names")
+    yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "the free sizes of its state are no batch; give them (--dim NAME=SIZE)")
+    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model is of 9 frames, which is no multiple of 2, so that no chunks make a whole run of it")
+    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model says itself that the frames are along {'X': 0}", "--time")
+    yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no input beside its states that could have frames")
+    yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "which axis has the frames is not known; declare its sizes")
     yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; there are T, N", "--time")
     yield Bad("stream of the batch", streaming(only_a_batch), "no recurrent node runs over 'N', the only size that is symbolic: is it the batch? Say which axis is the stream (--time INPUT[AXIS])")
     yield Bad("stream of a stream", streaming(streamed_already, "--time", "T"), "it is a streaming model already: take it as it is, lower it (rnn-lower lower), or stream the one that it was made of")
@@ -1599,12 +1700,10 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream statistics of places", streaming(of_places, "--time", "T"), "cannot run chunk by chunk: its statistics are not one for each channel")
     yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' is called so", "--time")
     yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the strides of the model over time take multiples of 2 frames", "--step")
-    yield Bad("stream step of steps", streaming(lambda: model_of("GRU", optional=("initial_h",)), "--step", 1), "--step: the states are outside already, and no axis of the inputs is the stream", "--step")
     yield Bad("stream set nothing", streaming(with_a_rate, "--time", "T", "--set", "sr"), "--set sr: write INPUT=VALUE, e.g. --set sr=16000", "--set")
     yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "no input is called 'rate' (--set); inputs: X, sr", "--set")
     yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is no value for input 'sr' of type INT64", "sr")
     yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "is of shape [2]; the value set is of [3]", "sr")
-    yield Bad("stream fused for a target", streaming(free, "--time", "T", "--keep-native", "--target", "tract"), "keep_fused leaves the recurrent nodes as they are, which a target does not take; drop one")
     yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: 'initial_h' is given by the caller, who alone can set it back", "reset")
     yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own that could be set back", "reset")
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9, the model is at opset 8")
@@ -1622,12 +1721,16 @@ NOT_CAUSAL = {
     "mean over time": "it reduces over time",
     "sum over all": "it reduces over all axes, time among them",
     "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind, or let outputs come late (--delay)",
-    "conv after too little of a pad": "its first frame looks ahead: its window is of 3 frames, with 1 padded before the stream; pad 2",
-    "frames from the second on": "it takes frames 1 to 4611686018427387904 of the stream; let them come 1 late (--delay)",
+    "all but the last": "it takes frames 0 to -1 of the stream, of which the last 1 are not known to be the last; let them come 1 late (--delay)",
+    "transposed conv with gaps": "it leaves gaps between the frames that it makes",
+    "transposed conv of a length": "how it pads over time depends on the length of the stream (output_shape)",
+    "transposed conv of what is padded": "its input is padded, merged with other axes, or comes late",
+    "every second frame of what is padded": "it takes some of the frames of what is padded, merged with other axes, or comes late",
+    "positions from the last one": "it counts something else than all frames from 0 on",
+    "rows of a table from the second on": "it takes rows of a table in another way than one for each frame",
     "conv with too much padding": "it pads more frames before the stream than its window has",
     "strides padded automatically": "how it pads over time depends on the length of the stream (auto_pad SAME_UPPER)",
     "conv over frames as channels": "it adds frames of the stream up: they are its channels",
-    "transposed conv": "each frame of the stream makes several of its output, which overlap",
     "average that leaves padding out": "its first frames are averages of fewer values (count_include_pad is 0)",
     "pool rounded up": "it rounds the number of frames up (ceil_mode)",
     "pad behind": "it looks ahead by 1 frames: it pads 1 frames behind the stream",
@@ -1885,7 +1988,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: there is no input 'h' with an output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
     yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must be of a multiple of 2 frames")
-    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_fused=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk of no frames: the fused operators of onnxruntime need at least one")
+    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk of no frames: the fused operators of onnxruntime need at least one")
     yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk lacks initial_h")
     yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; give arrays by name: X, sr")
     yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states are node/h_in, not h")
@@ -1897,6 +2000,8 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "which axis of state 'Pad1/cache_in' is the batch is not known; reset all of it")
     yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' holds frames back, as many for all rows; reset all of it")
     yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "what state 'initial_h' began with is not known here; reset all of it")
+    yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "states is 'one'; it must be 'each' or 'packed'")
+    yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state that is fed back, so that there is nothing to take in")
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that --check does not know what to feed back")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")

@@ -111,10 +111,10 @@ def minus_mean(s: Stack) -> str:
 
 
 def positions(s: Stack) -> str:
-    """A number of its own for each frame, counted from 0 at every chunk."""
+    """A number for each frame, counted from the last one."""
     x = s.value
     length = s.add("Gather", s.add("Shape", x), s.const(np.array(1, np.int64)), axis=0)
-    s.add("Range", s.const(np.array(0, np.int64)), length, s.const(np.array(1, np.int64)))
+    s.add("Range", length, s.const(np.array(0, np.int64)), s.const(np.array(-1, np.int64)))
     culprit = s.nodes[-1].name
     count = s.add("Cast", s.value, to=TensorProto.FLOAT)
     s.add("Add", x, s.add("Unsqueeze", count, s.ints(-1)))
@@ -271,15 +271,6 @@ def in_a_loop(s: Stack) -> str:
     return culprit
 
 
-def padded_too_little(s: Stack) -> str:
-    s.add("Transpose", s.value, perm=[0, 2, 1])
-    s.add("Pad", s.value, s.ints(0, 0, 1, 0, 0, 0))
-    s.add("Conv", s.value, s.weight(F, F, 3), kernel_shape=[3])
-    culprit = s.nodes[-1].name
-    s.add("Transpose", s.value, perm=[0, 2, 1])
-    return culprit
-
-
 def reflected(s: Stack) -> str:
     s.add("Transpose", s.value, perm=[0, 2, 1])
     s.add("Pad", s.value, s.ints(0, 0, 2, 0, 0, 0), mode="reflect")
@@ -360,6 +351,29 @@ def gemm_over_time(s: Stack) -> str:
     return s.nodes[-1].name
 
 
+def padded_overlap(s: Stack) -> str:
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    s.add("Pad", s.value, s.ints(0, 0, 1, 0, 0, 0))
+    s.add("ConvTranspose", s.value, s.weight(F, F, 3), strides=[2])
+    culprit = s.nodes[-1].name
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    return culprit
+
+
+def padded_thinned(s: Stack) -> str:
+    s.add("Pad", s.value, s.ints(0, 1, 0, 0, 0, 0))
+    s.add("Slice", s.value, s.ints(0), s.ints(2**62), s.ints(1), s.ints(2))
+    return s.nodes[-1].name
+
+
+def rows_of_a_table(s: Stack) -> str:
+    x = s.value
+    rows = s.add("Slice", s.weight(99, F), s.ints(1), length_of(s, x), s.ints(0))
+    culprit = s.nodes[-1].name
+    s.add("Add", x, rows)
+    return culprit
+
+
 CULPRITS: dict[str, Callable[[Stack], str]] = {
     **{f"{d} {op}": recurrent(op, d) for op in ("RNN", "GRU", "LSTM") for d in ("reverse", "bidirectional")},
     "softmax over time": single("Softmax", axis=1),
@@ -379,7 +393,6 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "symmetric conv": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[1, 1]),
     "conv that looks ahead": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[0, 2]),
     "conv with too little padding": single("Conv", weight(F, F, 4), channels=True, kernel_shape=[4], pads=[2, 1]),
-    "conv after too little of a pad": padded_too_little,
     "conv with too much padding": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[5, 0]),
     "conv padded automatically": single(
         "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], auto_pad="SAME_UPPER"
@@ -388,7 +401,14 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
         "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], strides=[2], auto_pad="SAME_UPPER"
     ),
     "conv over frames as channels": single("Conv", weight(3, 9, 1), kernel_shape=[1]),
-    "transposed conv": single("ConvTranspose", weight(F, F, 2), channels=True, kernel_shape=[2], strides=[2]),
+    "transposed conv of a length": single(
+        "ConvTranspose", weight(F, F, 2), channels=True, strides=[2], output_shape=[18]
+    ),
+    "transposed conv of what is padded": padded_overlap,
+    "every second frame of what is padded": padded_thinned,
+    "rows of a table from the second on": rows_of_a_table,
+    "transposed conv with gaps": single("ConvTranspose", weight(F, F, 2), channels=True, kernel_shape=[2], strides=[3]),
+    "transposed conv that overlaps": single("ConvTranspose", weight(F, F, 3), channels=True, strides=[2]),
     "symmetric max pool": single("MaxPool", channels=True, kernel_shape=[3], pads=[1, 1]),
     "average that leaves padding out": single("AveragePool", channels=True, kernel_shape=[3], pads=[2, 0]),
     "pool rounded up": single("MaxPool", channels=True, kernel_shape=[2], strides=[2], ceil_mode=1),
@@ -399,9 +419,9 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "flip": single("Slice", ints(-1), ints(-(2**62)), ints(1), ints(-1)),
     "first frame": single("Gather", ints(0), axis=1),
     "third frame": single("Gather", ints(3), axis=1),
-    "frames from the second on": single("Slice", ints(1), ints(2**62), ints(1)),
     "all but the last": single("Slice", ints(0), ints(-1), ints(1)),
-    "every second frame": single("Slice", ints(0), ints(2**62), ints(1), ints(2)),
+    "every second frame, backwards": single("Slice", ints(-1), ints(-(2**62)), ints(1), ints(-2)),
+    "every second frame from the fourth on": single("Slice", ints(3), ints(2**62), ints(1), ints(2)),
     "split in time": single("Split", ints(1, 8), axis=1),
     "sum from here on": single("CumSum", lambda s: s.const(np.array(1, np.int64)), reverse=1),
     "sum of a label that is the stream": einsum("ntf,kt->nkf", 6, 9),
@@ -411,7 +431,6 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     )[1],
     "a label with values for each frame": einsum("ntf,tf->ntf", 9, F),
     "chomp that is too short": chomped(1),
-    "chomp of frames in front": chomped(2, front=1),
     "shift to the front": single("Pad", ints(0, -1, 0, 0, 1, 0)),
     "shift by more than the padding": single("Pad", ints(0, 1, 0, 0, -2, 0)),
     "joined with zeros behind": lambda s: (
@@ -438,7 +457,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "joined with a constant": single("Concat", weight(2, 3, F), axis=1),
     "a number for each frame": single("Add", weight(9, F)),
     "a factor for each frame": single("Mul", weight(1, 9, 1)),
-    "positions": positions,
+    "positions from the last one": positions,
     "divided by the length": by_length,
     "looked up length": looked_up_length,
     "the length in each frame": length_in_each_frame,

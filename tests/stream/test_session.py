@@ -29,7 +29,7 @@ def frames(name: str, rows: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    "options", [{}, {"form": "loop"}, {"keep_fused": True}, {"step": 1}, {"step": 3}, {"reset": True}]
+    "options", [{}, {"form": "loop"}, {"keep_native": True}, {"step": 1}, {"step": 3}, {"reset": True}]
 )
 def test_exported_models(name, options):
     model, x = onnx.load(ROOT / "models" / f"{name}.onnx"), frames(name, 3, 12)

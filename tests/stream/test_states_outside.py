@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -11,7 +12,10 @@ from layers import FEATURES, Stack
 from onnx import TensorProto, defs, helper
 
 import rnn_lower
-from rnn_lower import cli
+from rnn_lower import api, cli
+from rnn_lower.modelio.document import Document
+from rnn_lower.options import Options
+from rnn_lower.streaming import making
 from rnn_lower.streaming.contents import CONTENTS
 from rnn_lower.streaming.rules import RULES
 
@@ -66,6 +70,20 @@ def test_what_has_no_rule_is_refused(op, outside, tmp_path, capsys):
         assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
 
 
+@pytest.mark.parametrize("free", [1, 16])
+@pytest.mark.parametrize("op", WITHOUT_RULE)
+def test_what_has_no_rule_is_refused_at_fixed_sizes(op, free, tmp_path, capsys):
+    schema = defs.get_schema(op, 17) if defs.has(op) and _is_there(op) else None
+    for outside in (True, False):
+        model = beside(op, schema.min_input if schema else 1, free, outside=outside)
+        for options in ([], ["--time", "x[1]"], ["--step", "1"], ["--keep-native"], ["--check"], ["--prove"]):
+            code = run(tmp_path, model, *options)
+            out, err = capsys.readouterr()
+            assert (code, out) == (2, ""), err
+            assert err.count("\n") == 1
+            assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+
+
 def _is_there(op: str) -> bool:
     try:
         defs.get_schema(op, 17)
@@ -104,8 +122,16 @@ def test_nothing_else_to_carry_is_left(free):
     assert [value.name for value in made.graph.input] == ["x", "h"]
 
 
-def test_a_check_of_no_chunks_fails(tmp_path, capsys):
-    assert run(tmp_path, beside("", 1, padded=False), "--check") == 1
-    out, err = capsys.readouterr()
-    assert "no chunks were run" in out + err
-    assert not (tmp_path / "out.onnx").exists()
+@pytest.mark.parametrize("free", ["T", 16])
+def test_what_is_left_is_compared_in_chunks(free, tmp_path, capsys):
+    assert run(tmp_path, beside("", 1, free, padded=False), "--check", "--prove") == 0
+    assert capsys.readouterr().out.count("borders") == 2
+
+
+def test_a_check_of_no_chunks_fails():
+    made = making.make(Document(beside("", 1, padded=False)), making.Wish(), Options())
+    alone = dataclasses.replace(made.plan, states=(), inputs={})
+    wrong = dataclasses.replace(made, streamed=dataclasses.replace(made.streamed, plan=alone))
+    report = api.check_streaming(wrong, made.document.proto, runs=1)
+    assert not report
+    assert "no state was handed on" in report.verdict

@@ -32,7 +32,7 @@ def test_random_stacks(seed):
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize(
-    "options", [{"keep_fused": True}, {"form": "scan"}, {"form": "loop"}, {"step": 1}, {"step": 3}]
+    "options", [{"keep_native": True}, {"form": "scan"}, {"form": "loop"}, {"step": 1}, {"step": 3}]
 )
 @pytest.mark.parametrize("case", [
     Case(optional=("B",)), Case(optional=("B", "initial_h")), Case(optional=("sequence_lens",)),
@@ -51,7 +51,7 @@ def test_features(case, op, options):
         with pytest.raises(rnn_lower.UnsupportedError, match="form scan needs opset 9"):
             rnn_lower.stream(model, axis="T", **options)
         return
-    if not options.get("keep_fused"):
+    if not options.get("keep_native"):
         assert not remaining(rnn_lower.stream(model, axis="T", **options))
     step = options.get("step")
     same_in_chunks(model, feeds, "T", rng, [step] * (6 // step) if step else None, **options)
@@ -60,7 +60,7 @@ def test_features(case, op, options):
 def test_a_row_that_ended_keeps_its_final_state():
     """Row 0 ends within the first chunk, row 1 with the second, row 2 has nothing: zeros, whatever it began with."""
     model, feeds = build(Case(N=3, T=6, dynamic=True, optional=("sequence_lens", "initial_h"), lengths=(1, 4, 0)))
-    for options in ({}, {"keep_fused": True}, {"form": "loop"}):
+    for options in ({}, {"keep_native": True}, {"form": "loop"}):
         same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 2, 2], **options)
     assert not np.any(run_onnxruntime(model, feeds)[1][:, 2])
 
@@ -72,7 +72,7 @@ def test_lengths_in_another_type():
     given.name, given.type.tensor_type.elem_type = "lengths", TensorProto.INT64
     model.graph.node.insert(0, helper.make_node("Cast", ["lengths"], ["sequence_lens"], to=TensorProto.INT32))
     feeds["lengths"] = feeds.pop("sequence_lens").astype(np.int64)
-    for options in ({}, {"keep_fused": True}):
+    for options in ({}, {"keep_native": True}):
         same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 4], **options)
 
 
@@ -166,11 +166,16 @@ def test_parts_of_a_state_are_the_callers(caplog):
     close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
 
 
-def test_parts_of_a_state_have_to_be_named():
-    """A session that did not feed them back would begin anew with every chunk."""
-    made = rnn_lower.stream(stacked(computed=False)[0], axis="T")
+def test_parts_of_a_state_are_handed_on():
+    """Where one output gives them back, a session knows it; where two do, it is told which."""
+    model, _ = stacked(computed=False)
+    made = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, made)
+    assert [state.output for state in rnn_lower.StreamingSession(made).plan.states] == ["n"]
+    model.graph.node.append(helper.make_node("Identity", ["n"], ["again"]))
+    model.graph.output.append(helper.make_tensor_value_info("again", 1, None))
     with pytest.raises(rnn_lower.RnnLowerError, match=r"input 'h' carries a state.*\(states=\{'h': OUTPUT\}\)"):
-        rnn_lower.StreamingSession(made)
+        rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
 
 
 def test_a_state_that_is_computed_from_an_input_is_refused():
@@ -200,7 +205,7 @@ def test_zeros_that_others_use_too_stay():
     )
     model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 2, 3]))
     model.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [None] * 4))
-    for options in ({}, {"keep_fused": True}):
+    for options in ({}, {"keep_native": True}):
         same_in_chunks(model, feeds, "T", np.random.default_rng(0), [2, 4], **options)
 
 
@@ -213,7 +218,7 @@ def test_computed_first_states():
     model = s.model()
     made = rnn_lower.stream(model, axis="T")
     assert not {"Expand", "Shape"} & {
-        node.op_type for node in rnn_lower.stream(model, axis="T", keep_fused=True).graph.node
+        node.op_type for node in rnn_lower.stream(model, axis="T", keep_native=True).graph.node
     }
     first = rnn_lower.StreamingSession(made).plan.states[0].first
     assert first.shape == (1, 1, 6)
@@ -255,7 +260,7 @@ def chosen() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("rate", [16000, 8000])
-@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"form": "loop"}])
+@pytest.mark.parametrize("options", [{}, {"keep_native": True}, {"form": "loop"}])
 def test_a_state_in_one_branch(rate, options):
     x = np.random.default_rng(1).uniform(-1, 1, (7, 2, 4)).astype(np.float32)
     same_in_chunks(chosen(), {"x": x, "sr": np.array(rate)}, "T", np.random.default_rng(0), [3, 1, 3], **options)
@@ -264,7 +269,7 @@ def test_a_state_in_one_branch(rate, options):
 @pytest.mark.parametrize("rate", [16000, 8000])
 def test_set_inputs_fold_branches_away(rate):
     made = rnn_lower.stream(chosen(), axis="T", set_inputs={"sr": rate})
-    fused = rnn_lower.stream(chosen(), axis="T", set_inputs={"sr": rate}, keep_fused=True)
+    fused = rnn_lower.stream(chosen(), axis="T", set_inputs={"sr": rate}, keep_native=True)
     assert "If" not in {node.op_type for node in fused.graph.node}
     assert [value.name for value in made.graph.input][:1] == ["x"]
     assert len(made.graph.input) == (3 if rate == 16000 else 1)
@@ -308,7 +313,7 @@ def test_numbers_that_wrap_around_are_no_sizes():
     model.graph.node.insert(0, helper.make_node("Mul", ["hundred", "three"], ["product"]))
     model.graph.node.insert(1, helper.make_node("Equal", ["product", "wrapped"], ["is"]))
     x = np.random.default_rng(1).uniform(-1, 1, (7, 2, 4)).astype(np.float32)
-    same_in_chunks(model, {"x": x}, "T", np.random.default_rng(0), [3, 1, 3], keep_fused=True)
+    same_in_chunks(model, {"x": x}, "T", np.random.default_rng(0), [3, 1, 3], keep_native=True)
 
 
 def test_statistics_of_each_place():

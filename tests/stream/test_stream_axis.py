@@ -66,7 +66,7 @@ def test_the_batch_is_not_taken_for_the_stream(direction):
         rnn_lower.stream(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"step": 1}])
+@pytest.mark.parametrize("options", [{}, {"keep_native": True}, {"step": 1}])
 def test_a_streaming_model_is_not_streamed_again(options):
     model, _ = build(Case("GRU", dynamic=True))
     made = rnn_lower.stream(model, axis="T", **options)
@@ -75,7 +75,7 @@ def test_a_streaming_model_is_not_streamed_again(options):
             rnn_lower.stream(made, axis=axis)
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_fused": True}, {"step": 1}, {"form": "loop"}])
+@pytest.mark.parametrize("options", [{}, {"keep_native": True}, {"step": 1}, {"form": "loop"}])
 @pytest.mark.parametrize("op", ["GRU", "LSTM"])
 def test_an_axis_of_a_fixed_size_is_opened(op, options):
     model, feeds = build(Case(op, T=6, N=2))
@@ -84,9 +84,21 @@ def test_an_axis_of_a_fixed_size_is_opened(op, options):
     close(list(got.values()), run_onnxruntime(model, feeds))
 
 
-def test_a_fixed_size_that_is_computed_with_stays():
+@pytest.mark.parametrize("shapes", [((2, 9, 3, 2), (2, 9, 6)), ((18, 6), (2, 9, 6)), ((2, 9, -1, 2), (-1, 9, 6))])
+def test_a_length_that_the_exporter_has_fixed_is_freed(shapes):
     s = Stack(np.random.default_rng(0))
-    s.add("Reshape", "x", s.ints(2, 9, 3, 2))
-    s.add("Reshape", s.value, s.ints(2, 9, 6))
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"Reshape0.*does not follow from that of its input"):
+    for shape in shapes:
+        s.add("Reshape", s.value, s.ints(*shape))
+    s.add("Slice", s.value, s.ints(0), s.ints(9), s.ints(1))
+    model = sized(s.model(), x=(2, 9, 6))
+    made = rnn_lower.stream(model, axis="x[1]")
+    assert rnn_lower.prove_streaming(model, made)
+    session = rnn_lower.StreamingSession(made)
+    assert session.run(np.zeros((2, 4, 6), np.float32))["y"].shape == (2, 4, 6)
+
+
+def test_a_length_that_may_be_another_size_stays():
+    s = Stack(np.random.default_rng(0))
+    s.add("Reshape", "x", s.ints(9, 2, 6))
+    with pytest.raises(rnn_lower.UnsupportedError):
         rnn_lower.stream(sized(s.model(), x=(2, 9, 6)), axis="x[1]")

@@ -1,0 +1,184 @@
+"""Which axis of the inputs is the stream, and whether callers carry the states over it already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from rnn_lower.driver.plan import read_nodes
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
+from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
+from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.late import Accumulated, Held
+from rnn_lower.streaming.positions import Position
+from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
+from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError
+
+CALLS = ""
+"""In place of an axis: the stream is one run of the model after another."""
+
+
+def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
+    """The same with a symbol for the axis of the stream, where that is named by its place and has a fixed size."""
+    for value in document.model.graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            size = plain_dim(dim)
+            if time == place(str(value.name), axis) and isinstance(size, int):
+                symbol = free_proto_dim(document.proto, str(value.name), axis)
+                return document.again(), symbol, size
+    return document, time, None
+
+
+def outside(document: Document) -> str | None:
+    """The axis over which the callers carry all that there is to carry; CALLS where each run of the model is one step.
+
+    None where there is more to carry over the only axis that is free. Raises RnnLowerError where that is one of a
+    fixed size, and UnsupportedError where it is not known: nothing is left as it is unless the analysis finished.
+    """
+    theirs, found, refused = set(external(document)), list[str](), None
+    free = list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
+    for way in (*_fixed_places(document), *free):
+        work, axis, size = opened(document.copied(), way)
+        try:
+            carried = _carried(work, axis, size)
+        except UnsupportedError as error:
+            if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
+                refused = refused or error
+            continue
+        over = {one.read.describe() for one in carried if isinstance(one, Recurrence)}
+        if _is_more(work, carried, theirs) and (way in free or over & theirs):
+            if way in free:
+                return None
+            raise RnnLowerError(
+                f"the state is an input already, but something else is carried over {way}: say that it is the stream"
+                f" (--time {way})"
+            )
+        found += [way] if theirs <= over else []
+    if found:
+        return found[0]
+    if refused is not None:
+        raise UnsupportedError(
+            f"{refused}; the state is an input already, but what else has to be carried is not known: if nothing has,"
+            " lower the model instead (rnn-lower lower)"
+        )
+    return CALLS
+
+
+def one_step(document: Document) -> str | None:
+    """The axis of one frame over which recurrent nodes run; CALLS where each run is one step; None of other models."""
+    nodes = read_nodes(document.model, document.facts)
+    if not nodes or not all(map(has_one_step, nodes)):
+        return None
+    for name, dims in _shapes(document).items():
+        for axis, dim in enumerate(dims or ()):
+            if dim == 1:
+                work, *_ = opened(document.copied(), place(name, axis))
+                if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
+                    return place(name, axis)
+    return CALLS
+
+
+def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
+    walk = Walk(document.model, document.facts, axes_of(document, way), baked=baked)
+    try:
+        walk.run()
+    except PaddedError as error:
+        raise UnsupportedError(str(error)) from None
+    return walk.carried
+
+
+def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
+    """Whether something is to be carried that the callers do not carry already."""
+    return any(
+        isinstance(one, (Cache, Held, Accumulated, Overlap, Position))
+        or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
+        or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
+        for one in carried
+    )
+
+
+def _fixed_places(document: Document) -> list[str]:
+    """The axes of a fixed size, but for those of the states that the callers give."""
+    model = document.model
+    states: set[ir.Value] = set()
+    for node in read_nodes(model, document.facts):
+        for letter in node.operator.states:
+            if (given := node.inputs.get(f"initial_{letter}")) is not None:
+                states |= inputs_of(model, given)
+    names = {str(one.name) for one in states}
+    return [
+        place(name, axis)
+        for name, dims in _shapes(document).items()
+        for axis, dim in enumerate(dims or ())
+        if name not in names and isinstance(dim, int)
+    ]
+
+
+def stream_axis(document: Document, step: int | None) -> str:
+    """Which axis is the stream where nobody says so: the only free one, or that of the nodes; or CALLS."""
+    if external(document) and (found := outside(document)) is not None:
+        return found
+    if step == 1 and (found := one_step(document)) is not None:
+        return found
+    ways = list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
+    if len(ways) != 1:
+        told = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
+        if one_step(document) is not None:
+            raise RnnLowerError(f"{told}; each run is one step of the recurrent nodes: say so (--step 1)")
+        raise RnnLowerError(f"{told}: say which axis is the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
+    return ways[0]
+
+
+def _shapes(document: Document) -> Shapes:
+    """Of the inputs that have to be given."""
+    model = document.model
+    return {name: shape for name, shape in declared_shapes(model).items() if name not in model.graph.initializers}
+
+
+def axes_of(document: Document, time: str) -> dict[str, int]:
+    """Input and axis that have a size of this name, or are named by their place."""
+    shapes = _shapes(document)
+    ways = list(dict.fromkeys(way for *_, way in free_dims(shapes)))
+    places = {
+        place(name, axis): (name, axis, dim) for name, dims in shapes.items() for axis, dim in enumerate(dims or ())
+    }
+    if time in places and places[time][2] not in (None, *NO_NAMES):  # given by its place although it has a name
+        time = str(places[time][2])
+    found = [
+        (name, axis)
+        for there, (name, axis, dim) in places.items()
+        if time == (there if dim in (None, *NO_NAMES) else dim)
+    ]
+    if not found:
+        raise RnnLowerError(
+            f"--time {time}: no input has a symbolic size of this name; there are {', '.join(ways) or 'none'}"
+        )
+    if len({name for name, _ in found}) < len(found):
+        raise RnnLowerError(f"--time {time}: more than one axis of input '{found[0][0]}' is called so")
+    return dict(found)
+
+
+def called(model: ir.Model, streams: Mapping[str, int]) -> str:
+    """What `dims` calls the size of the stream."""
+    return next(way for name, axis, way in free_dims(declared_shapes(model)) if streams.get(name) == axis)
+
+
+def external(document: Document) -> list[str]:
+    """Recurrent nodes that start from an input and give their state back, so that the caller carries it.
+
+    A model of one fixed size may give it back in whatever way it likes: it is for one chunk at a time anyway.
+    """
+    model = document.model
+    returned = gives_back if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
+    held = []
+    for node in read_nodes(model, document.facts):
+        state = node.inputs.get("initial_h")
+        given = state is not None and is_part_of_input(model, state)
+        back = any(returned(model, value) for value in node.outputs.values())
+        held += [node.describe()] if given and back else []
+    return held

@@ -1,0 +1,327 @@
+"""The way back: a streaming model becomes one over whole sequences, its states inside.
+
+A model of one length of chunks is the body of a Scan over them. Where only recurrent nodes carry states, which are
+inputs and outputs of the model, the axis of the frames is free instead; one that `stream` has made for chunks of
+any length takes the whole as one. States whose first values are known begin with these, the others stay inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from rnn_lower.builder.names import Names
+from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir import protobuf
+from rnn_lower.ir.walk import opset_of
+from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.fixed_dims import free_proto_dim, place
+from rnn_lower.streaming.axes import axes_of, opened
+from rnn_lower.streaming.checking import fixed_step
+from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.naming import names_of, rename
+from rnn_lower.streaming.plan import KEY, LAST, Plan, State
+from rnn_lower.streaming.reach import inputs_of, outputs_of
+from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.session import plan_with
+from rnn_lower.streaming.sizes import GROWS
+
+TIME = "time"
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """document: over whole sequences.  source: the streaming model that it was made of, with its plan."""
+
+    document: Document
+    source: Document
+    plan: Plan
+
+
+def unstreamed(document: Document, states: Mapping[str, str] | None, time: str | None) -> Whole:
+    """A model over whole sequences.
+
+    states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  time: the axis of
+    the frames of such a model, INPUT[AXIS]; where it has none, each run is one step, and a new axis comes first.
+    """
+    plan = plan_with(document, states)
+    if not plan.states:
+        raise RnnLowerError("the model has no state that is fed back, so that there is nothing to take in")
+    source = document.copied()
+    if time is not None and plan.inputs:
+        raise RnnLowerError(f"--time {time}: the model says itself that the frames are along {dict(plan.inputs)}")
+    if time is not None:
+        plan = _with_axes(source, plan, time)
+    elif not plan.inputs:
+        source, plan = _with_new_axis(source, plan)
+    plan.write(source.proto)
+    source = Document(source.proto, source.folder)
+    step = fixed_step(source, plan)
+    work = source.copied().proto
+    protobuf.remove_if(work.metadata_props, lambda one: one.key == KEY)
+    if step is None and states and not _is_free(source, plan, False):
+        work = source.copied().fixed({place(name, axis): 1 for name, axis in plan.inputs.items()}).proto
+        protobuf.remove_if(work.metadata_props, lambda one: one.key == KEY)
+        _scanned(work, plan, 1, source)
+    elif step is None:
+        _in_one_chunk(work, plan)
+    elif _is_free(source, plan):
+        for name, axis in plan.inputs.items():
+            free_proto_dim(work, name, axis)
+    else:
+        _scanned(work, plan, step, source)
+    return Whole(Document(work, source.folder), source, plan)
+
+
+def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
+    """The plan with the axis of the frames of inputs and outputs."""
+    work, name, size = opened(document.copied(), time)
+    inputs = axes_of(work, name)
+    walk = Walk(work.model, work.facts, inputs, True)
+    fed, outputs = {state.output for state in plan.states}, dict(plan.outputs)
+    try:
+        walk.run()
+    except UnsupportedError:  # then by what is declared
+        axis = next(iter(inputs.values()))
+        for value in document.proto.graph.output:
+            dims = value.type.tensor_type.shape.dim
+            if value.name in outputs and value.name not in fed:
+                if size is None or axis >= len(dims) or dims[axis].dim_value != size:
+                    raise UnsupportedError(
+                        f"output '{value.name}': which axis has the frames is not known; declare its sizes"
+                    ) from None
+                outputs[value.name] = axis
+    else:
+        for value in work.model.graph.outputs:
+            track = walk.tracks[value]
+            if value.name in outputs and track.axis is not None:
+                outputs[str(value.name)] = track.axis
+    return dataclasses.replace(plan, inputs=inputs, outputs=outputs)
+
+
+def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
+    """Each run being one step, with an axis of one frame in front of inputs and outputs."""
+    work, fed = document.proto, {name for state in plan.states for name in (state.input, state.output)}
+    graph = work.graph
+    names = Names(name for holder in protobuf.holders(work) for name in names_of(holder))
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [one for one in graph.input if one.name not in fed | constants and one.type.tensor_type.shape.dim]
+    outputs = [one for one in graph.output if one.name not in fed]
+    changed = {one.name: names.unique(f"{one.name}/frame") for one in (*inputs, *outputs)}
+    rename(graph, changed, declared=False)
+    axis = names.unique("frame_axis")
+    graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), axis))
+    before = [_squeezed(work, "Squeeze", one.name, changed[one.name], axis) for one in inputs]
+    behind = [_squeezed(work, "Unsqueeze", changed[one.name], one.name, axis) for one in outputs]
+    nodes = [*before, *graph.node, *behind]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for value in (*inputs, *outputs):
+        dims = value.type.tensor_type.shape.dim
+        if value.type.tensor_type.HasField("shape"):
+            dims.insert(0, onnx.TensorShapeProto.Dimension(dim_value=1))
+    symbols = {name: (where, at + (where in changed)) for name, (where, at) in plan.symbols.items()}
+    kinds = dict.fromkeys((one.name for one in outputs), 0)
+    kept = {name: LAST for name in plan.outputs if name not in kinds}
+    plan = dataclasses.replace(
+        plan, inputs=dict.fromkeys((one.name for one in inputs), 0), outputs={**kinds, **kept}, symbols=symbols
+    )
+    if not inputs:
+        raise RnnLowerError("the model has no input beside its states that could have frames")
+    return Document(work, document.folder), plan
+
+
+def _squeezed(model: onnx.ModelProto, op: str, source: str, result: str, axis: str) -> onnx.NodeProto:
+    if (opset_of(model) or 0) < 13:
+        return helper.make_node(op, [source], [result], name=f"{result}/axis", axes=[0])
+    return helper.make_node(op, [source, axis], [result], name=f"{result}/axis")
+
+
+def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
+    """Whether all states are those of recurrent nodes, and nothing else is carried.
+
+    exactly: whether first and last states have to be inputs and outputs as they are.
+    """
+    (name, axis), *_ = plan.inputs.items()
+    work, symbol, _ = opened(document.copied(), place(name, axis))
+    try:
+        walk = Walk(work.model, work.facts, axes_of(work, symbol))
+        walk.run()
+    except UnsupportedError:
+        return False
+    if any(not isinstance(one, Recurrence) for one in walk.carried) or axes_of(work, symbol) != dict(plan.inputs):
+        return False
+    fed = {state.input: state.output for state in plan.states}
+    for one in walk.carried if exactly else ():
+        for letter in one.read.operator.states:
+            first, last = one.read.inputs.get(f"initial_{letter}"), one.read.outputs.get(f"Y_{letter}")
+            inputs = set() if first is None else {str(value.name) for value in inputs_of(work.model, first)}
+            outputs = set() if last is None else {str(value.name) for value in outputs_of(work.model, last)}
+            if len(inputs) != 1 or first is None or not first.is_graph_input() or fed.get(min(inputs)) not in outputs:
+                return False
+            if last is None or not last.is_graph_output():
+                return False
+            del fed[min(inputs)]
+    return (not fed or not exactly) and all(state.first is None for state in plan.states)
+
+
+def _in_one_chunk(model: onnx.ModelProto, plan: Plan) -> None:
+    """The whole is a chunk like any other; states of the model's own are no outputs then."""
+    graph = model.graph
+    own = {state.input: state for state in plan.states if state.first is not None}
+    gone = {state.output for state in own.values()} - plan.outputs.keys()
+    protobuf.remove_if(graph.input, lambda value: value.name in own)
+    protobuf.remove_if(graph.output, lambda value: value.name in gone)
+    _put_first(graph, _first_values(model, plan, own.values()))
+
+
+def _put_first(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    after = [*nodes, *graph.node]
+    del graph.node[:]
+    graph.node.extend(after)
+
+
+def _first_values(model: onnx.ModelProto, plan: Plan, states: Iterable[State]) -> list[onnx.NodeProto]:
+    """Nodes that make the values before the first frame, of the batch that the inputs have."""
+    nodes: list[onnx.NodeProto] = []
+    graph = model.graph
+    names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
+
+    def number(*numbers: int) -> str:
+        name = names.unique("first/number")
+        graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+        return name
+
+    def step(op: str, *inputs: str, to: str = "", **attributes: object) -> str:
+        name = to or names.unique("first/size")
+        nodes.append(helper.make_node(op, inputs, [name], name=names.unique("first/node"), **attributes))
+        return name
+
+    for state in states:
+        assert state.first is not None
+        if not any(each.of for each in state.shape) or any(GROWS in each.of for each in state.shape):
+            graph.initializer.append(numpy_helper.from_array(state.first, state.input))
+            continue
+        sizes = []
+        for each in state.shape:
+            size = number(each.times.numerator)
+            for symbol in each.of:
+                source, axis = plan.symbols[symbol]
+                size = step("Mul", size, step("Gather", step("Shape", source), number(axis), axis=0))
+            sizes.append(step("Div", size, number(each.times.denominator)) if each.times.denominator > 1 else size)
+        constant = names.unique("first/value")
+        graph.initializer.append(numpy_helper.from_array(state.first, constant))
+        step("Expand", constant, step("Concat", *sizes, axis=0), to=state.input)
+    return nodes
+
+
+def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
+    """The model as the body of a Scan over chunks."""
+    if (opset_of(model) or 0) < 9:
+        raise UnsupportedError(f"a Scan over chunks needs opset 9; the model is at opset {opset_of(model)}")
+    if grown := next((one for one in plan.states if any(GROWS in each.of for each in one.shape)), None):
+        raise UnsupportedError(f"{grown.node}: its state '{grown.input}' is of another size after each chunk")
+    graph = model.graph
+    names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
+    given = {value.name: value for value in graph.input}
+    results = {value.name: value for value in graph.output}
+    inside = {name: names.unique(f"{name}/chunk") for name in (*plan.inputs, *results, *(s.input for s in plan.states))}
+    body_nodes = list(graph.node)
+    body = helper.make_graph(body_nodes, "chunk", [], [])
+    rename(body, inside)
+    fed = [state.output for state in plan.states]
+    again = {name: names.unique(f"{name}/again") for name in plan.outputs if name in fed}
+    body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
+    shapes = {str(one.name): source.facts.shape(one) for one in source.model.graph.outputs}
+    shapes |= {one.name: _declared(one) for one in (*graph.input, *graph.output) if shapes.get(one.name) is None}
+    body.input.extend(_typed(given[state.input], inside[state.input], shapes) for state in plan.states)
+    body.input.extend(_typed(given[name], inside[name], shapes) for name in plan.inputs)
+    body.output.extend(_typed(results[name], inside[name], shapes) for name in fed)
+    body.output.extend(_typed(results[name], again.get(name, inside[name]), shapes) for name in plan.outputs)
+    del graph.node[:]
+    own = [state for state in plan.states if state.first is not None]
+    firsts = _first_values(model, plan, own)
+    writer = _Outer(graph, names)
+    chunks = [writer.split(name, axis, step) for name, axis in plan.inputs.items()]
+    stacked = {name: names.unique(f"{name}/chunks") for name in plan.outputs}
+    last = {state.output: names.unique(f"{state.output}/last") for state in plan.states}
+    axes = [axis if isinstance(axis, int) else 0 for axis in plan.outputs.values()]
+    writer.nodes.append(helper.make_node(
+        "Scan", [*(state.input for state in plan.states), *chunks], [*(last[name] for name in fed), *stacked.values()],
+        name=names.unique("whole/scan"), body=body, num_scan_inputs=len(chunks),
+        scan_input_axes=list(plan.inputs.values()), scan_output_axes=axes,
+    ))  # fmt: skip
+    for name, axis in plan.outputs.items():
+        if isinstance(axis, int):
+            writer.merge(stacked[name], name, axis, plan.warm_up.get(name))
+        else:
+            writer.step("Gather", stacked[name], writer.number(-1, scalar=True), to=name, axis=0)
+    theirs = {state.output for state in plan.states if state.first is None} - plan.outputs.keys()
+    writer.nodes.extend(helper.make_node("Identity", [last[name]], [name]) for name in theirs)
+    graph.node.extend([*firsts, *writer.nodes])
+    protobuf.remove_if(graph.input, lambda value: value.name in {state.input for state in own})
+    protobuf.remove_if(graph.output, lambda value: value.name not in plan.outputs and value.name not in theirs)
+    del graph.value_info[:]
+    for name, axis in [*plan.inputs.items(), *plan.outputs.items()]:
+        dims = (given.get(name) or results[name]).type.tensor_type.shape.dim
+        if isinstance(axis, int) and axis < len(dims):
+            dims[axis].Clear()
+            if name in given:
+                dims[axis].dim_param = TIME if step == 1 else f"{step}*{TIME}"
+
+
+def _declared(value: onnx.ValueInfoProto) -> Sequence[int | str | None] | None:
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+
+
+def _typed(
+    value: onnx.ValueInfoProto, name: str, shapes: Mapping[str, Sequence[int | str | None] | None]
+) -> onnx.ValueInfoProto:  # fmt: skip
+    """A value in the body, with the sizes that are known: not those of several names, which runtimes fail to unify."""
+    shape = shapes.get(value.name)
+    known = None if shape is None else [size if isinstance(size, int) else None for size in shape]
+    return helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, known)
+
+
+class _Outer:
+    """Writes the nodes around the Scan."""
+
+    def __init__(self, graph: onnx.GraphProto, names: Names) -> None:
+        self._graph, self._names = graph, names
+        self.nodes: list[onnx.NodeProto] = []
+
+    def number(self, *numbers: int, scalar: bool = False) -> str:
+        name = self._names.unique("whole/number")
+        array = np.array(numbers[0] if scalar else numbers, np.int64)
+        self._graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def step(self, op: str, *inputs: str, to: str = "", **attributes: object) -> str:
+        name = to or self._names.unique("whole/value")
+        self.nodes.append(helper.make_node(op, inputs, [name], name=self._names.unique("whole/node"), **attributes))
+        return name
+
+    def _around(self, value: str, end: int, start: int, middle: tuple[int, ...]) -> str:
+        """The shape of a value up to an axis, numbers in the middle, and the shape from an axis on."""
+        shape, first = self.step("Shape", value), self.number(0)
+        before = self.step("Slice", shape, first, self.number(end), first)
+        behind = self.step("Slice", shape, self.number(start), self.number(2**31 - 1), first)
+        return self.step("Concat", before, self.number(*middle), behind, axis=0)
+
+    def split(self, value: str, axis: int, step: int) -> str:
+        """Frames as chunks of so many."""
+        return self.step("Reshape", value, self._around(value, axis, axis + 1, (-1, step)))
+
+    def merge(self, value: str, name: str, axis: int, warm_up: int | None) -> None:
+        """Chunks as frames, without those that mean nothing."""
+        shape = self._around(value, axis, axis + 2, (-1,))
+        whole = self.step("Reshape", value, shape, to="" if warm_up else name)
+        if warm_up:
+            ends = self.number(warm_up), self.number(2**31 - 1), self.number(axis)
+            self.step("Slice", whole, *ends, to=name)

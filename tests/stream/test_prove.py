@@ -1,0 +1,82 @@
+"""The proof accepts what is right, rejects planted faults, and says by name what it does not know."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import streamfaults
+from layers import CAUSAL, LATE, Stack
+
+import rnn_lower
+from rnn_lower import cli
+
+
+def stack_of(*layers, seed: int = 0) -> Stack:
+    s = Stack(np.random.default_rng([3, seed]))
+    for layer in layers:
+        layer(s)
+    return s
+
+
+@pytest.mark.parametrize("layer", [*CAUSAL, *LATE], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("how", [{}, {"keep_native": True}, {"step": 4}], ids=["lowered", "native", "step"])
+def test_each_layer_is_proved(layer, how):
+    for seed in range(2):
+        s = stack_of(layer, seed=seed)
+        if s.ahead and "keep_native" in how:
+            how = {"form": "loop"}
+        if "step" in how:
+            how = {"step": 4 * s.every}
+        model = s.model()
+        made = rnn_lower.stream(model, axis="T", delay=s.cut, **how)
+        proof = rnn_lower.prove_streaming(model, made, points=1)
+        assert proof, proof.verdict
+        assert proof.borders > 1
+
+
+def test_planted_faults_are_rejected():
+    """tests/streamfaults.py runs for long."""
+    found = [streamfaults.one_fault(np.random.default_rng([1, number])) for number in range(16)]
+    planted = [one for one in found if one is not None]
+    assert len(planted) > 8
+    assert all(by_proof for _, by_proof, _ in planted), planted
+    assert sum(by_check for *_, by_check in planted) >= 0.95 * len(planted), planted
+
+
+def quantized() -> onnx.ModelProto:
+    s = stack_of(CAUSAL[0])
+    scale = s.const(np.array(0.1, np.float32))
+    s.add("DequantizeLinear", s.add("QuantizeLinear", s.value, scale), scale)
+    return s.model()
+
+
+def test_what_is_unknown_is_named(tmp_path, capsys):
+    proof = rnn_lower.prove_streaming(quantized(), rnn_lower.stream(quantized(), axis="T"))
+    assert (proof.ok, proof.reason) == (False, "operator QuantizeLinear")
+    onnx.save(quantized(), tmp_path / "in.onnx")
+    code = cli.main(["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T", "--prove"])
+    assert code == 1
+    assert "NOT PROVED: out of scope: operator QuantizeLinear" in capsys.readouterr().out
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_chunks_and_borders_are_told(tmp_path, capsys):
+    onnx.save(stack_of(CAUSAL[9]).model(), tmp_path / "in.onnx")
+    command = ["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T"]
+    assert cli.main([*command, "--check", "--prove"]) == 0
+    told = capsys.readouterr().out
+    assert "3 run(s) in " in told
+    assert "proved: 1 output(s) and 2 state(s) in " in told
+    assert told.count(" borders") == 2
+
+
+def test_another_model_is_not_proved():
+    made = rnn_lower.stream(stack_of(CAUSAL[9]).model(), axis="T")
+    assert not rnn_lower.prove_streaming(stack_of(CAUSAL[9], seed=1).model(), made)
+
+
+def test_a_model_that_says_nothing_of_its_states():
+    model = stack_of(CAUSAL[9]).model()
+    with pytest.raises(rnn_lower.RnnLowerError, match="it is no streaming model"):
+        rnn_lower.prove_streaming(model, model)

@@ -1,0 +1,103 @@
+"""A streaming model becomes one over whole sequences, which gives what the original gave."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, run_onnxruntime
+from layers import Stack, causal_conv, conv, dual_path, late_conv, lstm, pool, running_sum
+from onenode import Case, build
+from onnx import TensorProto, helper
+
+import rnn_lower
+from rnn_lower import cli
+
+
+def stack_of(*layers) -> onnx.ModelProto:
+    s = Stack(np.random.default_rng(3))
+    for layer in layers:
+        layer(s)
+    return s.model()
+
+
+WAYS = [{}, {"step": 6}, {"step": 12, "keep_native": True}, {"keep_native": True}, {"step": 6, "states": "packed"}]
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("layers", [(lstm, causal_conv, running_sum), (conv, pool, lstm), (late_conv, lstm)])
+def test_there_and_back(layers, how, tmp_path, capsys):
+    model = stack_of(*layers)
+    if layers[0] is late_conv and "step" not in how:
+        how = {**how, "keep_native": False}
+    onnx.save(rnn_lower.stream(model, axis="T", delay=True, **how), tmp_path / "chunks.onnx")
+    command = ["unstream", str(tmp_path / "chunks.onnx"), "-o", str(tmp_path / "whole.onnx"), "--check", "--prove"]
+    assert cli.main(command) == 0, capsys.readouterr()
+    whole = onnx.load(tmp_path / "whole.onnx")
+    onnx.checker.check_model(whole, full_check=True)
+    assert [value.name for value in (*whole.graph.input, *whole.graph.output)] == ["x", "y"]
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 48, 6)).astype(np.float32)
+    (got,), (wanted,) = run_onnxruntime(whole, {"x": x}), run_onnxruntime(model, {"x": x})
+    close([got], [wanted[:, : got.shape[1]]])
+
+
+def test_a_batch_with_features_in_it():
+    model = stack_of(dual_path)
+    whole = rnn_lower.unstream(rnn_lower.stream(model, axis="T", step=2))
+    x = np.random.default_rng(0).uniform(-1, 1, (3, 8, 6)).astype(np.float32)
+    close(run_onnxruntime(whole, {"x": x}), run_onnxruntime(model, {"x": x}))
+
+
+def test_recurrent_nodes_of_one_step_get_a_free_length():
+    """Their states are inputs and outputs already, so nothing but a size changes."""
+    model, feeds = build(
+        Case("LSTM", T=1, N=2, I=3, H=4, optional=("initial_h", "initial_c"), outputs=("Y", "Y_h", "Y_c"))
+    )
+    whole = rnn_lower.unstream(model, states={"initial_h": "Y_h", "initial_c": "Y_c"}, axis="X[0]")
+    assert [node.op_type for node in whole.graph.node] == [node.op_type for node in model.graph.node]
+    feeds["X"] = np.random.default_rng(0).uniform(-1, 1, (7, 2, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(model, states={"initial_h": "Y_h", "initial_c": "Y_c"})
+    parts = [session.run({**(feeds if k == 0 else {}), "X": feeds["X"][k : k + 1]})["Y"] for k in range(7)]
+    close(run_onnxruntime(whole, feeds)[:1], [np.concatenate(parts)])
+
+
+def policy() -> onnx.ModelProto:
+    """Each run is one step, and what goes out of it is not what the node has: it is halved."""
+    s = Stack(np.random.default_rng(1))
+    s.add("Unsqueeze", "x", s.ints(0))
+    weights = s.weight(1, 12, 6), s.weight(1, 12, 4)
+    s.nodes.append(helper.make_node("GRU", [s.value, *weights, "", "", "h"], ["", "last"], hidden_size=4))
+    s.nodes.append(helper.make_node("Squeeze", ["last", s.ints(0)], ["y"]))
+    s.nodes.append(helper.make_node("Mul", ["last", s.const(np.array(0.5, np.float32))], ["hn"]))
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["B", 6]), ("h", [1, "B", 4]), ("y", ["B", 4]), ("hn", [1, "B", 4]))
+    ]
+    graph = helper.make_graph(s.nodes, "policy", values[:2], values[2:], s.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_runs_of_one_step(tmp_path, capsys):
+    onnx.save(policy(), tmp_path / "step.onnx")
+    command = ["unstream", str(tmp_path / "step.onnx"), "-o", str(tmp_path / "whole.onnx"), "--state", "h=hn"]
+    assert cli.main([*command, "--check", "--prove"]) == 0, capsys.readouterr()
+    whole, rng = onnx.load(tmp_path / "whole.onnx"), np.random.default_rng(0)
+    feeds = {"x": rng.uniform(-1, 1, (5, 2, 6)).astype(np.float32), "h": np.ones((1, 2, 4), np.float32)}
+    session = rnn_lower.StreamingSession(policy(), states={"h": "hn"})
+    parts = [session.run({"x": feeds["x"][k], **({"h": feeds["h"]} if k == 0 else {})}) for k in range(5)]
+    y, hn = run_onnxruntime(whole, feeds)
+    close([y, hn], [np.stack([part["y"] for part in parts]), session.state["h"]])
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (lambda: stack_of(lstm), {}, "it is no streaming model"),
+        (lambda: stack_of(lstm), {"states": {}}, "no state that is fed back"),
+        (lambda: rnn_lower.stream(stack_of(lstm), axis="T"), {"axis": "x[1]"}, "the model says itself"),
+        (policy, {"states": {"h": "nothing"}}, "there is no input 'h' with an output 'nothing'"),
+    ],
+)
+def test_is_refused(model, options, words):
+    with pytest.raises(rnn_lower.RnnLowerError, match=words):
+        rnn_lower.unstream(model(), **options)
