@@ -27,7 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "in.onnx other.onnx --out-dir lowered",
         "- - < in.onnx > out.onnx",
     ),
-    "stream": ("in.onnx chunks.onnx --time time --check", "in.onnx step.onnx --time time --step 1 --dim batch=1"),
+    "stream": ("in.onnx chunks.onnx --time time --check", "in.onnx one_step.onnx --time time --step 1 --dim batch=1"),
     "unstream": ("chunks.onnx whole.onnx --check", "step.onnx whole.onnx --state h=hn --time 'x[1]'"),
     "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
     "prove": ("in.onnx out.onnx",),
