@@ -41,6 +41,9 @@ class UnsupportedOpError(UnsupportedError):
         super().__init__(f"does not support {op_type}: {rule}, and no equivalent is known")
         self.op_type, self.rule = op_type, rule
 
+    def __reduce__(self) -> tuple[type[UnsupportedOpError], tuple[str, str]]:
+        return type(self), (self.op_type, self.rule)
+
 
 @dataclasses.dataclass(frozen=True)
 class Requirement:

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from onenode import OPTIONAL, Case, build
 from paths import ROOT, own_models
 
 import rnn_lower
-from rnn_lower import cli
+from rnn_lower import cli, errors
 from rnn_lower.cli.arguments import make_parser
 from rnn_lower.cli.commands import COMMANDS
 from rnn_lower.lowering.node import OPERATORS
@@ -640,3 +641,37 @@ def test_sizes_for_people(size, shown):
     from rnn_lower.modelio.statistics import Count
 
     assert Count({}, size).shown_size == shown
+
+
+def test_a_working_folder_that_is_gone_is_named(tmp_path):
+    (tmp_path / "gone").mkdir()
+    command = f"cd gone && rmdir ../gone && {sys.executable} -m rnn_lower lower x.onnx y.onnx"
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "the working folder does not exist any more" in done.stderr
+
+
+def test_a_target_file_of_5000_brackets_is_refused(lstm, tmp_path, capsys):
+    (tmp_path / "deep.toml").write_text(f"x = {'[' * 5000}{']' * 5000}")
+    code, _, err = run(capsys, "lower", lstm, tmp_path / "o.onnx", "--target", tmp_path / "deep.toml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "not a target" in err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UnsupportedOpError("Add", "no rule"),
+        errors.UnmetRequirementError("text", (errors.Requirement("what"),)),
+        errors.OutOfMemoryError(),
+        errors.InvalidNodeError("text"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_can_be_pickled(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", category=UserWarning, module=rf"{noisy}\b")
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
+        _check_folder()
         resolve_files(arguments)
         is_shown = sys.stdout and (not arguments.quiet or _prints_result(arguments))
         output = _UntilClosed(sys.stdout if is_shown else open(os.devnull, "w"))  # noqa: SIM115
@@ -74,6 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = f"{type(error).__name__}: {error}"[:500]
         return _fail(UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise RnnLowerError("the working folder does not exist any more; change to another one") from None
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:

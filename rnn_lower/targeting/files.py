@@ -232,6 +232,8 @@ def read_keys(path: Path) -> dict[str, Any]:
         told = tomllib.loads(foreign.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise RnnLowerError(f"{path}: not a target: nested too deeply") from None
     except ValueError as error:  # of TOML, with line and column, or of UTF-8
         raise RnnLowerError(f"{path}: not a target: {error}") from None
     for name, value in told.items():

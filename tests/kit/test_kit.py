@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tomli_w
 from features import FEATURES
 from judge import close, expected, remaining, run_onnxruntime
 from onenode import build
@@ -19,7 +20,6 @@ import rnn_lower
 from rnn_lower import cli
 from rnn_lower.targeting.files import read_keys
 from rnn_lower.targeting.probe.manifest import Manifest, read_manifest
-from rnn_lower.targeting.probe.toml import to_toml
 
 sys.path.append(str(ROOT / "examples"))
 import abacus
@@ -249,5 +249,31 @@ def test_toml_says_what_it_is_told(tmp_path):
     """Every target's file, read, written and read again."""
     for path in sorted((ROOT / "rnn_lower" / "targeting").glob("*.toml")):
         keys = read_keys(path)
-        (tmp_path / "again.toml").write_text(to_toml(keys))
+        (tmp_path / "again.toml").write_text(tomli_w.dumps(keys))
         assert read_keys(tmp_path / "again.toml") == keys
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["cases"][0].update(model="../../etc/passwd"),
+        lambda m: m["cases"][0].update(model="/etc/passwd"),
+        lambda m: m["cases"][0].update(case="../evil"),
+        lambda m: m["cases"][0].update(limit="x"),
+        lambda m: m["cases"][0].update(outputs=[]),
+        lambda m: m["cases"][0]["outputs"][0].update(file="..\\..\\secret"),
+        lambda m: m["cases"][0]["inputs"][0].update(shape=["a"]),
+        lambda m: m["cases"][0].pop("form"),
+        lambda m: m.update(cases=5),
+    ],
+)
+def test_a_manifest_is_not_trusted(tmp_path, capsys, change):
+    rnn_lower.write_kit(tmp_path / "kit", "portable", only=["GRU plain"])
+    manifest = json.loads((tmp_path / "kit" / "manifest.json").read_text())
+    change(manifest)
+    (tmp_path / "kit" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "results").mkdir()
+    assert cli.main(["kit-report", str(tmp_path / "kit"), "--results", str(tmp_path / "results")]) == cli.BAD
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "manifest" in err

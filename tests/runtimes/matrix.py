@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import tomli_w
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
@@ -31,7 +32,6 @@ import rnn_lower  # noqa: E402
 from rnn_lower.targeting import TARGETS  # noqa: E402
 from rnn_lower.targeting.probe import results as judging  # noqa: E402
 from rnn_lower.targeting.probe.report import REFUSED, fused_tables, tell  # noqa: E402
-from rnn_lower.targeting.probe.toml import to_toml  # noqa: E402
 
 NOTES = """
 "Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. The
@@ -198,7 +198,7 @@ def write_fused(name: str, rows: dict[str, list[str]]) -> None:
     """What was measured of the fused operators, as the last tables of the target's file."""
     path = HERE.parent.parent / "rnn_lower" / "targeting" / f"{name}.toml"
     text = path.read_text(encoding="utf-8").split("\n[fused.")[0].rstrip() + "\n"
-    path.write_text(text + to_toml({"fused": fused_tables(rows)}), encoding="utf-8")
+    path.write_text(text + tomli_w.dumps({"fused": fused_tables(rows)}), encoding="utf-8")
 
 
 def draw(data: dict, folder: Path) -> None:

@@ -85,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest:
             found = told["schema"]
             raise RnnLowerError(f"{path}: a kit of schema {found}, and {SCHEMA} is known here; write the kit again")
         return Manifest(
-            told["target"], told["made_by"], tuple(map(_case, told["cases"])),
+            str(told["target"]), str(told["made_by"]), tuple(map(_case, told["cases"])),
             tuple(Refused(**one) for one in told["refused"]),
         )  # fmt: skip
     except OSError as error:
@@ -97,9 +97,23 @@ def read_manifest(folder: Path) -> Manifest:
         raise RnnLowerError(f"{path}: not the manifest of a kit; write the kit again") from None
 
 
-def _case(told: Mapping[str, Any]) -> KitCase:
-    tensors = {
-        place: tuple(Tensor(**{**one, "shape": tuple(one["shape"])}) for one in told[place])
-        for place in ("inputs", "outputs")
-    }
-    return KitCase(**{**told, "operators": tuple(told["operators"]), **tensors})
+def _case(row: Mapping[str, Any]) -> KitCase:
+    tensors = {side: tuple(map(_tensor, row[side])) for side in ("inputs", "outputs")}
+    case = KitCase(**{**row, "operators": tuple(map(str, row["operators"])), **tensors})
+    texts = (case.case, case.feature, case.form, case.model)
+    if not all(isinstance(text, str) for text in texts) or "/" in case.case or not case.outputs:
+        raise ValueError
+    _inside(case.case)
+    _inside(case.model)
+    return dataclasses.replace(case, opset=int(case.opset), limit=float(case.limit))
+
+
+def _tensor(row: Mapping[str, Any]) -> Tensor:
+    return Tensor(str(row["name"]), str(row["dtype"]), tuple(map(int, row["shape"])), _inside(row["file"]))
+
+
+def _inside(path: Any) -> str:
+    """A path of the manifest, which stays inside of the kit's folder."""
+    if not isinstance(path, str) or "\\" in path or path.startswith("/") or ".." in path.split("/") or ":" in path:
+        raise RnnLowerError(f"the manifest names {path!r}, which is outside of the kit; write the kit again")
+    return path

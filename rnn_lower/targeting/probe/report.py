@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from rnn_lower.options import OP_TYPES
 from rnn_lower.targeting.files import read_keys
 from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest
 from rnn_lower.targeting.probe.results import ERROR, RIGHT, WRONG, Outcome
-from rnn_lower.targeting.probe.toml import to_toml
 
 REFUSED = "refused"
 """What the target's rules keep from being lowered."""
@@ -134,7 +135,9 @@ def _propose(
     if avoid := sorted({*keys.get("avoid", ()), *failing}):
         proposed["avoid"] = avoid
     proposed["fused"] = fused_tables({feature: row[FUSED] for feature, row in results.items() if FUSED in row})
-    return "".join(_remarks(unexplained)) + to_toml(proposed)
+    return "".join(_remarks(unexplained)) + tomli_w.dumps(
+        {key: value for key, value in proposed.items() if value != {}}
+    )
 
 
 def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:

@@ -32,6 +32,25 @@ LIMIT = 1e-4
 """The largest absolute difference, in float32, that counts as right."""
 
 
+README = """# Conformance kit for {name}
+
+`manifest.json` lists the cases: a model (`models/`), its inputs (`inputs/`, each array as .npy, all of them as .npz)
+and the outputs that are right (`expected/`). Run every model on your runtime and save each output as `CASE/NAME.npy`
+in a folder of results, then
+
+    rnn-lower kit-report THIS_FOLDER --results RESULTS -o mine.toml
+
+or let it start a program of yours for each case:
+
+    rnn-lower kit-report THIS_FOLDER --run 'python run.py {{model}} {{inputs}} {{outputs}}' -o mine.toml
+
+It says which features are right, wrong or refused, and proposes a target:
+
+    rnn-lower lower IN.onnx OUT.onnx --target mine.toml
+"""
+"""What lies in the folder for whoever gets it."""
+
+
 def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float = LIMIT) -> Manifest:
     """Write a kit to a folder that is not there yet, or empty; it appears by one rename. Raises RnnLowerError else.
 
@@ -78,6 +97,7 @@ def _write_all(place: Path, target: Target, chosen: Sequence[str], limit: float)
     manifest = Manifest(target.name, f"rnn_lower {rnn_lower.__version__}", tuple(cases), tuple(refused))
     manifest.write(place)
     shutil.copyfile(target.path, place / TARGET)
+    (place / "README.md").write_text(README.format(name=target.name), encoding="utf-8")
     return manifest
 
 
