@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -211,8 +212,11 @@ def _raised(document: Document, options: Options) -> tuple[Document, Options]:
         return document, options
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
 
-    made, _ = raise_document(document, options.dims)
-    return made, dataclasses.replace(options, raise_loops=False, dims=None if options.dims else options.dims)
+    made, found = raise_document(document, options.dims)
+    for one in found:
+        if one.why:
+            logging.getLogger("rnn_lower").warning("'%s' stays a loop: %s", one.name, one.why)
+    return made, dataclasses.replace(options, raise_loops=False, dims=None)
 
 
 @public

@@ -57,22 +57,11 @@ FEW = 1 << 20
 SIZES = (3, 1, 2, 4, 7, 13, 0)
 """What free sizes of the inputs are, each some more than the one before it; the model may not run with all."""
 
-COUNTING = (
-    "Equal",
-    "Gather",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Loop",
-    "Max",
-    "Min",
-    "Mod",
-    "Range",
-    "Slice",
-)
+SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+COMPARE = ("Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Pow")
 MOST_COUNTED = 2000
-"""Operators by which a graph may behave otherwise from some size on, and the largest such size that is looked at."""
+"""Of integers that any operator but the first reads, and of floats that the others read, a graph may behave otherwise
+from some size on; the last is the largest such size that is looked at."""
 
 INTEGER_DRAWS, INTEGERS = 12, 4
 """How often integers and truth values are drawn for the same sizes, and below what: below the sizes in most models."""
@@ -426,13 +415,12 @@ def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
 
 
 def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
-    """The numbers that a node compares with, counts to, or cuts at; not where a step cuts columns."""
-    if node.op_type not in COUNTING:
-        return
+    """The numbers that a node compares with, counts with, or cuts at; not where a step cuts columns."""
     arrays = [algebraic_patterns.constant(value) for value in node.inputs]
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
     for index, array in enumerate(arrays):
-        if array is None or array.size > 4 or array.dtype.kind not in "iuf":
+        kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
+        if array is None or array.size > 4 or array.dtype.kind not in kinds or not kinds:
             continue
         if axes is not None and scope.outer is not None and index in (1, 2):
             array = array[np.ravel(axes)[: array.size] == 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -60,11 +61,21 @@ def fold(model: ir.Model) -> None:
 
 
 def _fold_here(model: ir.Model) -> None:
-    with _without_claims(model):
+    with _without_claims(model), _silent(logging.getLogger("onnxscript.optimizer._constant_folding")):
         limits = {"input_size_limit": LIMIT, "output_size_limit": LIMIT}
         _optimizer().fold_constants(model, onnx_shape_inference=True, should_fold=_is_small, **limits)
         ir.passes.common.RemoveUnusedNodesPass()(model)
     _complete(model)
+
+
+@contextlib.contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """Without what somebody else's logger warns of: nodes that it leaves alone, which is no news here."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextlib.contextmanager

@@ -237,6 +237,71 @@ def test_a_loop_that_stops_at_a_hundred_steps_is_not_raised():
     assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
 
 
+@pytest.mark.parametrize("number", [40, 5000])
+@pytest.mark.parametrize("op_type", ["Mod", "Min"])
+def test_a_loop_that_reads_other_steps_from_some_length_on_is_not_raised(op_type, number):
+    model = keras_gru()
+    body = next(node for node in model.graph.node if node.op_type == "Loop").attribute[0].g
+    body.initializer.extend(constants(number=np.array(number, "i4")))
+    row = next(node for node in body.node if node.output[0] == "row")
+    row.input[1] = "other"
+    body.node.insert(list(body.node).index(row), helper.make_node(op_type, ["i", "number"], ["other"]))
+    assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
+
+
+def _loop(nodes, states, trips, **inits):
+    """A Loop of states [2, 3] over nodes that name the trip `i`, the condition `g`, and a state s as s2 when it is new."""
+    made = [helper.make_node("Identity", ["g"], ["g2"])] if not any("g2" in node.output for node in nodes) else []
+    body = helper.make_graph(
+        [*nodes, *made], "body", [info("i", INT64, []), info("g", BOOL, []), *states],
+        [info("g2", BOOL, []), *(onnx.ValueInfoProto(name=f"{state.name}2", type=state.type) for state in states)],
+        constants(**inits),
+    )  # fmt: skip
+    weights = constants(yes=np.array(True)) + ([] if trips is None else constants(trips=np.array(trips, "i8")))
+    starts = ["x" if state.type.HasField("tensor_type") else "nothing" for state in states]
+    main = [helper.make_node("SequenceEmpty", [], ["nothing"])] if "nothing" in starts else []
+    outs = [f"y{k}" for k in range(len(states))]
+    main.append(
+        helper.make_node("Loop", ["trips" if trips is not None else "", "yes", *starts], outs, name="L", body=body)
+    )
+    results = [onnx.ValueInfoProto(name=name, type=state.type) for name, state in zip(outs, states, strict=True)]
+    graph = helper.make_graph(main, "g", [info("x", FLOAT, [2, 3])], results, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_loop_without_a_limit_ends_by_its_condition():
+    nodes = [
+        helper.make_node("Neg", ["s"], ["s2"]), helper.make_node("Add", ["i", "one"], ["n"]),
+        helper.make_node("Less", ["n", "five"], ["g2"]),
+    ]  # fmt: skip
+    model = _loop(nodes, [info("s", FLOAT, [2, 3])], None, one=np.int64(1), five=np.int64(5))
+    lowered = rnn_lower.lower(model, loops=True)
+    assert sum(node.op_type == "Neg" for node in lowered.graph.node) == 5
+    assert same(model, lowered, feeds_of(model))
+    assert rnn_lower.prove(model, lowered).ok
+
+
+NAMED = {
+    "a sequence": ("SequenceInsert", helper.make_tensor_sequence_value_info("s", FLOAT, None), 3, "carries a sequence"),
+    "no end": ("Neg", info("s", FLOAT, [2, 3]), 2**62, "left of the limit"),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_other_refusals_are_named(what):
+    op_type, state, trips, told = NAMED[what]
+    node = helper.make_node(op_type, ["s", "x"] if op_type == "SequenceInsert" else ["s"], ["s2"])
+    with pytest.raises(UnsupportedError, match=f"Loop 'L'.*{told}"):
+        rnn_lower.lower(_loop([node], [state], trips), loops=True)
+
+
+def test_random_numbers_are_drawn_at_each_step():
+    nodes = [helper.make_node("RandomNormalLike", ["s"], ["s2"])]
+    lowered = rnn_lower.lower(_loop(nodes, [info("s", FLOAT, [2, 3])], 3), loops=True)
+    assert operators(lowered.graph) >= {"RandomNormalLike"}
+    assert not rnn_lower.prove(_loop(nodes, [info("s", FLOAT, [2, 3])], 3), lowered).ok
+
+
 def test_a_changed_unrolled_model_is_not_proved():
     model = keras_gru()
     lowered = rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 3})
