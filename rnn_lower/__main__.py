@@ -2,5 +2,5 @@
 
 from rnn_lower.cli import main
 
-if __name__ == "__main__":  # a process of --jobs imports this file
+if __name__ == "__main__":
     raise SystemExit(main())

@@ -39,13 +39,13 @@ def check_number(name: str, number: Any, kind: type = int, least: float = -math.
         raise RnnLowerError(f"{name} is {number!r}; it must be a {'whole ' if kind is int else ''}number")
     if isinstance(number, int) and number.bit_length() > LONGEST[kind]:
         raise RnnLowerError(f"{name} is a number of {number.bit_length()} bits; it must be of {LONGEST[kind]} at most")
-    told = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
+    text = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
     if number == math.inf:
-        raise RnnLowerError(f"{told}; it must be a number that is not infinite")
+        raise RnnLowerError(f"{text}; it must be a number that is not infinite")
     if not number >= least:  # nor NaN
-        raise RnnLowerError(f"{told}; it must be {least} or more")
+        raise RnnLowerError(f"{text}; it must be {least} or more")
     if number > most:
-        raise RnnLowerError(f"{told}; it must be {most} at most")
+        raise RnnLowerError(f"{text}; it must be {most} at most")
 
 
 def check_texts(**asked: Any) -> None:

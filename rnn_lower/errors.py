@@ -49,7 +49,7 @@ class UnsupportedOpError(UnsupportedError):
 class Requirement:
     """One thing that is missing for a node to be lowered as asked.
 
-    what: told as a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
+    what: a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
     sizes: "seq_length", "batch_size": those that must be known.  nodes: whether it is the limit of emitted nodes.
     """
 

@@ -86,7 +86,7 @@ class Options:
         if self.legalize_all and self.target is None:
             raise RnnLowerError("legalize_all replaces nodes that a target does not support; name the target")
         if self.select is not None and not callable(self.select):
-            raise RnnLowerError("select must be callable: it is asked about each RecurrentNode")
+            raise RnnLowerError("select must be callable: it is called with each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
             if value not in known:
                 raise RnnLowerError(f"unknown {what} '{value}'; known are {', '.join(known)}")

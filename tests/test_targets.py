@@ -146,7 +146,9 @@ def test_what_a_target_avoids_is_said_otherwise_or_refused(case, op_type, tmp_pa
     if refusal is None:
         assert op_type not in emitted(rnn_lower.lower(model, target=path))
     else:
-        assert f"does not support {op_type}: it is not among the operators that it takes, and no equivalent" in refusal
+        assert (
+            f"does not support {op_type}: it is not among the operators that it supports, and no equivalent" in refusal
+        )
         assert op_type in NEEDED[case.op]
 
 
@@ -231,7 +233,7 @@ def test_rules_are_told_with_their_source(tmp_path):
         rnn_lower.UnsupportedError, match=r"MatMul with constant inputs at \[1\], here 1 is computed \(page 7\)"
     ):
         rnn_lower.lower(model, target=written(tmp_path, text))
-    with pytest.raises(rnn_lower.UnsupportedError, match="takes a batch of 1 only, here it is 2"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="supports a batch of 1 only, here it is 2"):
         rnn_lower.lower(build(Case("RNN", 17))[0], target=written(tmp_path, NPU))
 
 
@@ -362,7 +364,7 @@ def test_the_opset_is_the_nearest_that_the_target_takes(opset, wanted, tmp_path,
     onnx.save(model, tmp_path / "in.onnx")
     command = ["lower", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--target", "portable", "--check"]
     assert cli.main(command) == cli.DONE
-    told = f"converted to opset {wanted}, the nearest that target portable takes"
+    told = f"converted to opset {wanted}, the nearest that target portable supports"
     assert (told in capsys.readouterr().err) == (wanted != opset)
     lowered = rnn_lower.lower(model, target="portable")
     assert rnn_lower.prove(model, lowered).ok

@@ -95,7 +95,7 @@ def inferred(
         found = onnx.shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10
         )
-    except Exception:  # whatever inference stumbles over, what it could have told is unknown then
+    except Exception:  # whatever inference stumbles over, what it would have found stays unknown
         return (UNKNOWN,) * count
     return tuple(_info(found[name]) if name in found else UNKNOWN for name in outputs)
 

@@ -137,8 +137,8 @@ class Pair:
         self.output_names = [value.name for value in self.original.proto.graph.output]
         theirs = [value.name for value in self.lowered.proto.graph.output]
         if self.output_names != theirs:
-            told = f"the models have different outputs: {self.output_names} and {theirs}"
-            raise RnnLowerError(f"{_named(self._lowered_path)}{told}")
+            text = f"the models have different outputs: {self.output_names} and {theirs}"
+            raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
         try:
             self.nodes = self._read_nodes()
         except RnnLowerError as error:
@@ -264,10 +264,10 @@ class Pair:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
                 if (default_opset({e.domain: e.version for e in self.lowered.proto.opset_import}) or 0) >= 7:
-                    told = f"the lowered model does not load on {ORT}: {one_line(error)}"
+                    text = f"the lowered model does not load on {ORT}: {one_line(error)}"
                     if self._refused:
-                        told = f"{ORT} loads neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
-                    raise RnnLowerError(f"{_named(self._lowered_path)}{told}") from None
+                        text = f"{ORT} loads neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
+                    raise RnnLowerError(f"{_named(self._lowered_path)}{text}") from None
                 self.runner = REFERENCE
                 self._run_lowered = open_reference(self.lowered)
         try:

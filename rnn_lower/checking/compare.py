@@ -32,11 +32,11 @@ class Comparison:
         touched: outputs that recurrent nodes have a part in.  varied: outputs need not differ from run to run.
         """
         names = touched & self._reports.keys() or self._reports.keys()
-        told = "every output" if names == self._reports.keys() else "every output of a recurrent node"
+        text = "every output" if names == self._reports.keys() else "every output of a recurrent node"
         if names and not self._filled & names:
-            return f"{told} is empty, or holds no finite number"
+            return f"{text} is empty, or holds no finite number"
         if names and not varied and not self._varied & names:
-            return f"{told} is the same in all runs, whatever the inputs"
+            return f"{text} is the same in all runs, whatever the inputs"
         return ""
 
     def add(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> None:
@@ -150,8 +150,8 @@ def _sizes(x: np.ndarray) -> np.ndarray:
 def _both_empty(expected: np.ndarray, actual: np.ndarray) -> bool:
     """Whether both are, and sizes differ at most where onnxruntime writes 0 for one that it does not know: where a Loop
     of no trips has computed nothing."""
-    told = zip(expected.shape, actual.shape, strict=False)
-    return expected.ndim == actual.ndim and expected.size == actual.size == 0 and all(a in (0, b) for a, b in told)
+    text = zip(expected.shape, actual.shape, strict=False)
+    return expected.ndim == actual.ndim and expected.size == actual.size == 0 and all(a in (0, b) for a, b in text)
 
 
 def _in_ulp(difference: np.ndarray, x: np.ndarray, dtype: np.dtype[Any]) -> float:

@@ -28,5 +28,5 @@ def outlived(model: Any, on: str | None, function: Callable[P, R], *arguments: P
         return isolated.apart(function, *arguments, **keywords)
     except isolated.Ended as end:
         name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
-        told = f"the process in which {on or ORT} ran this model, or what was made of it, ended ({end})"
-        raise RnnLowerError(f"{name}{told}; take --prove, or rnn-lower prove, which need no runtime") from None
+        text = f"the process in which {on or ORT} ran this model, or what was made of it, ended ({end})"
+        raise RnnLowerError(f"{name}{text}; take --prove, or rnn-lower prove, which need no runtime") from None

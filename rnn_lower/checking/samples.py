@@ -73,8 +73,8 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
         except Exception:  # zip, pickle and numpy each raise their own
-            told = "it is no archive of plain arrays, as np.savez writes it"
-            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {told}") from None
+            text = "it is no archive of plain arrays, as np.savez writes it"
+            raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {text}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:
         raise RnnLowerError(

@@ -73,8 +73,8 @@ def _check_imports(model: ir.Model, found: Collection[ir.OperatorIdentifier]) ->
         for domain, version in plain_imports(model.functions[identifier].opset_imports).items():
             if imports.get(domain, version) != version:
                 name = f"{identifier[0]}.{identifier[1]}"
-                told = f"function {name} imports opset {version} of '{domain}' and the model {imports[domain]}"
-                raise RnnLowerError(told)
+                text = f"function {name} imports opset {version} of '{domain}' and the model {imports[domain]}"
+                raise RnnLowerError(text)
 
 
 def _own_outputs(function: ir.Function) -> None:

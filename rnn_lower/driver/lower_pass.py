@@ -223,7 +223,7 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
 
 def _tell_conversion(asked: Options, chosen: Options) -> None:
     if asked.opset != chosen.opset:
-        logger.info("converted to opset %d, the nearest that target %s takes", chosen.opset, asked.target)
+        logger.info("converted to opset %d, the nearest that target %s supports", chosen.opset, asked.target)
 
 
 @one_child()

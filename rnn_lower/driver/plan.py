@@ -209,7 +209,7 @@ class Plan:
             others = tuple(other for other in self._target.forms if other != "scan")
             unmet.append(Requirement(what, forms=others, opsets=(since, self._target.opsets[1])))
         if form == "unroll" and node.static_length is None:
-            what = f"form unroll needs a known sequence length, here it is {node.told('seq_length')}"
+            what = f"form unroll needs a known sequence length, here it is {node.format_size('seq_length')}"
             others = tuple(other for other in self._target.forms_for(node, opset) if other != "unroll")
             unmet.append(Requirement(what, forms=others, sizes=("seq_length",)))
         return [*unmet, *self._target.lacks(node, form, opset)]

@@ -65,7 +65,7 @@ def rewrite_rules(**options: Unpack[Keywords]) -> RewriteRuleSet:
     """
     chosen = Options(**options)
     if chosen.opset is not None or chosen.dims or chosen.as_function:
-        told = "opset, dims and as_function are for rnn_lower.lower"
-        raise RnnLowerError(f"rewrite rules replace single nodes; {told}")
+        text = "opset, dims and as_function are for rnn_lower.lower"
+        raise RnnLowerError(f"rewrite rules replace single nodes; {text}")
     find_target(chosen.target)
     return RewriteRuleSet([LowerRecurrentRule(chosen)])

@@ -72,21 +72,21 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
     try:
         return work()
     except UnmetRequirementError as error:
-        told, lacks = str(error), error.requirements
+        text, lacks = str(error), error.requirements
     except ConversionError as error:
         first, last = find_target(options.target).opsets
-        told, lacks = str(error), (Requirement("", opsets=(first, min(last, newest_opset()))),)
-    raise UnsupportedError(f"{told}; {_advice(lacks, options, fresh(), attempt)}")
+        text, lacks = str(error), (Requirement("", opsets=(first, min(last, newest_opset()))),)
+    raise UnsupportedError(f"{text}; {_advice(lacks, options, fresh(), attempt)}")
 
 
 def _advice(lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt) -> str:
     ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
-    told = [f"use {' or '.join(ways)}"] if ways else []
+    message = [f"use {' or '.join(ways)}"] if ways else []
     found, error = _first_that_works(lacks, options, model, attempt)
     if found is not None and found not in ways:
-        told.append(f"add {found}")
-    if told:
-        return ", or ".join(told)
+        message.append(f"add {found}")
+    if message:
+        return ", or ".join(message)
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
     again = ""
     if isinstance(error, ConversionError) and opsets and options.opset is None:

@@ -151,37 +151,37 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     Raises RnnLowerError for what does not lie in the folder by its name, is no regular file, or does not hold the data.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    location, told = entries.get("location", ""), f"tensor '{tensor.name}'"
+    location, text = entries.get("location", ""), f"tensor '{tensor.name}'"
     parts = PurePosixPath(location).parts
     if not location or "\0" in location:
-        raise RnnLowerError(f"{told} has external data without a location")
+        raise RnnLowerError(f"{text} has external data without a location")
     if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
         raise RnnLowerError(
-            f"{told}: its data is in '{location}'; only files below the model's folder are read, named without '..'"
+            f"{text}: its data is in '{location}'; only files below the model's folder are read, named without '..'"
         )
     path = folder / location
     try:
         status = path.stat()
     except OSError as error:
-        raise RnnLowerError(f"{told}: its data file {path} cannot be read: {error.strerror or error}") from None
+        raise RnnLowerError(f"{text}: its data file {path} cannot be read: {error.strerror or error}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise RnnLowerError(f"{told}: its data file {path} is no regular file")
+        raise RnnLowerError(f"{text}: its data file {path} is no regular file")
     if not os.access(path, os.R_OK):
-        raise RnnLowerError(f"{told}: its data file {path} cannot be read: permission denied")
+        raise RnnLowerError(f"{text}: its data file {path} cannot be read: permission denied")
     wanted = size_of(tensor)
     if wanted is None:
-        raise RnnLowerError(f"{told} holds texts, which external data cannot")
+        raise RnnLowerError(f"{text} holds texts, which external data cannot")
     try:
         offset, length = extent(tensor, wanted)
     except ValueError:
-        raise RnnLowerError(f"{told}: offset or length of its external data is no number") from None
+        raise RnnLowerError(f"{text}: offset or length of its external data is no number") from None
     if offset < 0 or length != wanted:
         raise RnnLowerError(
-            f"{told} of shape {list(tensor.dims)} needs {wanted} bytes; its external data says {length} at {offset}"
+            f"{text} of shape {list(tensor.dims)} needs {wanted} bytes; its external data says {length} at {offset}"
         )
     if offset + length > status.st_size:
         raise RnnLowerError(
-            f"{told}: its data file {path} has {status.st_size} bytes, too few for {length} at {offset}"
+            f"{text}: its data file {path} has {status.st_size} bytes, too few for {length} at {offset}"
         )
     return Place(Path(os.path.realpath(path)), offset, length)
 

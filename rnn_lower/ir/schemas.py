@@ -60,7 +60,7 @@ def of_another_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     for name, attribute in node.attributes.items():
         known = schema.attributes.get(name)
         if known is not None and attribute.type != (wanted := ir.AttributeType(known.type.value)):
-            return f"its attribute '{name}' is of type {attribute.type.name}; the operator takes {wanted.name}"
+            return f"its attribute '{name}' is of type {attribute.type.name}; the operator accepts {wanted.name}"
     return ""
 
 

@@ -52,8 +52,8 @@ class Scope:
 
     def _bodies_of(self, node: ir.Node) -> Iterator[Scope]:
         for attribute, body in subgraphs(node):
-            told = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
-            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{told}", outer=self, holder=node.op_type)
+            text = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
+            yield dataclasses.replace(self, graph=body, path=f"{self.path}/{text}", outer=self, holder=node.op_type)
 
     def walk(self) -> Iterator[tuple[ir.Node, Scope]]:
         """Every node in and below this scope, before what lies in its bodies."""

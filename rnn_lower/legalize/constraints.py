@@ -82,35 +82,35 @@ Check = Callable[[Any, NodeView], str | None]
 """(what the rule says, node) -> what the node does instead, or None when it keeps to it"""
 
 
-def _inputs(told: Sequence[int], use: NodeView) -> str | None:
-    low, high = told
+def _inputs(limit: Sequence[int], use: NodeView) -> str | None:
+    low, high = limit
     return None if low <= len(use.operands) <= high else f"{len(use.operands)}"
 
 
-def _outputs(told: Sequence[int], use: NodeView) -> str | None:
-    low, high = told
+def _outputs(limit: Sequence[int], use: NodeView) -> str | None:
+    low, high = limit
     return None if low <= len(use.outputs) <= high else f"{len(use.outputs)}"
 
 
-def _constant(told: Sequence[int], use: NodeView) -> str | None:
-    given = [(place, use.inputs[place]) for place in told if place < len(use.inputs)]
+def _constant(limit: Sequence[int], use: NodeView) -> str | None:
+    given = [(place, use.inputs[place]) for place in limit if place < len(use.inputs)]
     return next((f"{place} is computed" for place, one in given if one is not None and not one.constant), None)
 
 
-def _variable(told: int, use: NodeView) -> str | None:
+def _variable(limit: int, use: NodeView) -> str | None:
     count = sum(not one.constant for one in use.operands)
-    return None if count <= told else f"{count}"
+    return None if count <= limit else f"{count}"
 
 
-def _ranks(told: Sequence[int], use: NodeView) -> str | None:
-    low, high = told
+def _ranks(limit: Sequence[int], use: NodeView) -> str | None:
+    low, high = limit
     ranks = [None if one.shape is None else len(one.shape) for one in use.data]
     return next(
         (f"{'unknown' if rank is None else rank}" for rank in ranks if rank is None or not low <= rank <= high), None
     )
 
 
-def _axes(told: Sequence[int], use: NodeView) -> str | None:
+def _axes(limit: Sequence[int], use: NodeView) -> str | None:
     shape = use.inputs[0].shape if use.inputs and use.inputs[0] is not None else None
     given = use.parameter("axis") if use.attribute("axis") is not None else use.parameter("axes")
     if given is None and use.op_type == "Slice":
@@ -127,29 +127,29 @@ def _axes(told: Sequence[int], use: NodeView) -> str | None:
             place for place, start, end in bounds if start == 0 and shape[place] is not None and end >= shape[place]
         }
         places = [place for place in places if place not in whole]
-    return next((f"{place} of {rank}" for place in places if place not in told and place - rank not in told), None)
+    return next((f"{place} of {rank}" for place in places if place not in limit and place - rank not in limit), None)
 
 
-def _steps(told: Sequence[int], use: NodeView) -> str | None:
-    return next((f"{step}" for step in use.parameter("steps") or (1,) if step not in told), None)
+def _steps(limit: Sequence[int], use: NodeView) -> str | None:
+    return next((f"{step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
 
 
-def _elements(told: int, use: NodeView) -> str | None:
+def _elements(limit: int, use: NodeView) -> str | None:
     counts = [None if one.sizes is None else math.prod(one.sizes) for one in use.parameters]
     counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
-    return next((f"{count}" for count in counts if count != told), None)
+    return next((f"{count}" for count in counts if count != limit), None)
 
 
-def _values(told: Mapping[str, Sequence[float]], use: NodeView) -> str | None:
-    for name, (low, high) in told.items():
+def _values(limit: Mapping[str, Sequence[float]], use: NodeView) -> str | None:
+    for name, (low, high) in limit.items():
         for number in use.parameter(name) or ():
             if not low <= number <= high:
                 return f"{name} {number:g}"
     return None
 
 
-def _attributes(told: Mapping[str, Sequence[Any]], use: NodeView) -> str | None:
-    for name, allowed in told.items():
+def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> str | None:
+    for name, allowed in limit.items():
         given = use.attribute(name)
         plain = list(given) if isinstance(given, tuple) else given
         if given is not None and plain not in allowed:
@@ -157,23 +157,23 @@ def _attributes(told: Mapping[str, Sequence[Any]], use: NodeView) -> str | None:
     return None
 
 
-def _types(told: Sequence[str], use: NodeView) -> str | None:
+def _types(limit: Sequence[str], use: NodeView) -> str | None:
     kinds = [one.dtype for one in use.data if one.dtype is not None]
-    return next((kind.name for kind in kinds if kind.name not in told), None)
+    return next((kind.name for kind in kinds if kind.name not in limit), None)
 
 
-def _broadcast(told: bool, use: NodeView) -> str | None:
+def _broadcast(limit: bool, use: NodeView) -> str | None:
     shapes = {one.shape for one in use.operands}
-    return None if told or len(shapes) <= 1 else " and ".join(sorted(str(list(shape or ())) for shape in shapes))
+    return None if limit or len(shapes) <= 1 else " and ".join(sorted(str(list(shape or ())) for shape in shapes))
 
 
-def _forward(told: bool, use: NodeView) -> str | None:
+def _forward(limit: bool, use: NodeView) -> str | None:
     directions = [use.attribute(f"scan_{what}_directions") or () for what in ("input", "output")]
-    return "it runs backwards" if told and any(map(any, directions)) else None
+    return "it runs backwards" if limit and any(map(any, directions)) else None
 
 
-def _states(told: str, use: NodeView) -> str | None:
-    return "one is constant" if told == "computed" and use.constant_state else None
+def _states(limit: str, use: NodeView) -> str | None:
+    return "one is constant" if limit == "computed" and use.constant_state else None
 
 
 CHECKS: Mapping[str, tuple[str, Check]] = {
@@ -234,20 +234,20 @@ class OpConstraints:
         if op_type in FREE:
             return None
         if not self.listed(op_type):
-            return self._told(op_type, "it is not among the operators that it takes")
+            return self._told(op_type, "it is not among the operators that it supports")
         first, last = self.opsets
         if not first <= use.opset <= last:
-            return self._told("opsets", f"it takes opsets {first} to {last}, here {use.opset}")
+            return self._told("opsets", f"it supports opsets {first} to {last}, here {use.opset}")
         for one in (*use.operands, *use.outputs):
             if self.rank is not None and one.shape is not None and len(one.shape) > self.rank:
-                return self._told("rank", f"it takes ranks up to {self.rank}, here {len(one.shape)}")
+                return self._told("rank", f"it supports ranks up to {self.rank}, here {len(one.shape)}")
             if self.static and one.sizes is None:
-                return self._told("static", "it takes known sizes only, here one is not known")
-        for name, told in self.limits.get(op_type, {}).items():
+                return self._told("static", "it supports known sizes only, here one is not known")
+        for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
-            instead = check(told, use)
+            instead = check(text, use)
             if instead is not None:
-                return self._told(op_type, f"it takes {op_type} with {words.format(told)}, here {instead}")
+                return self._told(op_type, f"it supports {op_type} with {words.format(text)}, here {instead}")
         return None
 
     def _told(self, what: str, rule: str) -> str:

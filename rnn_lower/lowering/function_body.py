@@ -156,8 +156,8 @@ def _node(said: Said) -> RecurrentNode:
     wanted = said.operator.outputs if said.outputs is None else said.outputs
     if not wanted:
         raise RnnLowerError(f"outputs lists none; {said.op_type} has {', '.join(said.operator.outputs)}")
-    told = (("input", said.inputs, said.operator.inputs), ("output", wanted, said.operator.outputs))
-    for what, names, known in told:
+    text = (("input", said.inputs, said.operator.inputs), ("output", wanted, said.operator.outputs))
+    for what, names, known in text:
         for name in names:
             if name not in known:
                 raise RnnLowerError(f"{said.op_type} has no {what} '{name}'; it has {', '.join(known)}")

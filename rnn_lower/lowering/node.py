@@ -145,7 +145,7 @@ class RecurrentNode:
     def static_batch(self) -> int | None:
         return self.batch_size if isinstance(self.batch_size, int) else None
 
-    def told(self, size: str) -> str:
+    def format_size(self, size: str) -> str:
         """A size for people: "seq_length" or "batch_size", in quotes when it is a symbol."""
         dim = getattr(self, size)
         return "unknown" if dim is None else repr(dim)
@@ -286,7 +286,7 @@ def _activations(
         names = names[:1]  # some exporters always list two; onnxruntime uses the first
     if len(names) != per_direction * num_directions:
         raise InvalidNodeError(
-            f"{len(names)} activations; {op} takes {per_direction} per direction, here {per_direction * num_directions}"
+            f"{len(names)} activations; {op} has {per_direction} per direction, here {per_direction * num_directions}"
         )
     flat, surprises = assign(names, attributes.get("activation_alpha", ()), attributes.get("activation_beta", ()))
     notes.extend(surprises)
@@ -302,7 +302,7 @@ def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
     if op != "RNN" and clip < 0:
         raise InvalidNodeError(f"clip is {clip:g}; it must be positive")
     if op != "RNN" and clip == 0:
-        notes.append("clip is 0, taken as off; onnxruntime refuses it")
+        notes.append("clip is 0, read as off; onnxruntime refuses it")
         return None
     return float(clip)
 
@@ -320,7 +320,7 @@ def _sizes(
         raise InvalidNodeError(f"hidden_size is {hidden_size}; it must be positive")
     sizes: dict[str, Dim] = {"hidden_size": hidden_size, "input_size": None, "seq_length": None, "batch_size": None}
     source = {} if hidden_size is None else {"hidden_size": "the attribute"}
-    # R first: a missing hidden_size comes from there, and a contradiction is best told against it.
+    # R first: a missing hidden_size comes from there, and a contradiction is best reported against it.
     for name in ("R", *(name for name in INPUTS if name != "R")):
         shape = facts.shape(inputs[name]) if name in inputs else None
         if shape is None:
@@ -420,8 +420,8 @@ def _dtype(
         else:
             found.setdefault(dtype, name)
     if len(found) > 1:
-        told = ", ".join(f"{name} is {dtype.name}" for dtype, name in found.items())
-        raise InvalidNodeError(f"element types differ: {told}")
+        text = ", ".join(f"{name} is {dtype.name}" for dtype, name in found.items())
+        raise InvalidNodeError(f"element types differ: {text}")
     if not found:
         notes.append("the element type of its inputs is unknown; FLOAT is assumed")
     return next(iter(found), ir.DataType.FLOAT)

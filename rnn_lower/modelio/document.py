@@ -255,8 +255,8 @@ def _read(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _too_deep(advice: str) -> UnsupportedError:
-    told = f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read"
-    return UnsupportedError(f"{told}; {advice}")
+    text = f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read"
+    return UnsupportedError(f"{text}; {advice}")
 
 
 def _is_readable(proto: onnx.ModelProto) -> bool:

@@ -164,7 +164,7 @@ def staged(
 
     kept: the data files of another model that this one was made of, which are neither replaced nor removed.
     """
-    told, made = name_of(destination), None
+    text, made = name_of(destination), None
     try:
         with contextlib.ExitStack() as stack:
             try:
@@ -179,16 +179,16 @@ def staged(
                 stack.callback(made.close)
                 _write(document, made, progress, dims)
             except OSError as error:
-                raise _unwritable(told, error) from None
+                raise _unwritable(text, error) from None
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
             if made.data.exists() and (streamed or linked):
                 way_out = (
                     f"a link cannot carry along; write to {path}" if linked else "a stream cannot carry; name a file"
                 )
-                raise UnsupportedError(f"{told}: the model has weights in a file beside it, which {way_out}")
+                raise UnsupportedError(f"{text}: the model has weights in a file beside it, which {way_out}")
             yield made
     except KeyboardInterrupt:
-        state = f"{told} was written" if made is not None and made.committed else "nothing written"
+        state = f"{text} was written" if made is not None and made.committed else "nothing written"
         raise KeyboardInterrupt(state) from None
 
 
@@ -203,7 +203,7 @@ class _Stream(Staged):
         content = self.path.read_bytes()
         if str(self._destination) == "-":
             if not to_stdout(content):
-                raise RnnLowerError("-: stdout takes no bytes; name a file")
+                raise RnnLowerError("-: stdout accepts no bytes; name a file")
             return
         with open(self._destination, "wb") as stream:
             stream.write(content)
@@ -221,8 +221,8 @@ def write_text(text: str, destination: str | os.PathLike[str]) -> None:
 
     Raises RnnLowerError when it cannot be written there.
     """
-    told = name_of(destination)
-    if told == "-":
+    message = name_of(destination)
+    if message == "-":
         if not to_stdout(text.encode("utf-8")):
             sys.stdout.write(text)
         return
@@ -240,7 +240,7 @@ def write_text(text: str, destination: str | os.PathLike[str]) -> None:
         finally:
             made.close()
     except OSError as error:
-        raise _unwritable(told, error) from None
+        raise _unwritable(message, error) from None
 
 
 def _write(document: Document, made: Staged, progress: Progress | None, dims: Dims | None) -> None:

@@ -68,8 +68,8 @@ def check_imports(imports: Iterable[tuple[str, int]]) -> None:
     """Raise RnnLowerError for two opsets of the default domain: runtimes take the last entry, of either name."""
     versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
     if len(versions) > 1:
-        told = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
-        raise RnnLowerError(f"{told}; runtimes take the last, so remove the other entries")
+        text = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
+        raise RnnLowerError(f"{text}; runtimes take the last, so remove the other entries")
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
@@ -152,8 +152,8 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
     names = [value.name for value in body.output]
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)
-        told = f"a body gives '{twice}' twice, of which onnxruntime makes undefined numbers; put an Identity before one"
-        raise InvalidNodeError(f"{_described(node, path)}: {told}")
+        text = f"a body gives '{twice}' twice, of which onnxruntime makes undefined numbers; put an Identity before one"
+        raise InvalidNodeError(f"{_described(node, path)}: {text}")
 
 
 def _described(node: onnx.NodeProto, path: str) -> str:
@@ -196,26 +196,26 @@ def _nodes(
 def _check_node(node: onnx.NodeProto, path: str) -> None:
     if bytes in map(type, (node.op_type, node.name, *node.input, *node.output)):
         raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
-    told = _described(node, path)
+    text = _described(node, path)
     names = [attribute.name for attribute in node.attribute]
     if len(set(names)) < len(names):
-        raise InvalidNodeError(f"{told}: attribute '{max(names, key=names.count)}' is given twice")
+        raise InvalidNodeError(f"{text}: attribute '{max(names, key=names.count)}' is set twice")
     if not node.output and node.domain in DEFAULT_DOMAINS and _gives(node.op_type):
-        raise InvalidNodeError(f"{told}: it has no outputs")
+        raise InvalidNodeError(f"{text}: it has no outputs")
     for attribute in node.attribute:
         own = _FIELDS.get(attribute.type)
         held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
         if attribute.ref_attr_name and held:
             found = f"refers to '{attribute.ref_attr_name}' and holds {', '.join(held)}"
-            raise InvalidNodeError(f"{told}: attribute '{attribute.name}' {found}")
+            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' {found}")
         if attribute.ref_attr_name:
             continue
         if own is None or any(name != own for name in held) or (own in _MESSAGES and not held):
             kind = _A.AttributeType.Name(attribute.type)
             found = ", ".join(held) or "nothing"
-            raise InvalidNodeError(f"{told}: attribute '{attribute.name}' is of type {kind} and holds {found}")
+            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' is of type {kind} and holds {found}")
     if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS and len(node.attribute) != 1:
-        raise InvalidNodeError(f"{told}: {len(node.attribute)} attributes; a Constant has exactly one")
+        raise InvalidNodeError(f"{text}: {len(node.attribute)} attributes; a Constant has exactly one")
 
 
 def _gives(op_type: str) -> bool:

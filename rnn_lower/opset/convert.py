@@ -143,8 +143,8 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
         return why
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
         return "it has more inputs or outputs than there are"
-    if told := unknown_value(node, schema.since_version):
-        return told
+    if text := unknown_value(node, schema.since_version):
+        return text
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for place, value in enumerate(values):
             found = None if value is None else kind(value)
@@ -172,10 +172,10 @@ def _refusal(node: ir.Node, current: int, opset: int, why: object) -> Conversion
 
 def _reason(why: object) -> str:
     """What a converter says, without where in its sources it says so."""
-    told = " ".join(str(why).split())
-    if "No Adapter" in told:
+    text = " ".join(str(why).split())
+    if "No Adapter" in text:
         return "onnx has no converter for it between these opsets"
-    return re.sub(r"^.*?Assertion `.*?` failed: ", "", told)[:300]
+    return re.sub(r"^.*?Assertion `.*?` failed: ", "", text)[:300]
 
 
 def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Graph:
@@ -183,8 +183,8 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     if UNSEEN in node.metadata_props:
         raise _refusal(node, current, opset, "it has an attribute that the converters cannot be shown")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
-        told = "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)"
-        raise _refusal(node, current, opset, told)
+        text = "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)"
+        raise _refusal(node, current, opset, text)
     said = meant(node, current, opset, facts)
     if isinstance(said, str):
         raise _refusal(node, current, opset, said)

@@ -39,9 +39,9 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
         ) from None
     for function in [f for f in result.functions if (f.domain, f.name) in names]:
         result.functions.remove(function)
-    told = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}
+    text = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}
     for function in result.functions:  # into which the inliner writes what it knows of values that it has moved
-        known = told[function.domain, function.name]
+        known = text[function.domain, function.name]
         kept = [info for info in function.value_info if info.name in known]
         del function.value_info[:]
         function.value_info.extend(kept)

@@ -128,13 +128,13 @@ class _Context:
     def _without_unsaid(
         self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]
     ) -> list[onnx.ValueInfoProto]:
-        told = {info.name: info for info in new}
+        text = {info.name: info for info in new}
         return [
-            info if told.get(info.name, info) == info else self._unsaid(info, told[info.name], near) for info in old
+            info if text.get(info.name, info) == info else self._unsaid(info, text[info.name], near) for info in old
         ]
 
     def _unsaid(self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]) -> onnx.ValueInfoProto:
-        """What is told of a value, without sizes that were rightly taken back.
+        """What is declared of a value, without sizes that were rightly taken back.
 
         Of those that emitted nodes take or give sizes may go that nothing confirms, and of others where one cannot be.
         """
@@ -158,7 +158,7 @@ class _Context:
         """Shapes by name, as inference finds them without any annotation."""
         try:
             graphs = protobuf.graphs_in(inferred(self._before, follow=True).graph)
-        except RnnLowerError:  # then nothing was taken back for what it would have told
+        except RnnLowerError:  # then nothing was taken back for what it would have found
             return {}
         found = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
         return {name: sizes for name, sizes in found.items() if sizes is not None}
@@ -332,9 +332,9 @@ def _in_bytes(message: Any) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _same(told: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
+def _same(subject: str, old: Iterable[Any], new: Iterable[Any]) -> Iterator[str]:
     if not _equal(list(old), list(new)):
-        yield f"{told} has changed"
+        yield f"{subject} has changed"
 
 
 def _above(graph: protobuf.Holder) -> set[str]:

@@ -74,8 +74,8 @@ class Case:
     point: int
 
     def __str__(self) -> str:
-        told = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
-        return f"with {self.T} steps of {self.N} rows{told}"
+        text = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
+        return f"with {self.T} steps of {self.N} rows{text}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Program:
         elif not all(least <= len(values) <= most for least, values, most in counts):
             wrong = f"{len(node.inputs)} inputs and {len(node.outputs)} outputs"
         if wrong:
-            raise WrongError(f"{node.op_type} at opset {self.opset} does not take {wrong}")
+            raise WrongError(f"{node.op_type} at opset {self.opset} does not accept {wrong}")
         if node.op_type in COMPARE:
             constants = [array for array in map(algebraic_patterns.constant, node.inputs) if array is not None]
             whole = (int(array.max(initial=0)) for array in constants if array.dtype.kind in "iu")

@@ -198,7 +198,7 @@ class _Side:
             if self._left <= 0:
                 return count_nodes(nodes[index:])
             if known_tensor(node.outputs[0]) is not None:
-                continue  # a constant is told where it is read
+                continue  # a constant is written where it is read
             self._left -= 1
             if node.op_type in ("Scan", "Loop"):
                 self._loop(node)
@@ -261,12 +261,12 @@ class _Side:
         self._made_by |= dict.fromkeys(node.outputs, key)
 
     def _value(self, value: ir.Value, role: str, note: str = "") -> str:
-        told = note or ("" if value.shape is None else _sizes(value.shape))
-        return self._canvas.box([role or _short(value.name), *([told] if told else [])], "value", value.name or "")
+        text = note or ("" if value.shape is None else _sizes(value.shape))
+        return self._canvas.box([role or _short(value.name), *([text] if text else [])], "value", value.name or "")
 
 
 def _given(nodes: Sequence[ir.Node]) -> list[ir.Value]:
-    """What the nodes read from outside, but for constants, which are told where they are read."""
+    """What the nodes read from outside, but for constants, which are written where they are read."""
     every = list(_with_bodies(nodes))
     own = {out for node in every for out in node.outputs}
     own |= {value for node in every for _, body in subgraphs(node) for value in body.inputs}

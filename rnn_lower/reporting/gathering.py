@@ -220,12 +220,12 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     document, _ = files.open_model(model)
     names = [node.name for node in read_nodes(document.model, document.facts)]
     if name is None and len(names) != 1:
-        told = f"one of {', '.join(map(repr, names[:5]))}" if names else "but there is no RNN, GRU or LSTM node"
-        raise RnnLowerError(f"a drawing is of one node; name it with --node, {told}")
+        text = f"one of {', '.join(map(repr, names[:5]))}" if names else "but there is no RNN, GRU or LSTM node"
+        raise RnnLowerError(f"a drawing is of one node; name it with --node, {text}")
     if name is not None and name not in names:
         near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
-        told = f"; there are {', '.join(map(repr, near))}" if near else ""
-        raise RnnLowerError(f"--node {name}: no RNN, GRU or LSTM node has this name{told}")
+        text = f"; there are {', '.join(map(repr, near))}" if near else ""
+        raise RnnLowerError(f"--node {name}: no RNN, GRU or LSTM node has this name{text}")
     wanted = dataclasses.replace(options, select=lambda node: node.name == (name or names[0]))
     record = lower_document(*prepared(document.copied(), wanted))[0]
     return drawing.standalone(drawing.picture(record.node, record.nodes))

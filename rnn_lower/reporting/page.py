@@ -64,8 +64,8 @@ def _bars(steps: Steps) -> list[Bar]:
 
 
 def _sizes(node: Any) -> str:
-    told = ((letter, getattr(node, name)) for name, letter in LETTERS.items())
-    return ", ".join(f"{letter} = {'?' if size is None else size}" for letter, size in told)
+    text = ((letter, getattr(node, name)) for name, letter in LETTERS.items())
+    return ", ".join(f"{letter} = {'?' if size is None else size}" for letter, size in text)
 
 
 def _least_width(svg: str) -> int:

@@ -59,7 +59,7 @@ def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) ->
         try:
             return pickle.dumps((function(*arguments, **keywords), None, ""))
         except Exception as error:
-            return pickle.dumps((None, _told(error), traceback.format_exc()))
+            return pickle.dumps((None, _picklable(error), traceback.format_exc()))
 
     try:
         result, error, trace = pickle.loads(_in_child(work))
@@ -158,7 +158,7 @@ def _end_with(alive: tuple[int, int]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _told(error: Exception) -> Exception:
+def _picklable(error: Exception) -> Exception:
     """An error as it is where it can be handed over."""
     try:
         pickle.loads(pickle.dumps(error))

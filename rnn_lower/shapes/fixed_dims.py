@@ -136,20 +136,20 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         else:
             key, dim = _place(inputs, name, size)
             if fixed.places.setdefault(key, size) != size:
-                raise RnnLowerError(f"'{name}' is given twice, as {fixed.places[key]} and as {size}")
+                raise RnnLowerError(f"'{name}' is set twice, as {fixed.places[key]} and as {size}")
             if isinstance(dim, str) and dim not in NO_NAMES and list(inputs[key[0]] or ()).count(dim) == 1:
                 fixed.symbols.setdefault(dim, size)  # it tells what it stands for, so it is that size elsewhere too
     for (owner, axis), size in fixed.places.items():
         shape = inputs[owner]
         symbol = None if shape is None else shape[axis]
         if isinstance(symbol, str) and fixed.symbols.get(symbol, size) != size:
-            told = f"'{place(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
-            raise RnnLowerError(f"size {size} of {told}; give one size to both")
+            text = f"'{place(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
+            raise RnnLowerError(f"size {size} of {text}; give one size to both")
     for owner, shape in inputs.items():
         missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
         if shape is None and missing:
-            told = f"input '{owner}' declares no shape; give the size of each of its axes"
-            raise RnnLowerError(f"{told}, here of {place(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)")
+            text = f"input '{owner}' declares no shape; give the size of each of its axes"
+            raise RnnLowerError(f"{text}, here of {place(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)")
     return fixed
 
 
@@ -161,9 +161,9 @@ def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
             continue
         if name not in inputs:
             raise RnnLowerError(f"there is no input '{name}'; there are {', '.join(inputs) or 'none'}")
-        shape, told = inputs[name], ",".join(map(str, size))
+        shape, text = inputs[name], ",".join(map(str, size))
         if shape is not None and len(shape) != len(size):
-            raise RnnLowerError(f"input '{name}' has {len(shape)} axes; {name}:{told} gives {len(size)}")
+            raise RnnLowerError(f"input '{name}' has {len(shape)} axes; {name}:{text} gives {len(size)}")
         yield from ((place(name, axis), each) for axis, each in enumerate(size))
 
 

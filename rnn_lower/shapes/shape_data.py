@@ -40,11 +40,11 @@ def counted_shape(value: ir.Value, facts: Facts, inferred_only: bool = False) ->
     """
     known: dict[ir.Value, Sequence[Dim] | None] = {}  # each worked out once: every size of a Reshape asks again
 
-    told = facts.verified_shape if inferred_only else facts.shape
+    text = facts.verified_shape if inferred_only else facts.shape
 
     def shape(value: ir.Value, depth: int) -> Sequence[Dim] | None:
         if value not in known:
-            known[value] = _followed(value, told(value), lambda one: shape(one, depth + 1), depth)
+            known[value] = _followed(value, text(value), lambda one: shape(one, depth + 1), depth)
         return known[value]
 
     return shape(value, 0)

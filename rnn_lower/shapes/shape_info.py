@@ -75,7 +75,7 @@ class Facts:
     def _shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
         constant = known(value)
-        if constant is not None:  # before what is told of it, which may be something else
+        if constant is not None:  # before what is declared of it, which may be something else
             return constant.shape
         if value in self._inputs or (declared is not None and value.is_initializer()):
             return declared

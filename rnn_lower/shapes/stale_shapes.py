@@ -39,8 +39,8 @@ def warn_of_output(value: ir.Value, said: ir.Shape, shape: ir.Shape) -> None:
     """Say that sizes of an output were taken back, if they were."""
     pairs = zip(said, shape, strict=False)
     if len(said) != len(shape) or any(isinstance(one, int) and one != other for one, other in pairs):
-        told = "output '%s' declared %s, which does not hold or nothing confirms; it declares %s now"
-        logger.warning(told, value.name, said, shape)
+        text = "output '%s' declared %s, which does not hold or nothing confirms; it declares %s now"
+        logger.warning(text, value.name, said, shape)
 
 
 def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph | ir.Function | None]:

@@ -127,10 +127,10 @@ def stream_axis(document: Document, step: int | None) -> str:
         return found
     ways = list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
     if len(ways) != 1:
-        told = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
+        text = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
         if one_step(document) is not None:
-            raise RnnLowerError(f"{told}; each run is one step of the recurrent nodes: say so (--step 1)")
-        raise RnnLowerError(f"{told}: say which axis is the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
+            raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes: say so (--step 1)")
+        raise RnnLowerError(f"{text}: say which axis is the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
     return ways[0]
 
 

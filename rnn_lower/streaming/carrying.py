@@ -176,10 +176,10 @@ def _given_back(work: Surgery, one: Recurrence, letter: str, given: ir.Value) ->
 
 def carry_cache(work: Surgery, one: Cache) -> None:
     message = work.document.message(one.node)
-    told, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
+    text, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
     source = work.names.unique(f"{name}/cache_in")
     first = np.full([n.number or 1 for n in one.shape], lowest(one.fill, one.dtype), one.dtype.numpy())
-    work.check_sizes(told, one.shape)
+    work.check_sizes(text, one.shape)
     work.add_input(source, one.dtype, one.shape)
     current = work.resettable(message, source, first, one.shape, one.rows)
     if one.after:
@@ -203,7 +203,7 @@ def carry_cache(work: Surgery, one: Cache) -> None:
         message.input[1] = work.constant(message, np.array(one.pads, np.int64), f"{name}/pads")
     result = work.names.unique(f"{name}/cache_out")
     work.surface(message, kept, result, source, one.dtype, one.shape)
-    work.states.append(State(source, result, one.shape, one.dtype.name, told, one.rows, first))
+    work.states.append(State(source, result, one.shape, one.dtype.name, text, one.rows, first))
 
 
 def carry_joined(work: Surgery, one: Joined) -> None:
@@ -230,14 +230,14 @@ def carry_joined(work: Surgery, one: Joined) -> None:
 def carry_held(work: Surgery, one: Held) -> None:
     """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
     message = work.document.message(one.node)
-    told, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
+    text, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
     if work.reset is not None:
-        raise UnsupportedError(f"{told}: its frames come late, so that no row begins anew on its own; drop --reset")
+        raise UnsupportedError(f"{text}: its frames come late, so that no row begins anew on its own; drop --reset")
     if work.step is not None:
-        _carry_delayed(work, one, told)
+        _carry_delayed(work, one, text)
         return
     shape, rank = one.shape, len(one.shape)
-    work.check_sizes(told, [each for each in shape if GROWS not in each.of])
+    work.check_sizes(text, [each for each in shape if GROWS not in each.of])
     source, result = (work.names.unique(f"{name}/held_{way}") for way in ("in", "out"))
     first = np.full(
         [one.before if axis == one.axis else each.number or 1 for axis, each in enumerate(shape)],
@@ -281,10 +281,10 @@ def carry_held(work: Surgery, one: Held) -> None:
         work.after(message, helper.make_node("Slice", [raw, zero, ready, axis], [output]))
     _change(message, one.attributes)
     work.surface(message, kept, result, source, one.dtype, shape)
-    work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+    work.states.append(State(source, result, shape, one.dtype.name, text, None, first))
 
 
-def _carry_delayed(work: Surgery, one: Held, told: str) -> None:
+def _carry_delayed(work: Surgery, one: Held, owner: str) -> None:
     """The same where chunks are of one length: as many frames come as there are, and the first mean nothing."""
     message, name = work.document.message(one.node), display_name(one.node)
     if one.crop is not None:
@@ -293,11 +293,11 @@ def _carry_delayed(work: Surgery, one: Held, told: str) -> None:
         late = (one.late + max(0, one.reach - 1 - one.before - one.lead)) // one.stride
         length = late * one.stride + one.before - one.late
         if length < 0:
-            raise UnsupportedError(f"{told}: its frames come late by less than its stride; drop --step")
+            raise UnsupportedError(f"{owner}: its frames come late by less than its stride; drop --step")
     joined = message.input[one.place]
     if length:
         shape = tuple(size(length) if axis == one.axis else each for axis, each in enumerate(one.shape))
-        work.check_sizes(told, shape)
+        work.check_sizes(owner, shape)
         source, result = (work.names.unique(f"{name}/held_{end}") for end in ("in", "out"))
         first = np.full([n.number or 1 for n in shape], lowest(one.fill, one.dtype), one.dtype.numpy())
         work.add_input(source, one.dtype, shape)
@@ -310,7 +310,7 @@ def _carry_delayed(work: Surgery, one: Held, told: str) -> None:
             ends = [work.constant(message, np.array([n], np.int64), f"{name}/lead") for n in (0, -one.lead, one.axis)]
             work.ahead(message, helper.make_node("Slice", [whole_tail, *ends], [kept]))
         work.surface(message, kept, result, source, one.dtype, shape)
-        work.states.append(State(source, result, shape, one.dtype.name, told, None, first))
+        work.states.append(State(source, result, shape, one.dtype.name, owner, None, first))
         joined = whole
         if one.crop is not None:
             joined = work.names.unique(f"{name}/delayed")
@@ -341,8 +341,8 @@ def mask(work: Surgery, one: Masked) -> None:
 def carry_overlap(work: Surgery, one: Overlap) -> None:
     """Add what the last chunk made beyond its end to the first frames, and keep what this one does."""
     message, name = work.document.message(one.node), display_name(one.node)
-    told = f"{one.node.op_type} '{name}'"
-    work.check_sizes(told, one.shape)
+    text = f"{one.node.op_type} '{name}'"
+    work.check_sizes(text, one.shape)
     source, result = (work.names.unique(f"{name}/tail_{end}") for end in ("in", "out"))
     first = np.zeros([n.number or 1 for n in one.shape], one.dtype.numpy())
     work.add_input(source, one.dtype, one.shape)
@@ -369,15 +369,15 @@ def carry_overlap(work: Surgery, one: Overlap) -> None:
         message.input[2] = ""
     work.after(message, helper.make_node("Identity", [ready], [output]))
     work.surface(message, tail, result, source, one.dtype, one.shape)
-    work.states.append(State(source, result, one.shape, one.dtype.name, told, 0, first))
+    work.states.append(State(source, result, one.shape, one.dtype.name, text, 0, first))
 
 
 def carry_position(work: Surgery, one: Position) -> None:
     """Count on from the number of frames before the chunk."""
     message, name = work.document.message(one.node), display_name(one.node)
-    told = f"{one.node.op_type} '{name}'"
+    text = f"{one.node.op_type} '{name}'"
     if work.reset is not None:
-        raise UnsupportedError(f"{told}: it counts frames for all rows alike, so that none begins anew; drop --reset")
+        raise UnsupportedError(f"{text}: it counts frames for all rows alike, so that none begins anew; drop --reset")
     source, result = (work.names.unique(f"{name}/position_{end}") for end in ("in", "out"))
     work.add_input(source, ir.DataType.INT64, (ONE,))
     total = work.names.unique(f"{name}/total")
@@ -398,7 +398,7 @@ def carry_position(work: Surgery, one: Position) -> None:
         work.after(message, helper.make_node("Shape", [message.output[0]], [frames]))
         work.after(message, helper.make_node("Add", [source, frames], [total]))
     work.surface(message, total, result, source, ir.DataType.INT64, (ONE,))
-    work.states.append(State(source, result, (ONE,), "INT64", told, None, np.zeros(1, np.int64)))
+    work.states.append(State(source, result, (ONE,), "INT64", text, None, np.zeros(1, np.int64)))
 
 
 def carry_sum(work: Surgery, one: Accumulated) -> None:

@@ -16,7 +16,7 @@ LONGEST = 64
 
 
 def content_of(look: Look) -> Track | None:
-    """What a node makes of sizes, where it can be told."""
+    """What a node makes of sizes, where it is known."""
     function = CONTENTS.get(look.node.op_type)
     found = None if function is None else function(look)
     if found is None and look.node.op_type in ("Add", "Sub", "Mul", "Div", "Mod"):
@@ -124,7 +124,7 @@ def _sliced(look: Look) -> Found:
 
 
 def _pairwise(function: Callable[[Size, Size], Size | None]) -> Callable[[Look], Found]:
-    def told(look: Look) -> Found:
+    def computed(look: Look) -> Found:
         a, b = _given(look, 0), _given(look, 1)
         if a is None or b is None or (len(a[1]) != len(b[1]) and 1 not in (len(a[1]), len(b[1]))):
             return None
@@ -134,7 +134,7 @@ def _pairwise(function: Callable[[Size, Size], Size | None]) -> Callable[[Look],
         found = tuple(one for one in results if one is not None)
         return (max(a[0], b[0]), found) if len(found) == len(results) else None
 
-    return told
+    return computed
 
 
 def _add(a: Size, b: Size) -> Size | None:

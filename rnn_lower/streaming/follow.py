@@ -101,9 +101,9 @@ class Walk:
                 self.tracks[value] = self._refined(value, track)
             for value in node.outputs[len(found) :]:
                 if value.uses() or value.is_graph_output():
-                    told = f"{node.op_type} '{display_name(node)}' in {scope.path}"
+                    text = f"{node.op_type} '{display_name(node)}' in {scope.path}"
                     raise UnsupportedError(
-                        f"{told}: cannot run chunk by chunk: there is no rule for output '{value.name}'"
+                        f"{text}: cannot run chunk by chunk: there is no rule for output '{value.name}'"
                     )
         return [self._track(value) for value in scope.graph.outputs]
 

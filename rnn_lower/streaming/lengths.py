@@ -86,24 +86,24 @@ def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Va
     return used, mask
 
 
-def _root(work: Surgery, value: ir.Value, told: str) -> ir.Value:
+def _root(work: Surgery, value: ir.Value, owner: str) -> ir.Value:
     """The input behind lengths, which must serve nothing else: it becomes what is left of them."""
     node = value.producer()
     while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
         value = node.inputs[0]
         node = value.producer()
     if node is None and value.is_graph_input():
-        _check_uses(work, value, told)
+        _check_uses(work, value, owner)
     return value
 
 
-def _check_uses(work: Surgery, value: ir.Value, told: str) -> None:
-    reason = f"{told}: its sequence_lens '{value.name}' serve"
+def _check_uses(work: Surgery, value: ir.Value, owner: str) -> None:
+    reason = f"{owner}: its sequence_lens '{value.name}' serve"
     if value.is_graph_output():
         raise UnsupportedError(f"{reason} as an output too, where what is left of them would be something else")
     for user, place in value.uses():
         if user.op_type in ("Cast", "Identity"):
-            _check_uses(work, user.outputs[0], told)
+            _check_uses(work, user.outputs[0], owner)
             continue
         x = work.tracks.get(user.inputs[0]) if user.op_type in OP_TYPES and user.inputs[0] is not None else None
         if place != 4 or x is None or x.axis is None:

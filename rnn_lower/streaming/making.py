@@ -82,8 +82,8 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     found = dataclasses.replace(found, plan=_arranged(found, wish))
     if wish.keep_native and found.late and wish.step is None:
         raise UnsupportedError(
-            f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not take;"
-            " drop --keep-native"
+            f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not"
+            " support; drop --keep-native"
         )
     dims: dict[str, int | Sequence[int]] = {}
     if found.length is not None and found.time is not None:

@@ -111,8 +111,8 @@ def prove_streaming(
             for point in range(points):
                 found = found or _difference(original, made, plan, (point, seed, folded, deadline), count)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
-            told = str(error) or "a Scan of no steps"
-            return StreamProof(OUT_OF_SCOPE, told, outputs, states, points, count.chunks, count.borders)
+            text = str(error) or "a Scan of no steps"
+            return StreamProof(OUT_OF_SCOPE, text, outputs, states, points, count.chunks, count.borders)
         if found is None:
             return StreamProof(PROVED, "", outputs, states, points, count.chunks, count.borders)
         reason = reason or found

@@ -134,9 +134,9 @@ def streamed(
     for note in surgery.notes:
         logger.info("%s", note)
     if not states and not plan.left:
-        logger.info("no node carries anything over the stream; the model takes chunks as it is")
+        logger.info("no node carries anything over the stream; the model accepts chunks as it is")
     name = called(original.model, streams)
-    late = tuple(told for told, x in recurrent if walk.tracks[x].late)
+    late = tuple(text for text, x in recurrent if walk.tracks[x].late)
     return Streamed(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 
 

@@ -287,8 +287,8 @@ def gather(look: Look) -> list[Track]:
     chosen = look.known(1)
     if axis == time:
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
-            told = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
-            raise look.refuse(f"it takes fixed frames of the stream: {told}")
+            text = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
+            raise look.refuse(f"it takes fixed frames of the stream: {text}")
         if data.late:
             raise look.refuse("it takes the last frame of what comes late; use Slice ([-1:])")
         middle = (ONE,) * chosen.ndim

@@ -96,10 +96,10 @@ class Surgery:
         return opset_of(self.document.proto) or 0
 
     def first(
-        self, told: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
+        self, owner: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
     ) -> tuple[np.ndarray, tuple[Size, ...]]:
         """The value of a state before the first chunk, and its shape. Raises FromInput when the caller gives it."""
-        self.check_sizes(told, shape)
+        self.check_sizes(owner, shape)
         if given is None:
             return np.zeros([one.number or 1 for one in shape], dtype.numpy()), shape
         try:
@@ -107,13 +107,13 @@ class Surgery:
         except FromInput:
             raise
         except UnsupportedError as error:
-            raise UnsupportedError(f"{told}: {error}") from None
+            raise UnsupportedError(f"{owner}: {error}") from None
         return found.astype(dtype.numpy()), known
 
-    def check_sizes(self, told: str, shape: Sequence[Size]) -> None:
+    def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:
         if any(symbol not in self.symbols for one in shape for symbol in one.of):
             raise UnsupportedError(
-                f"{told}: the size of its state does not follow from those of the inputs; give them (--dim NAME=SIZE)"
+                f"{owner}: the size of its state does not follow from those of the inputs; give them (--dim NAME=SIZE)"
             )
 
     def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> None:
@@ -197,12 +197,12 @@ class Surgery:
             raise UnsupportedError(f"frames that come late step by step need opset 9; the model is at {self.opset}")
         seen = self.warm_up(message)
         limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
-        told, scaled = self.names.unique("warm_up/early"), self.names.unique("warm_up/scaled")
+        text, scaled = self.names.unique("warm_up/early"), self.names.unique("warm_up/scaled")
         parts = self.constant(message, np.array([every.denominator], np.int64), "warm_up/parts")
         end = self.constant(message, np.array(limit, np.int64), "warm_up/limit")
         self.ahead(message, helper.make_node("Mul", [seen, parts], [scaled]))
-        self.ahead(message, helper.make_node("Less", [scaled, end], [told]))
-        return told
+        self.ahead(message, helper.make_node("Less", [scaled, end], [text]))
+        return text
 
     def constant(self, message: onnx.NodeProto, array: np.ndarray, name: str) -> str:
         made = self.names.unique(name)

@@ -128,8 +128,8 @@ class Look:
 
     def refuse(self, reason: str) -> UnsupportedError:
         """The error that names the node."""
-        told = f"{self.node.op_type} '{display_name(self.node)}' in {self.path}"
-        return UnsupportedError(f"{told}: cannot run chunk by chunk: {reason}")
+        text = f"{self.node.op_type} '{display_name(self.node)}' in {self.path}"
+        return UnsupportedError(f"{text}: cannot run chunk by chunk: {reason}")
 
     def input(self, index: int) -> Track:
         """An input that the operator requires."""

@@ -353,8 +353,8 @@ def pad(look: Look) -> list[Track]:
     before, behind = pads[axis], pads[axis + x.rank]
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
-        told = f"it looks ahead by {behind} frames: it pads {behind} frames behind the stream"
-        blame = str(look.refuse(f"{told}; let outputs come late (--delay)"))
+        text = f"it looks ahead by {behind} frames: it pads {behind} frames behind the stream"
+        blame = str(look.refuse(f"{text}; let outputs come late (--delay)"))
     if before < 0 or end > x.lead + before:
         raise look.refuse("it cuts frames off the stream")
     if not before and not behind:

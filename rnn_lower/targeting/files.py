@@ -81,10 +81,10 @@ def _is_fused(value: Any) -> bool:
         isinstance(value, dict)
         and all(
             op_type in OP_TYPES
-            and isinstance(told, dict)
-            and told.keys() <= {"right", "wrong"}
-            and all(isinstance(names, list) and all(map(_is_text, names)) for names in told.values())
-            for op_type, told in value.items()
+            and isinstance(text, dict)
+            and text.keys() <= {"right", "wrong"}
+            and all(isinstance(names, list) and all(map(_is_text, names)) for names in text.values())
+            for op_type, text in value.items()
         )
     )
 
@@ -163,11 +163,11 @@ NAMED = ("opsets", "rank", "static", "single_batch", "forms")
 """OpConstraints, beside those of operators, that `sources` may tell the source of."""
 
 
-def _limits_error(told: Any) -> str | None:
+def _limits_error(keys: Any) -> str | None:
     """What is wrong with `limits`, with its place."""
-    if not isinstance(told, dict):
-        return f"limits is {told!r}; it must be a table of operators"
-    for op_type, rules in told.items():
+    if not isinstance(keys, dict):
+        return f"limits is {keys!r}; it must be a table of operators"
+    for op_type, rules in keys.items():
         place = f"limits.{op_type}"
         if op_type not in _operators():
             return f"{place}: there is no operator of this name"
@@ -181,11 +181,11 @@ def _limits_error(told: Any) -> str | None:
     return None
 
 
-def _sources_error(told: Any) -> str | None:
+def _sources_error(keys: Any) -> str | None:
     """What is wrong with `sources`, with its place."""
-    if not _are_texts(told):
-        return f"sources is {told!r}; it must be a table of texts"
-    for name in told:
+    if not _are_texts(keys):
+        return f"sources is {keys!r}; it must be a table of texts"
+    for name in keys:
         if name not in NAMED and name not in _operators():
             return f"sources.{name}: neither an operator nor one of {', '.join(NAMED)}"
     return None
@@ -229,14 +229,14 @@ def load_target(path: Path) -> Target:
 def read_keys(path: Path) -> dict[str, Any]:
     """What a target's file says, every key checked. Raises as `load_target`."""
     try:
-        told = tomllib.loads(foreign.plain(path).read_text(encoding="utf-8"))
+        text = tomllib.loads(foreign.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except RecursionError:
         raise RnnLowerError(f"{path}: not a target: nested too deeply") from None
     except ValueError as error:  # of TOML, with line and column, or of UTF-8
         raise RnnLowerError(f"{path}: not a target: {error}") from None
-    for name, value in told.items():
+    for name, value in text.items():
         if name not in KEYS:
             raise RnnLowerError(f"{path}: unknown key {name!r}; known are {', '.join(KEYS)}")
         wrong = _limits_error(value) if name == "limits" else _sources_error(value) if name == "sources" else None
@@ -245,27 +245,27 @@ def read_keys(path: Path) -> dict[str, Any]:
         if not KEYS[name].holds(value):
             raise RnnLowerError(f"{path}: {name} is {value!r}; it must be {KEYS[name].words}")
     for name, key in KEYS.items():
-        if key.required and name not in told:
+        if key.required and name not in text:
             raise RnnLowerError(f"{path}: {name} is missing; it must be {key.words}")
-    return told
+    return text
 
 
-def _target(path: Path, told: dict[str, Any]) -> Target:
-    takes = frozenset(told["takes"]) if "takes" in told else None
+def _target(path: Path, keys: dict[str, Any]) -> Target:
+    takes = frozenset(keys["takes"]) if "takes" in keys else None
     constraints = OpConstraints(
-        takes, frozenset(told.get("avoid", ())), told.get("rank"), told.get("static", False),
-        tuple(told.get("opsets", (1, 99))), told.get("limits", {}), told.get("sources", {}), told.get("saturates", {}),
+        takes, frozenset(keys.get("avoid", ())), keys.get("rank"), keys.get("static", False),
+        tuple(keys.get("opsets", (1, 99))), keys.get("limits", {}), keys.get("sources", {}), keys.get("saturates", {}),
     )  # fmt: skip
-    steps, slow, fused = told.get("unroll_up_to", 1), told.get("slow"), told.get("fused", {})
+    steps, slow, fused = keys.get("unroll_up_to", 1), keys.get("slow"), keys.get("fused", {})
     return Target(
-        path.stem, told["summary"], told["status"], told["source"], tuple(told["forms"]),
-        constraints, tuple(told.get("tune", ())),
-        ALWAYS if steps == "always" else steps, told.get("static_batch", False), told.get("single_batch", False),
-        None if slow is None else (slow["steps"], slow["seconds"]), told.get("scan_captures", True),
-        tuple(told.get("versions", ())),
+        path.stem, keys["summary"], keys["status"], keys["source"], tuple(keys["forms"]),
+        constraints, tuple(keys.get("tune", ())),
+        ALWAYS if steps == "always" else steps, keys.get("static_batch", False), keys.get("single_batch", False),
+        None if slow is None else (slow["steps"], slow["seconds"]), keys.get("scan_captures", True),
+        tuple(keys.get("versions", ())),
         {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
          for op_type, of in ({} if fused == NOT_MEASURED else fused).items()},
-        fused == NOT_MEASURED, told.get("faster_lowered", {}), path,
+        fused == NOT_MEASURED, keys.get("faster_lowered", {}), path,
     )  # fmt: skip
 
 

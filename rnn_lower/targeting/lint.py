@@ -94,13 +94,13 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
     """One line for the nodes of a lowered model that its target does not support, loops by name."""
     names = [f"{one.op} '{one.node}'" for one in findings if one.op in LOOPS]
     counts = collections.Counter(one.op for one in findings if one.op not in LOOPS)
-    told = [*names[:3], *([f"{len(names) - 3} more loops"] if len(names) > 3 else [])]
-    told += [f"{count} {op}" for op, count in counts.most_common(6)]
+    text = [*names[:3], *([f"{len(names) - 3} more loops"] if len(names) > 3 else [])]
+    text += [f"{count} {op}" for op, count in counts.most_common(6)]
     more = f" and {len(counts) - 6} more operators" if len(counts) > 6 else ""
     one = len(findings) == 1
     return (
         f"target {target.name} does not support {len(findings)} node{'' if one else 's'} that"
-        f" remain{'s' if one else ''}: {', '.join(told)}{more}; rnn-lower lint lists the rules"
+        f" remain{'s' if one else ''}: {', '.join(text)}{more}; rnn-lower lint lists the rules"
     )
 
 

@@ -18,7 +18,7 @@ from rnn_lower.builder.constants import known_tensor
 if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
 
-RIGHT, WRONG, NOT_TAKEN, UNKNOWN = "right", "silently wrong", "not taken", "not measured"
+RIGHT, WRONG, NOT_TAKEN, UNKNOWN = "right", "silently wrong", "not supported", "not measured"
 
 MEASURED_VERSION = 14
 ACTIVATIONS = {"LSTM": ("HardSigmoid", "Relu", "Softsign"), "GRU": ("HardSigmoid", "LeakyRelu")}
@@ -46,32 +46,32 @@ class Verdict:
     why: str
 
 
-def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, told: str) -> Verdict:
-    """Of a node as it is. table: by operator.  listed: whether the runtime's list names it.  told: the runtime."""
-    if node.is_quantized and told.startswith("onnxruntime"):
+def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, runtime: str) -> Verdict:
+    """Of a node as it is. table: by operator.  listed: whether the runtime's list names it.  runtime: the runtime."""
+    if node.is_quantized and runtime.startswith("onnxruntime"):
         return Verdict(RIGHT, f"{node.op_type} is an operator of onnxruntime's own")
     measured = table.get(node.op_type)
     if measured is None:
         if listed:
-            return Verdict(UNKNOWN, f"{told} lists {node.op_type}; which features are right nobody here has measured")
-        return Verdict(NOT_TAKEN, f"{told} has no {node.op_type}")
+            return Verdict(UNKNOWN, f"{runtime} lists {node.op_type}; its features were not measured here")
+        return Verdict(NOT_TAKEN, f"{runtime} has no {node.op_type}")
     own = features(node)
     needed = ["plain", *own, "saturated", *(["everything"] if len(own) > 1 else [])]
     needed += ["Softplus saturated"] if "Softplus" in own else []
     for feature in needed:
         if feature in measured.wrong and feature != "everything":
-            return Verdict(WRONG, f"{node.op_type} {feature} is silently wrong on {told}")
+            return Verdict(WRONG, f"{node.op_type} {feature} is silently wrong on {runtime}")
     unknown = _unmeasured(node)
     if unknown is not None:
-        return Verdict(UNKNOWN, f"{unknown} was not measured on {told}")
+        return Verdict(UNKNOWN, f"{unknown} was not measured on {runtime}")
     refused = [feature for feature in needed if feature not in measured.right]
     if refused and refused[0] in LATER:
-        return Verdict(UNKNOWN, f"{node.op_type} {refused[0]} was not measured right on {told}")
+        return Verdict(UNKNOWN, f"{node.op_type} {refused[0]} was not measured right on {runtime}")
     if refused == ["everything"]:
-        return Verdict(UNKNOWN, f"{node.op_type} with {' and '.join(own)} at once was not measured right on {told}")
+        return Verdict(UNKNOWN, f"{node.op_type} with {' and '.join(own)} at once was not measured right on {runtime}")
     if refused:
-        return Verdict(NOT_TAKEN, f"{told} refuses {node.op_type} {refused[0]}")
-    return Verdict(RIGHT, f"{', '.join(own) or 'plain'}: measured right on {told}")
+        return Verdict(NOT_TAKEN, f"{runtime} refuses {node.op_type} {refused[0]}")
+    return Verdict(RIGHT, f"{', '.join(own) or 'plain'}: measured right on {runtime}")
 
 
 def features(node: RecurrentNode) -> list[str]:
@@ -149,8 +149,8 @@ def _unmeasured_attributes(node: RecurrentNode) -> str | None:
     spelled = attributes["activations"].as_strings() if "activations" in attributes else ()
     if not {name for functions in names for name in functions}.issuperset(spelled):
         return "another spelling of activations"
-    told = {"activation_alpha", "activation_beta"} & attributes.keys()
+    text = {"activation_alpha", "activation_beta"} & attributes.keys()
     takes = any(one.alpha is not None or one.beta is not None for functions in node.activations for one in functions)
-    if takes != bool(told):
+    if takes != bool(text):
         return "the default of an activation's alpha or beta" if takes else "an alpha or beta that nothing takes"
     return None

@@ -100,11 +100,11 @@ class Target:
         if self.constraints.rank is not None:
             yield "ranks", f"up to {self.constraints.rank}"
         if self.constraints.takes is not None:
-            yield "operators that it takes", ", ".join(sorted(self.constraints.takes))
+            yield "operators that it supports", ", ".join(sorted(self.constraints.takes))
         if self.constraints.avoid:
             yield "operators that it is spared", ", ".join(sorted(self.constraints.avoid))
         for op_type, limits in self.constraints.limits.items():
-            words = "; ".join(CHECKS[name][0].format(told) for name, told in limits.items())
+            words = "; ".join(CHECKS[name][0].format(text) for name, text in limits.items())
             yield op_type, f"only with {words}"
         for op_type, measured in self.fused.items():
             yield f"{op_type} as it is", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
@@ -131,7 +131,7 @@ class Target:
             return "canonical"
         if form == "unroll":
             if self.forms == ("unroll",):
-                return f"{self.name} takes no other"
+                return f"{self.name} supports no other"
             return "one step" if node.static_length == 1 else f"{node.static_length} steps, few for {self.name}"
         if form == self.forms[0] and self.path == Path():
             return "canonical"
@@ -146,24 +146,24 @@ class Target:
 
     def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Requirement]:
         """What keeps the runtime from taking the node in this form."""
-        found, told = [], f"target {self.name}"
+        found, text = [], f"target {self.name}"
         first, last = self.opsets
         if not first <= opset <= last:
-            found.append(Requirement(f"{told} takes opsets {first} to {last}, not {opset}", opsets=self.opsets))
+            found.append(Requirement(f"{text} supports opsets {first} to {last}, not {opset}", opsets=self.opsets))
         forms = tuple(self.forms_for(node, opset))
         if form not in self.forms:
-            found.append(Requirement(f"{told} does not run form {form}", forms=forms or self.forms))
+            found.append(Requirement(f"{text} does not run form {form}", forms=forms or self.forms))
         elif form == "scan" and not self.scan_captures and _captures(node):
-            what = f"{told} takes no weights that are computed outside of a Scan (or cast there)"
+            what = f"{text} supports no weights that are computed outside of a Scan (or cast there)"
             found.append(Requirement(what, forms=forms))
         if self.constraints.static and node.static_length is None:
-            what = f"{told} needs a known sequence length, here it is {node.told('seq_length')}"
+            what = f"{text} needs a known sequence length, here it is {node.format_size('seq_length')}"
             found.append(Requirement(what, sizes=("seq_length",)))
         if self._known_batch and node.static_batch is None:
-            what = f"{told} needs a known batch size, here it is {node.told('batch_size')}"
+            what = f"{text} needs a known batch size, here it is {node.format_size('batch_size')}"
             found.append(Requirement(what, sizes=("batch_size",)))
         elif self.single_batch and node.static_batch != 1:
-            found.append(Requirement(f"{told} takes a batch of 1 only, here it is {node.static_batch}"))
+            found.append(Requirement(f"{text} supports a batch of 1 only, here it is {node.static_batch}"))
         return found
 
     def slow_to_load(self, node: RecurrentNode, emitted: int, together: int) -> str:

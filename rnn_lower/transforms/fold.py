@@ -56,8 +56,8 @@ def fold(model: ir.Model) -> None:
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-        raise RnnLowerError(f"folding constants failed ({told}); leave --fold out") from error
+        text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        raise RnnLowerError(f"folding constants failed ({text}); leave --fold out") from error
 
 
 def _fold_here(model: ir.Model) -> None:
@@ -155,7 +155,7 @@ def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
         found: list[list[list[int | None] | None]] = json.loads(
             limited(_fold, without_annotations(outline).SerializeToString())
         )
-    except RnnLowerError:  # whatever folding stumbles over, what it could have told is unknown then
+    except RnnLowerError:  # whatever folding stumbles over, what it would have found stays unknown
         return []
     return found
 

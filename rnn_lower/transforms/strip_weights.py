@@ -80,8 +80,8 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
             del node.input[8:]
     outputs = {info.name: info for info in copy.graph.output}
     for name, (dtype, shape) in (hints or {}).items():
-        told = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)
-        outputs[name].CopyFrom(told) if name in outputs else copy.graph.value_info.append(told)
+        text = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)
+        outputs[name].CopyFrom(text) if name in outputs else copy.graph.value_info.append(text)
     return copy
 
 
@@ -107,7 +107,7 @@ def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.M
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
-    """The sizes of a value as far as they are numbers; None where not even the rank is told."""
+    """The sizes of a value as far as they are numbers; None where not even the rank is known."""
     if not info.type.tensor_type.HasField("shape"):
         return None
     dims = info.type.tensor_type.shape.dim
@@ -144,19 +144,19 @@ def _add_initializers(view: onnx.GraphProto, proto: onnx.GraphProto, folder: Pat
 def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
     if not protobuf.is_external(tensor):
         return tensor if tensor.ByteSize() <= SHOWN else _told(tensor.name, tensor.data_type, tensor.dims)
-    told = _told(tensor.name, tensor.data_type, tensor.dims)
+    text = _told(tensor.name, tensor.data_type, tensor.dims)
     if folder is not None and (protobuf.size_of(tensor) or 0) <= SHOWN:
-        told.ClearField("data_location")
-        told.ClearField("external_data")
-        told.raw_data = protobuf.read(tensor, folder)
-    return told
+        text.ClearField("data_location")
+        text.ClearField("external_data")
+        text.raw_data = protobuf.read(tensor, folder)
+    return text
 
 
 def _told(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
     """A tensor of which nothing but shape and type is known."""
-    told = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=protobuf.EXTERNAL)
-    told.external_data.add(key="location", value="weights")
-    return told
+    text = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=protobuf.EXTERNAL)
+    text.external_data.add(key="location", value="weights")
+    return text
 
 
 def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> None:

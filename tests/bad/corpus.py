@@ -296,12 +296,12 @@ WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
     ("RNN", "activations", ["Gelu"], "unknown activation 'Gelu'; known are ", {}),
     ("GRU", "activations", ["Sigmoid", "Swish"], "unknown activation 'Swish'; known are ", {}),
     ("LSTM", "activations", ["Sigmoid", "", "Tanh"], "unknown activation ''; known are ", {}),
-    ("RNN", "activations", ["Tanh"] * 3, "3 activations; RNN takes 1 per direction, here 1", {}),
-    ("GRU", "activations", ["Sigmoid"], "1 activations; GRU takes 2 per direction, here 2", {}),
-    ("LSTM", "activations", ["Tanh"], "1 activations; LSTM takes 3 per direction, here 3", {}),
-    ("LSTM", "activations", ["Sigmoid", "Tanh", "Tanh"], "3 activations; LSTM takes 3 per direction, here 6", {"direction": "bidirectional"}),
-    ("RNN", "activations", ["Tanh"], "1 activations; RNN takes 1 per direction, here 2", {"direction": "bidirectional"}),
-    ("GRU", "activations", ["Sigmoid", "Tanh"] * 2, "4 activations; GRU takes 2 per direction, here 2", {"direction": "reverse"}),
+    ("RNN", "activations", ["Tanh"] * 3, "3 activations; RNN has 1 per direction, here 1", {}),
+    ("GRU", "activations", ["Sigmoid"], "1 activations; GRU has 2 per direction, here 2", {}),
+    ("LSTM", "activations", ["Tanh"], "1 activations; LSTM has 3 per direction, here 3", {}),
+    ("LSTM", "activations", ["Sigmoid", "Tanh", "Tanh"], "3 activations; LSTM has 3 per direction, here 6", {"direction": "bidirectional"}),
+    ("RNN", "activations", ["Tanh"], "1 activations; RNN has 1 per direction, here 2", {"direction": "bidirectional"}),
+    ("GRU", "activations", ["Sigmoid", "Tanh"] * 2, "4 activations; GRU has 2 per direction, here 2", {"direction": "reverse"}),
 )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def bad_attributes() -> Iterator[Bad]:
         yield Bad(told, with_attribute(op, name, value, **details), words)
     for op in OPS:
         twice = changed(lambda m: recurrent(m).attribute.append(helper.make_attribute("hidden_size", 4)), op=op)
-        yield Bad(f"{op} hidden_size twice", twice, "attribute 'hidden_size' is given twice")
+        yield Bad(f"{op} hidden_size twice", twice, "attribute 'hidden_size' is set twice")
 
     def refers_and_holds(model: Model) -> None:
         next(a for a in recurrent(model).attribute if a.name == "hidden_size").ref_attr_name = "size"
@@ -781,7 +781,7 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body gives 'Y_else_branch' twice, of which onnxruntime makes undefined numbers")
     yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph: 0 attributes; a Constant has exactly one")
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph: 2 attributes; a Constant has exactly one")
-    yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is given twice")
+    yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is set twice")
     yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
     yield Bad("function with two element types", changed(two_element_types, place="function"), "of type FLOAT and FLOAT16, and one body cannot serve both; lower with --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
@@ -949,12 +949,12 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
-    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not among the operators that it takes, and no equivalent is known")
-    yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine takes a batch of 1 only, here it is 2")
+    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not among the operators that it supports, and no equivalent is known")
+    yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports a batch of 1 only, here it is 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
-    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")
+    yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
-    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "takes no weights that are computed outside of a Scan (or cast there); use --form loop or --form unroll")
+    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "supports no weights that are computed outside of a Scan (or cast there); use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
         yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
     yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
@@ -976,14 +976,14 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; there are 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is no model; name it .html, or .svg with --svg", "-o")
-    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime takes no call of a function; leave --as-function out, or leave the node as it is with --exclude")
+    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime supports no call of a function; leave --as-function out, or leave the node as it is with --exclude")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
     yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; give one size to both")
     yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes; X:5,2 gives 2")
     yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "there is no input 'x'; there are X")
     yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' has two sizes, 5 and 6", "T")
-    yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is given twice, as 5 and as 6")
+    yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set twice, as 5 and as 6")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
     yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, here it is unknown; use --form scan or --form loop")
     yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; no axis is longer than 2147483647")
@@ -1335,7 +1335,7 @@ def bad_kits() -> Iterator[Bad]:
     manifest, results = "manifest.json", ("--results", "FOLDER/results")
     yield Bad("kit over something", occupied, "is there already; name a folder that is not", "kit")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
-    yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature is called so; there are 'RNN plain'", "--include")
+    yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature has this name; there are 'RNN plain'", "--include")
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
     yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
@@ -1343,7 +1343,7 @@ def bad_kits() -> Iterator[Bad]:
     yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not the manifest of a kit; write the kit again", manifest)
     yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not the manifest of a kit; write the kit again", manifest)
     yield Bad("report on no results", with_kit(*results), "no result of any case; outputs are expected as ", "results")
-    yield Bad("report on nothing", with_kit(), "neither results nor a command to run is given: --results FOLDER or --run COMMAND", "--results")
+    yield Bad("report on nothing", with_kit(), "provide results or a command to run: --results FOLDER or --run COMMAND", "--results")
     yield Bad("run without a model", with_kit("--run", "true {outputs}"), "--run true {outputs}: lacks {model}; e.g. --run 'python run.py {model} {inputs} {outputs}'", "--run")
     yield Bad("run without outputs", with_kit("--run", "true {model}"), "--run true {model}: lacks {outputs}; e.g. --run ", "--run")
     yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as a shell would", "--run")
@@ -1577,7 +1577,7 @@ def odd(then: Then) -> Model:
 ODD: dict[str, tuple[Then, str]] = {
     "text": (
         lambda s: s.add("Transpose", "x", perm="text"),
-        "its attribute 'perm' is of type STRING; the operator takes INTS",
+        "its attribute 'perm' is of type STRING; the operator accepts INTS",
     ),
     "no axis": (lambda s: s.add("Concat", "x", "x"), "it has no attribute 'axis'"),
     "ellipsis": (lambda s: s.add("Einsum", "x", equation="...f->...f"), "its equation has an ellipsis"),
@@ -1961,7 +1961,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
     yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known are auto, scan")
-    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable: it is asked about each RecurrentNode")
+    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable: it is called with each RecurrentNode")
     yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTN"), "unknown operator 'LSTN'; known are RNN, GRU, LSTM")
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")

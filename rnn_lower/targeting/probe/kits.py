@@ -52,5 +52,5 @@ def report_kit(
     elif place is not None:
         found = judging.read_results(kit, known, place)
     else:
-        raise RnnLowerError("neither results nor a command to run is given: --results FOLDER or --run COMMAND")
+        raise RnnLowerError("provide results or a command to run: --results FOLDER or --run COMMAND")
     return make_report(kit, known, found)

@@ -1,4 +1,4 @@
-"""What lies in the folder of a kit, told so that a program in any language can run it: manifest.json."""
+"""What lies in the folder of a kit, in such a way that a program in any language can run it: manifest.json."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Manifest:
     refused: tuple[Refused, ...]
 
     def write(self, folder: Path) -> None:
-        told = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        (folder / NAME).write_text(json.dumps(told, indent=1), encoding="utf-8")
+        text = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        (folder / NAME).write_text(json.dumps(text, indent=1), encoding="utf-8")
 
     @property
     def features(self) -> list[str]:
@@ -80,17 +80,17 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises RnnLowerError when there is no kit in the folder, or one of another schema."""
     path = folder / NAME
     try:
-        told = foreign.loads(foreign.plain(path).read_text(encoding="utf-8"))
-        if told["schema"] != SCHEMA:
-            found = told["schema"]
+        text = foreign.loads(foreign.plain(path).read_text(encoding="utf-8"))
+        if text["schema"] != SCHEMA:
+            found = text["schema"]
             raise RnnLowerError(f"{path}: a kit of schema {found}, and {SCHEMA} is known here; write the kit again")
         return Manifest(
-            str(told["target"]), str(told["made_by"]), tuple(map(_case, told["cases"])),
-            tuple(Refused(**one) for one in told["refused"]),
+            str(text["target"]), str(text["made_by"]), tuple(map(_case, text["cases"])),
+            tuple(Refused(**one) for one in text["refused"]),
         )  # fmt: skip
     except OSError as error:
-        told = f"{error.strerror or error}; write a kit first: rnn-lower kit -o {folder} --target RUNTIME"
-        raise RnnLowerError(f"{path}: cannot be read: {told}") from None
+        text = f"{error.strerror or error}; write a kit first: rnn-lower kit -o {folder} --target RUNTIME"
+        raise RnnLowerError(f"{path}: cannot be read: {text}") from None
     except foreign.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise

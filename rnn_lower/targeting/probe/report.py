@@ -55,10 +55,10 @@ class KitReport:
     @property
     def errors(self) -> list[str]:
         """What errors say, the most frequent first, and how often each was met."""
-        told = collections.Counter(
+        text = collections.Counter(
             why for row in self.results.values() for state, why in row.values() if state == ERROR
         )
-        return [f"{why} ({times} times)" for why, times in told.most_common()]
+        return [f"{why} ({times} times)" for why, times in text.most_common()]
 
     def count(self, form: str) -> str:
         """How many came out how."""
@@ -68,8 +68,8 @@ class KitReport:
 def tell(found: Iterable[Outcome]) -> str:
     """How many came out how."""
     states = [state for state, _ in found]
-    told = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
-    return f"{told}, {states.count(REFUSED)} refused" if REFUSED in states else told
+    text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
+    return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
 
 
 def make_report(folder: Path, manifest: Manifest, found: Mapping[str, Outcome]) -> KitReport:
@@ -151,7 +151,7 @@ def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]
     found: dict[str, dict[str, list[str]]] = {}
     for op in reversed(OP_TYPES):
         for kind in (RIGHT, WRONG):
-            names = [row.partition(" ")[2] for row, told in rows.items() if row.startswith(op) and told[0] == kind]
+            names = [row.partition(" ")[2] for row, text in rows.items() if row.startswith(op) and text[0] == kind]
             if names:
                 found.setdefault(op, {})[kind] = names
     return found

@@ -48,8 +48,8 @@ def read_results(folder: Path, manifest: Manifest, results: Path) -> dict[str, O
     if not any(_is_there(results, case) for case in manifest.cases):
         example = manifest.cases[0]
         names = f"{example.outputs[0].name}.npy"
-        told = f"{results / example.case / names} or {results / example.case}.npz"
-        raise RnnLowerError(f"{results}: no result of any case; outputs are expected as {told}, for each case")
+        text = f"{results / example.case / names} or {results / example.case}.npz"
+        raise RnnLowerError(f"{results}: no result of any case; outputs are expected as {text}, for each case")
     return {case.case: _judged(folder, case, results) for case in manifest.cases}
 
 
@@ -100,11 +100,11 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
     except OSError as error:
         why = f"{error.strerror or error}; name a folder for --results that is not there"
         raise RnnLowerError(f"{outputs}: cannot be written: {why}") from None
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as text:
         try:
             process = subprocess.Popen(
                 [_filled(word, given) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=told, start_new_session=True,
+                stderr=text, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise RnnLowerError(f"--run {words[0]}: cannot be started: {error.strerror or error}") from None
@@ -115,8 +115,8 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
             if isinstance(error, subprocess.TimeoutExpired):
                 return f"took longer than {seconds:g} s"
             raise
-        told.seek(0)
-        lines = told.read().decode(errors="replace").split("\n")
+        text.seek(0)
+        lines = text.read().decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return None if code == 0 else f"ended with {code}{': ' if last else ''}{last[:200]}"
 

@@ -78,7 +78,9 @@ def _chosen(only: Sequence[str]) -> list[str]:
     for pattern in only:
         if not fnmatch.filter(FEATURES, pattern):
             near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4) or list(FEATURES)[:3]
-            raise RnnLowerError(f"--include {pattern}: no feature is called so; there are {', '.join(map(repr, near))}")
+            raise RnnLowerError(
+                f"--include {pattern}: no feature has this name; there are {', '.join(map(repr, near))}"
+            )
     return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, one) for one in only)]
 
 
@@ -90,7 +92,7 @@ def _write_all(place: Path, target: Target, chosen: Sequence[str], limit: float)
     for feature in chosen:
         case = suited(FEATURES[feature], target)
         if case is None:
-            refused.append(Refused(feature, FUSED, f"target {target.name} takes no opset that says it"))
+            refused.append(Refused(feature, FUSED, f"target {target.name} supports no opset that has it"))
             continue
         for made in _of_feature(place, feature, case, target, limit):
             (cases if isinstance(made, KitCase) else refused).append(made)  # type: ignore[arg-type]
