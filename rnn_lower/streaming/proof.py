@@ -153,6 +153,8 @@ def _difference(
         for name, result in zip(plan.outputs, results, strict=True):
             if why := _parts(begun(plan, name, wanted[names.index(name)], result), result):
                 return f"output '{name}' in chunks of {_told(lengths)} {why}"
+            if wanted[names.index(name)].size and not result.size:
+                return f"output '{name}' in chunks of {_told(lengths)} has no frames"
         held = _elements(field, session.state)
         for name, state in held.items():
             if why := _parts(end.get(name, state), state):
