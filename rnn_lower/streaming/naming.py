@@ -149,7 +149,7 @@ def _pack(graph: onnx.GraphProto, names: Names, states: list[State], rows: Size,
     nodes = [*ahead, *graph.node, *behind]
     del graph.node[:]
     graph.node.extend(nodes)
-    told = ", ".join(dict.fromkeys(state.node for state in states))
+    described = ", ".join(dict.fromkeys(state.node for state in states))
     inside = tuple(state.input for state in states)
     first = np.concatenate(firsts, 1)
-    return State(source, result, (rows, size(start)), states[0].dtype, told, 0 if rows.of else None, first, inside)
+    return State(source, result, (rows, size(start)), states[0].dtype, described, 0 if rows.of else None, first, inside)

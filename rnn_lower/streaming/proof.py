@@ -118,8 +118,8 @@ def prove_streaming(
             for point in range(points):
                 found = found or _difference(original, made, plan, (point, seed, folded, deadline), count)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
-            told = str(error) or "a Scan of no steps"
-            return StreamProof(OUT_OF_SCOPE, told, outputs, states, points, count.chunks, count.borders)
+            message = str(error) or "a Scan of no steps"
+            return StreamProof(OUT_OF_SCOPE, message, outputs, states, points, count.chunks, count.borders)
         if found is None:
             return StreamProof(PROVED, "", outputs, states, points, count.chunks, count.borders)
         reason = reason or found
@@ -148,17 +148,17 @@ def _difference(
         try:
             results = stream_through(session, feeds, lengths)
         except (WrongError, RnnLowerError) as error:
-            return f"in chunks of {_told(lengths)}: {error}"
+            return f"in chunks of {_shown(lengths)}: {error}"
         count.chunks, count.borders = count.chunks + len(lengths), count.borders + len(lengths) - 1
         for name, result in zip(plan.outputs, results, strict=True):
             if why := _parts(begun(plan, name, wanted[names.index(name)], result), result):
-                return f"output '{name}' in chunks of {_told(lengths)} {why}"
+                return f"output '{name}' in chunks of {_shown(lengths)} {why}"
             if wanted[names.index(name)].size and not result.size:
-                return f"output '{name}' in chunks of {_told(lengths)} has no frames"
+                return f"output '{name}' in chunks of {_shown(lengths)} has no frames"
         held = _elements(field, session.state)
         for name, state in held.items():
             if why := _parts(end.get(name, state), state):
-                return f"state '{name}' after chunks of {_told(lengths)} {why} after others"
+                return f"state '{name}' after chunks of {_shown(lengths)} {why} after others"
         end = held
     return None
 
@@ -193,7 +193,7 @@ def _difference_of_calls(
     return None
 
 
-def _told(lengths: Sequence[int]) -> str:
+def _shown(lengths: Sequence[int]) -> str:
     text = ", ".join(map(str, lengths[:6]))
     return text + (" ..." if len(lengths) > 6 else "")
 
