@@ -32,8 +32,8 @@ from runners import version  # noqa: E402
 from timing import session  # noqa: E402
 
 import rnn_lower  # noqa: E402
-from rnn_lower.targets import TARGETS  # noqa: E402
-from rnn_lower.targets.probe.results import largest_difference  # noqa: E402
+from rnn_lower.targeting import TARGETS  # noqa: E402
+from rnn_lower.targeting.probe.results import largest_difference  # noqa: E402
 
 Feeds = Mapping[str, np.ndarray]
 Opened = Callable[[], list[np.ndarray]]

@@ -1,14 +1,14 @@
 """Measure how the time and memory of lowering grow with the model; both should grow in proportion to it.
 
-    python benchmarks/scale.py [--docs docs] [--gigabytes 0.3 1.0 2.4 3.0] [--loading]
+    python benchmarks/scale.py [--docs docs] [--gigabytes 0.3 1.0 2.4 3.0]
 
-Each measurement runs in its own process and reports its peak memory. Writes docs/scale.md and docs/scale.png;
-with --loading, only the section on how long onnxruntime takes to load unrolled models is measured again.
+Each measurement runs in its own process and reports its peak memory. Writes docs/scale.csv.
 """  # fmt: skip
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -27,20 +27,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-ABOUT = """`benchmarks/scale.py` wrote this page (the extra `bench` installs what it needs). It measures how long lowering takes
-and how much memory it needs, on models that grow in one respect at a time. Every measurement runs in its own process.
-
-![Seconds to lower, by size](scale.png)
-
-"lower" includes reading and writing the model; "load + save" is reading and writing it without lowering; "ratio" is the first
-over the second. Anonymous memory is what the process allocates itself; resident memory also counts mapped pages of files.
-Lowering waits until the disk holds the weights before it puts the model in place; the copy does not wait.
-
-Before much is unrolled, `rnn-lower lower` says on stderr how large it will be: nodes and bytes, found by lowering two and three
-steps of each node, and how long the target was measured to load such a model ([targets](targets.md), key `slow`). That is
-one line, when the straight lines of a model make more than 20,000 nodes together or one is longer than the target likes, and
-it is in the records of `--json` (`warning`). What helps is to cut the sequence, or form scan where the runtime has it."""
 
 
 def graph_of(nodes: int, recurrent: int, T: int = 8, H: int = 8) -> onnx.ModelProto:
@@ -162,61 +148,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     parser.add_argument("--gigabytes", type=float, nargs="*", default=[0.3, 1.0, 2.4, 3.0])
-    parser.add_argument("--loading", action="store_true")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         work(*arguments.work)
         return
-    import loading  # here, so that what it imports does not count in `work`
-    from report import Report
-
-    report = Report("Time and memory of lowering", ABOUT)
-    if arguments.loading:
-        report.table(loading.HEADING, loading.HEADER, list(loading.rows()), loading.ABOUT, loading.REMARKS)
-        report.replace_last(arguments.docs / "scale.md", loading.HEADING)
-        return
-    curves: dict[str, list[tuple[float, float]]] = {}
-    rows: list[list[str]] = []
+    rows = [["what", "size", "lower (s)", "copy (s)", "peak anonymous (MB)", "peak resident (MB)"]]
 
     def row(what: str, size: float, mine: dict[str, float], other: dict[str, float] | None) -> None:
-        curves.setdefault(what, []).append((size, mine["seconds"]))
-        compared = (
-            ["", ""] if other is None else [f"{other['seconds']:.2f}", f"{mine['seconds'] / other['seconds']:.2f}"]
-        )
+        copied = "" if other is None else f"{other['seconds']:.2f}"
         memory = [f"{mine['anonymous_mb']:.0f}", f"{mine['resident_mb']:.0f}"]
-        rows.append([what, f"{size:,.0f}", f"{mine['seconds']:.2f}", *compared, *memory])
+        rows.append([what, f"{size:.0f}", f"{mine['seconds']:.2f}", copied, *memory])
+        print(*rows[-1], sep=", ", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         for what, size, form, model in graphs():
             onnx.save(model, path)
             row(what, size, measure("lower", path, form), None if form == "unroll" else measure("load+save", path))
-        header = ("what", "size", "lower, s", "load + save, s", "ratio", "peak MB, anonymous", "peak MB, resident")
-        report.table("Graphs", header, rows)
-        rows = []
         for gigabytes in arguments.gigabytes:
             big_model(path, gigabytes)
             row("external MB", 1000 * gigabytes, measure("lower", path, runs=3), measure("copy", path, runs=3))
-        header = (*header[:3], "copy of the data, s", *header[4:])
-        report.table("Weights in an external file: 4 LSTM nodes among 300 MatMul nodes", header, rows)
-    report.table(loading.HEADING, loading.HEADER, list(loading.rows()), loading.ABOUT, loading.REMARKS)
-    plot(curves, arguments.docs / "scale.png")
-    report.write(arguments.docs / "scale.md")
-
-
-def plot(curves: dict[str, list[tuple[float, float]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for name, points in curves.items():
-        axes.loglog(*zip(*points, strict=True), marker="o", label=name)
-    axes.set(xlabel="size", ylabel="seconds to lower")
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    with (arguments.docs / "scale.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 if __name__ == "__main__":

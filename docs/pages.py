@@ -37,6 +37,19 @@ def _help(parser: argparse.ArgumentParser) -> str:
     return parser.format_help().rstrip()
 
 
+def messages(names: str) -> str:
+    """The messages of some families as a list, of which tests provoke every one."""
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "bad"), str(ROOT / "tests" / "stream")]
+    import corpus
+
+    words = sorted({bad.words for name in names.split() for bad in getattr(corpus, name)()})
+    return '??? note "Messages"\n\n' + "\n".join(f"    - ``` {one} ```" for one in words)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return re.sub(r"<!-- messages: (.+?) -->", lambda found: messages(found[1]), markdown)
+
+
 def on_files(files: Files, config: Any) -> Files:
     for name, content in (("index.md", start()), ("command-line.md", command_line())):
         files.append(File.generated(config, name, content=content))

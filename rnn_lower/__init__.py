@@ -14,14 +14,18 @@ if TYPE_CHECKING:
         draw,
         function_body,
         inspect,
+        inspect_loops,
         lint,
         lower,
         lower_file,
         prove,
         prove_streaming,
+        raise_file,
+        raise_loops,
         report,
         stream,
         stream_file,
+        targets,
         unstream,
         unstream_file,
     )
@@ -30,29 +34,36 @@ if TYPE_CHECKING:
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.proving.report import CheckReport, NodeProof, Proof
+    from rnn_lower.raising.inspecting import LoopInfo
+    from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.proof import StreamProof
     from rnn_lower.streaming.session import StreamingSession
-    from rnn_lower.targets.lint import Finding, LintReport
-    from rnn_lower.targets.probe.kits import report_kit, write_kit
-    from rnn_lower.targets.probe.report import KitReport
+    from rnn_lower.targeting import Target
+    from rnn_lower.targeting.lint import Finding, LintReport
+    from rnn_lower.targeting.probe.kits import report_kit, write_kit
+    from rnn_lower.targeting.probe.report import KitReport
 
 __version__ = "0.1.0"
 
 # fmt: off
 _MODULES = {
     "api": (
-        "check", "draw", "function_body", "inspect", "lint", "lower", "lower_file", "prove", "prove_streaming",
-        "report", "stream", "stream_file", "unstream", "unstream_file",
+        "check", "draw", "function_body", "inspect", "inspect_loops", "lint", "lower", "lower_file", "prove",
+        "prove_streaming", "raise_file", "raise_loops", "report", "stream", "stream_file", "targets", "unstream",
+        "unstream_file",
     ),
     "errors": ("InvalidNodeError", "RnnLowerError", "UnsupportedError"),
-    "targets.probe.kits": ("report_kit", "write_kit"),
-    "targets.probe.report": ("KitReport",),
-    "targets.lint": ("Finding", "LintReport"),
+    "targeting.probe.kits": ("report_kit", "write_kit"),
+    "targeting.probe.report": ("KitReport",),
+    "targeting": ("Target",),
+    "targeting.lint": ("Finding", "LintReport"),
     "driver.lower_pass": ("LowerRecurrentPass", "Record"),
     "driver.rewrite_rules": ("rewrite_rules",),
     "proving.report": ("CheckReport", "NodeProof", "Proof"),
     "lowering.node": ("RecurrentNode",),
+    "raising.inspecting": ("LoopInfo",),
+    "raising.raise_loops": ("Raised",),
     "reporting.gathering": ("Report",),
     "streaming.proof": ("StreamProof",),
     "streaming.session": ("StreamingSession",),
@@ -65,30 +76,37 @@ __all__ = [
     "InvalidNodeError",
     "KitReport",
     "LintReport",
+    "LoopInfo",
     "LowerRecurrentPass",
     "NodeProof",
     "Proof",
+    "Raised",
     "Record",
     "RecurrentNode",
     "Report",
     "RnnLowerError",
     "StreamProof",
     "StreamingSession",
+    "Target",
     "UnsupportedError",
     "check",
     "draw",
     "function_body",
     "inspect",
+    "inspect_loops",
     "lint",
     "lower",
     "lower_file",
     "prove",
     "prove_streaming",
+    "raise_file",
+    "raise_loops",
     "report",
     "report_kit",
     "rewrite_rules",
     "stream",
     "stream_file",
+    "targets",
     "unstream",
     "unstream_file",
     "write_kit",

@@ -22,14 +22,16 @@ from rnn_lower.modelio import files, output_path, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Keywords, Options, takes_options
 from rnn_lower.sandbox.limited import one_child
-from rnn_lower.targets import find_target
-from rnn_lower.targets import lint as linting
-from rnn_lower.targets.lint import LintReport
+from rnn_lower.targeting import TARGETS, Target, find_target
+from rnn_lower.targeting import lint as linting
+from rnn_lower.targeting.lint import LintReport
 
 if TYPE_CHECKING:
     import numpy as np
 
     from rnn_lower.proving.report import CheckReport, Proof
+    from rnn_lower.raising.inspecting import LoopInfo
+    from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.making import Made
     from rnn_lower.streaming.proof import StreamProof
@@ -63,6 +65,9 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         not slower than lowered.
     as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
         same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
+    loops: unroll the model's own Loop and Scan nodes too; those whose steps nobody can count raise UnsupportedError.
+        A target that has neither has it done by itself, where it can be.
+    raise_loops: first put recurrent nodes in the place of loops that are proved to be such, as `raise_loops` does.
     fuse_directions: let both directions of a node (hidden size up to 64, all sequences as long as X) share one loop
         as a block-diagonal cell; a NaN or infinity of one direction then reaches the other.
     legalize_all: with a target, replace other nodes too that it does not support, where supported ones serve.
@@ -75,6 +80,8 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     chosen = Options(**options)
     held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # as an ONNXProgram holds one
     if isinstance(held, ir.Model):
+        if chosen.raise_loops:
+            raise RnnLowerError("raise_loops takes an onnx.ModelProto or a file; raise the model first")
         lower_in_place(held, chosen)
         return model  # type: ignore[return-value]
     if isinstance(model, onnx.ModelProto):
@@ -85,7 +92,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         document, path = files.open_model(model)
 
     def result() -> onnx.ModelProto:
-        work, left = prepared(document, chosen)
+        work, left = prepared(*_raised(document, chosen))
         lower_document(work, left)
         return _whole(work, left.dims)
 
@@ -100,7 +107,6 @@ def lower_file(
     *,
     accept: Callable[[str], bool] | None = None,
     progress: files.Progress | None = None,
-    force: bool = False,
     **options: Unpack[Keywords],
 ) -> list[Record]:
     """`lower` from file to file, for models of any size; the answer has one Record per lowered node.
@@ -110,16 +116,16 @@ def lower_file(
     loaded, to one new file beside it, `DESTINATION.<16 hex digits>.data`; the one of the replaced model is removed
     where no other model beside it refers to it. Data under other names stays.
     accept: called with the path of the finished file before it is put in place; False leaves the destination as it is.
-    progress: called with (name, index, total) per written weight.  force: replace a read-only file.
+    progress: called with (name, index, total) per written weight.
     Raises as `lower`, with the file in the message, and RnnLowerError when a file cannot be read or written.
     """
     chosen = Options(**options)
     document = files.load(source)
 
     def work() -> list[Record]:
-        ready, left = prepared(document, chosen)
+        ready, left = prepared(*_raised(document, chosen))
         records = lower_document(ready, left)
-        with files.staged(ready, destination, progress, left.dims, force, _kept(document, source, destination)) as made:
+        with files.staged(ready, destination, progress, left.dims, _kept(document, source, destination)) as made:
             if accept is None or accept(os.fspath(made.path)):
                 made.commit()
         return records
@@ -172,7 +178,7 @@ def stream_file(
     set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
     states: Literal["each", "packed"] = "each", state_names: str | None = None,
     accept: Callable[[str, Made], bool] | None = None, progress: files.Progress | None = None,
-    force: bool = False, **options: Unpack[Keywords],
+    **options: Unpack[Keywords],
 ) -> Made:  # fmt: skip
     """`stream` from file to file, as `lower_file`; the first states are written beside it, as DESTINATION.state.npz.
 
@@ -188,15 +194,74 @@ def stream_file(
         made = making.make(document, wish, chosen)
         with (
             files.staged(
-                made.document, destination, progress, made.dims, force, _kept(document, source, destination)
+                made.document, destination, progress, made.dims, _kept(document, source, destination)
             ) as staged,
-            making.staged_states(destination, made.plan, force) as place,
+            making.staged_states(destination, made.plan) as place,
         ):
             if accept is None or accept(os.fspath(staged.path), made):
                 place(staged.commit)
         return made
 
     return _told_with(source, work)
+
+
+def _raised(document: Document, options: Options) -> tuple[Document, Options]:
+    """The document with loops raised, where that was requested, and what is left to be done."""
+    if not options.raise_loops:
+        return document, options
+    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+
+    made, _ = raise_document(document, options.dims)
+    return made, dataclasses.replace(options, raise_loops=False, dims=None if options.dims else options.dims)
+
+
+@public
+def raise_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> onnx.ModelProto:
+    """The model with RNN, GRU and LSTM nodes in the place of the loops that they are, and of what `lower` has emitted.
+
+    A node is guessed from the functions and weights of a step, and proved in exact arithmetic to be the same function
+    (docs/loops.md); a loop for which that fails stays as it is.  dims: as for `lower`, sizes that are fixed first.
+    """
+    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+
+    document, path = files.open_model(model)
+
+    def result() -> onnx.ModelProto:
+        return _whole(raise_document(document.copied(), Options(dims=dims).dims)[0], None)
+
+    return _told_with(path, result)
+
+
+@public
+def raise_file(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], *, dims: Dims | None = None,
+    progress: files.Progress | None = None,
+) -> list[Raised]:  # fmt: skip
+    """`raise_loops` from file to file: what has become of each loop. Nothing is written if all loops stay."""
+    from rnn_lower.raising.raise_loops import raise_document  # for those who raise
+
+    document = files.load(source)
+
+    def work() -> list[Raised]:
+        made, found = raise_document(document, Options(dims=dims).dims)
+        if any(one.op_type for one in found) or not found:
+            with files.staged(made, destination, progress, None, _kept(document, source, destination)) as staged:
+                staged.commit()
+        return found
+
+    return _told_with(source, work)
+
+
+@public
+def inspect_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> list[LoopInfo]:
+    """The loops of a model: trips, states, the recurrent node that each is, and which command mends it.
+
+    dims: as for `inspect`.
+    """
+    from rnn_lower.raising import inspecting  # for those who have loops
+
+    document, path = _opened(model, dims)
+    return _told_with(path, lambda: inspecting.inspect_loops(document))
 
 
 def _kept(document: Document, source: Any, destination: Any) -> frozenset[stale_files.Inode]:
@@ -265,7 +330,7 @@ def unstream(
 def unstream_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *,
     states: Mapping[str, str] | None = None, axis: str | None = None,
-    accept: Callable[[str, Whole], bool] | None = None, force: bool = False,
+    accept: Callable[[str, Whole], bool] | None = None,
 ) -> Whole:  # fmt: skip
     """`unstream` from file to file. accept: called with the finished file before it is put in place."""
     from rnn_lower.streaming import whole
@@ -275,7 +340,7 @@ def unstream_file(
     def work() -> Whole:
         made = whole.unstreamed(document, states, axis)
         kept = _kept(document, source, destination)
-        with files.staged(made.document, destination, None, None, force, kept) as staged:
+        with files.staged(made.document, destination, None, None, kept) as staged:
             if accept is None or accept(os.fspath(staged.path), made):
                 staged.commit()
         return made
@@ -325,18 +390,25 @@ def function_body(
 
 
 @public
-def inspect(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> list[RecurrentNode]:
+def inspect(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *, dims: Dims | None = None
+) -> list[RecurrentNode]:
     """All recurrent nodes of a model, wherever they are, as read and checked.
 
-    Raises InvalidNodeError for a bad one, RnnLowerError when a file cannot be read.
+    dims: as for `lower`, sizes that the model will have; the model is left as it is.
+    Raises InvalidNodeError for a bad node, RnnLowerError when a file cannot be read or for an unknown dimension.
     """
-    return read_nodes(model) if isinstance(model, ir.Model) else inspect_file(model)[1]
+    if isinstance(model, ir.Model):
+        return inspect(ir.to_proto(model), dims=dims) if dims else read_nodes(model)
+    return inspect_file(model, dims=dims)[1]
 
 
 @public
-def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[ir.Value], list[RecurrentNode]]:
-    """The inputs that a caller has to give, and the recurrent nodes. Raises as `inspect`."""
-    document, path = files.open_model(model)
+def inspect_file(
+    model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None
+) -> tuple[list[ir.Value], list[RecurrentNode]]:
+    """The inputs that a caller has to provide, and the recurrent nodes. Arguments and errors as of `inspect`."""
+    document, path = _opened(model, dims)
 
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
         inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
@@ -345,20 +417,31 @@ def inspect_file(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[list[
     return _told_with(path, result)
 
 
+def _opened(model: Any, dims: Dims | None) -> tuple[Document, str | os.PathLike[str] | None]:
+    """A model that is only read, at the sizes that it will have, and its path."""
+    document, path = files.open_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
+    if dims:
+        document = _told_with(path, lambda: document.copied().fixed(Options(dims=dims).dims or {}))
+    return document, path
+
+
+@public
+def targets() -> list[Target]:
+    """All runtimes that `target` knows by name; `explained()` of each lists what it supports."""
+    return list(TARGETS.values())
+
+
 @public
 def lint(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str, *, dims: Dims | None = None
 ) -> LintReport:
     """Each node of a whole model that a runtime does not support, by which rule, and what lowering would mend.
 
-    target: a name (see rnn_lower.targets), or the path of a .toml file.  dims: as for `lower`, sizes that the model
+    target: a name (see `targets`), or the path of a .toml file.  dims: as for `lower`, sizes that the model
     will have. The model is left as it is.
     Raises as `inspect`, and RnnLowerError for an unknown target.
     """
-    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
-    document, path = files.open_model(proto)
-    if dims:
-        document = document.copied().fixed(Options(dims=dims).dims or {})
+    document, path = _opened(model, dims)
 
     def attempt(wanted: RecurrentNode) -> None:
         again, place = document.again(), (wanted.name, wanted.path)
@@ -366,8 +449,15 @@ def lint(
         with unlogged():
             lower_model(again.model, options, again.outline)
 
+    def mends() -> dict[str, tuple[str, bool]]:
+        from rnn_lower.raising import inspecting  # for those who have loops
+
+        return {
+            loop.node: (loop.mend, bool(loop.recognized) or loop.unrolls) for loop in inspecting.inspect_loops(document)
+        }
+
     def result() -> LintReport:
-        return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt))
+        return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt), mends)
 
     return _told_with(path, result)
 
@@ -375,8 +465,8 @@ def lint(
 @public
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
-    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
-    exact: bool = True, on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
+    on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
@@ -384,13 +474,13 @@ def check(
     branches and loops that these do not reach. Without, `runs` sets of inputs are made from `seed`: symbolic sizes
     are sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
     numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
-    exact: first prove what can be proved within a few seconds, as by `prove`. A node that is another function is no
+    First, what can be proved within a few seconds is proved, as by `prove`. A node that is another function is no
     agreement, unless others have worked on the model since; a node that is proved need not run. Runs then test
     rounding and the runtime. Where all nodes are proved and nothing else has changed, integers may differ: rounding
     decides them.
     Every other replaced node must run three steps, with rows of different length where it has sequence_lens. Further
-    inputs are tried for it; what still has not run so is listed as unreached, and is no agreement unless
-    `allow_unreached`. Neither are outputs that are all empty, or the same in all runs, where not all is proved.
+    inputs are tried for it; what still has not run so is listed as unreached, and is no agreement.
+    Neither are outputs that are all empty, or the same in all runs, where not all is proved.
     Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * size, the size being the
     largest |original| of the same index of the last axis, or that of most of these; NaN agrees with NaN; in a type
     that is coarser than rtol one unit in the last place is allowed. Everything else must be equal.
@@ -406,12 +496,9 @@ def check(
     Raises RnnLowerError when a model cannot be read, when no inputs were found with which the original runs, or when
     the runtime has ended its process.
     """
-    from rnn_lower.checking import (
-        checker,  # onnxruntime is for those who compare
-        outliving,  # onnxruntime is for those who compare
-    )
+    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
 
-    given = (original, lowered, inputs, runs, seed, rtol, atol, allow_unreached, exact, on, counterexample)
+    given = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
     return outliving.outlived(original, on, checker.compare_models, *given)
 
 
@@ -434,7 +521,10 @@ def prove(
     proof = prover.prove_models(original, lowered, points, seed)
     if counterexample is None or proof.ok:
         return proof
-    report = check(original, lowered, seed=seed, exact=False, counterexample=counterexample)
+    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
+
+    compared = (original, lowered, None, 3, seed, 1e-3, 1e-5, False, None, counterexample)
+    report = outliving.outlived(original, None, checker.compare_models, *compared)
     return dataclasses.replace(proof, counterexample=report.counterexample)
 
 
@@ -443,19 +533,19 @@ def prove(
 def report(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
     inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
-    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5, allow_unreached: bool = False,
+    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
     **options: Unpack[Keywords],
 ) -> Report:  # fmt: skip
     """What becomes of the recurrent nodes of a model, whether it is right, and what it costs; `.html` is a page of it.
 
-    The model is lowered with the options (as for `lower`), compared (`inputs` to `allow_unreached` are as for `check`),
+    The model is lowered with the options (as for `lower`), compared (`inputs` to `atol` are as for `check`),
     proved, run on onnxruntime with its profiler, and lowered for each target; it stays as it is. The page holds
     drawings as SVG and refers to nothing outside. Drawing needs the packages of the extra `report`.
     Raises as `lower`, and RnnLowerError when these packages are missing.
     """
     from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
 
-    ask = gathering.Ask(inputs, runs, seed, rtol, atol, allow_unreached)
+    ask = gathering.Ask(inputs, runs, seed, rtol, atol)
     return _of_file(model, lambda: gathering.gather(model, Options(**options), ask))
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
 
 OP_TYPES = ("RNN", "GRU", "LSTM")
+QUANTIZED = "DynamicQuantizeLSTM"
+"""Of onnxruntime (com.microsoft); it counts as an LSTM."""
 FORMS = ("auto", "scan", "loop", "unroll")
 
 Select = Callable[["RecurrentNode"], bool]
@@ -33,27 +35,36 @@ def _option(default: Any, text: str) -> Any:
 class Options:
     """The options of a lowering, checked as far as that is possible without a model."""
 
-    form: str = _option("auto", "how steps are carried; auto takes the fastest that serves")
-    target: str | None = _option(None, "keep to what this runtime takes: a name (`rnn-lower targets`), or a .toml file")
+    form: str = _option("auto", "how the steps are computed; auto is what suits the model and the target")
+    target: str | None = _option(
+        None, "emit only what this runtime supports: a name (see `rnn-lower targets`) or a .toml file"
+    )
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
     opset: int | None = _option(
-        None, "convert the whole model to this opset; a target has it converted to the nearest it takes"
+        None, "convert the whole model to this opset; without, a target converts to the nearest that it supports"
     )
     dims: Dims | None = _option(
         None,
-        "sizes of dimensions of the inputs, by name or as INPUT[AXIS], or of all of an INPUT, fixed before lowering",
+        "fix a symbolic size of the inputs, or INPUT[AXIS], before lowering; several may follow",
     )
-    fold: bool = _option(False, "fold the constants of the whole model first, and inline functions that differ by call")
+    fold: bool = _option(False, "first fold the constants of the whole model, and inline functions that differ by call")
     keep_native: bool = _option(
-        False, "leave the nodes that the target was measured to run right as they are, and no slower"
+        False, "keep the nodes that the target was measured to run right, and no slower than lowered"
     )
-    as_function: bool = _option(False, "keep each lowered node as a call of a function, nodes alike of the same one")
+    as_function: bool = _option(False, "keep each lowered node as a call of a function; nodes alike share one")
     fuse_directions: bool = _option(
-        False, "let both directions of a small node share one loop; a NaN of one direction then reaches the other"
+        False, "compute both directions of a small node in one loop; a NaN of one then reaches the other"
     )
-    legalize_all: bool = _option(False, "replace other nodes too that the target does not support, where others serve")
-    max_nodes: int = _option(200_000, "limit of emitted nodes, against unrolling by mistake")
+    loops: bool = _option(
+        False, "also unroll Loop and Scan nodes of the model; automatic for a target that has neither"
+    )
+    raise_loops: bool = _option(False, "first replace loops that are proved to be recurrent nodes by these nodes")
+    legalize_all: bool = _option(
+        False, "also replace other nodes that the target does not support, where supported ones serve"
+    )
+    dequantize: bool = _option(False, "make the weights of DynamicQuantizeLSTM floats, and compute in floats")
+    max_nodes: int = _option(200_000, "limit of emitted nodes, in case of unrolling by mistake")
 
     def __post_init__(self) -> None:
         if self.dims is not None and not isinstance(self.dims, Mapping):
@@ -98,7 +109,10 @@ class Keywords(TypedDict, total=False):
     keep_native: bool
     as_function: bool
     fuse_directions: bool
+    loops: bool
+    raise_loops: bool
     legalize_all: bool
+    dequantize: bool
     max_nodes: int
 
 

@@ -1,6 +1,6 @@
 """How far each activation, as it is emitted, is from the real function: over all float32 values, in ULP.
 
-    python tests/activations.py [--only NAME]... [--every 1]
+    python tests/activations.py [--include NAME]... [--every 1]
 
 Each activation is lowered for every target and at the opsets at which it is written in another way; the emitted nodes
 run on onnxruntime and are compared with the same function in float64. An error in ULP is counted in steps of float32
@@ -178,7 +178,7 @@ def measure(name: str, every: int) -> list[Variant]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=ACTIVATIONS)
+    parser.add_argument("--include", action="append", choices=ACTIVATIONS)
     parser.add_argument("--every", type=int, default=1)
     arguments = parser.parse_args()
     for name in arguments.only or ACTIVATIONS:

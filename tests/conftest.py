@@ -1,14 +1,36 @@
-"""Helper modules of the tests are imported by name from here and from runtimes/."""
+"""Two tiers: what `pytest` runs, and with `-m soak` the rest of the large grids.
+
+Helper modules of the tests are imported by name from here and from the folders below.
+"""
 
 from __future__ import annotations
 
 import sys
+import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("runtimes", "stream", "reporting"))]
+
+
+CASES = 12
+"""Cases of one test function that run by default; the others are soak tests. Which ones, their names decide."""
+
+CHEAP = ("bad", "test_layout.py", "test_help.py", "test_json.py")
+"""Files and folders whose cases take milliseconds: all of them run."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not set(item.path.relative_to(HERE).parts) & set(CHEAP):
+            cases[item.path, getattr(item, "originalname", item.name)].append(item)
+    for group in cases.values():
+        for item in sorted(group, key=lambda item: zlib.crc32(item.name.encode()))[CASES:]:
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session")

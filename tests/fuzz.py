@@ -24,7 +24,7 @@ from soaking import soak_parser
 from strategies import random_case
 
 import rnn_lower
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 def exact(case: Case) -> list[np.ndarray]:

@@ -1,6 +1,6 @@
 """One-node models: a case is a plain description, `build` makes the model and its inputs of it.
 
-What `rnn_lower.targets.probe.onenode` has, and what a node may have around it: other element types, weights that are computed,
+What `rnn_lower.targeting.probe.onenode` has, and what a node may have around it: other element types, weights that are computed,
 free sizes, branches, loops and functions.
 """
 
@@ -14,11 +14,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rnn_lower.lowering.node import INPUTS, OPERATORS
-from rnn_lower.targets.probe import onenode
+from rnn_lower.options import OP_TYPES
+from rnn_lower.targeting.probe import onenode
 
-GATES = {op: operator.gates for op, operator in OPERATORS.items()}
-OUTPUTS = {op: operator.outputs for op, operator in OPERATORS.items()}
-OPTIONAL = {op: operator.inputs[3:] for op, operator in OPERATORS.items()}
+GATES = {op: operator.gates for op, operator in ((op, OPERATORS[op]) for op in OP_TYPES)}
+OUTPUTS = {op: operator.outputs for op, operator in ((op, OPERATORS[op]) for op in OP_TYPES)}
+OPTIONAL = {op: operator.inputs[3:] for op, operator in ((op, OPERATORS[op]) for op in OP_TYPES)}
 DTYPES = {
     "float": (TensorProto.FLOAT, np.float32),
     "double": (TensorProto.DOUBLE, np.float64),

@@ -16,7 +16,7 @@ from onenode import build
 from strategies import FORMS, random_case
 
 import rnn_lower
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 def run(count: int, seed: int, targets: bool = False) -> collections.Counter[str]:

@@ -16,7 +16,7 @@ from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.proving.program import MARK
 from rnn_lower.shapes.shape_info import Facts
-from rnn_lower.targets import find_target
+from rnn_lower.targeting import find_target
 
 COMMON = """
 summary = "an imaginary runtime"

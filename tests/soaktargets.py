@@ -21,8 +21,8 @@ from soaking import soak_parser
 from strategies import random_case
 
 import rnn_lower
-from rnn_lower.targets import TARGETS
-from rnn_lower.targets.probe.features import suited
+from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting.probe.features import suited
 
 RIGHT, REFUSED, LARGE = "right", "refused by rule", "proved, beyond float32"
 

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from onenode import OPTIONAL, OUTPUTS, Case
 
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 ACTIVATIONS = (
     "Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "HardSigmoid", "Elu", "Softsign",

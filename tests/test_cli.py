@@ -24,7 +24,7 @@ from rnn_lower.cli.arguments import make_parser
 from rnn_lower.cli.commands import COMMANDS
 from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.options import Keywords, Options
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_lower_with_check(lstm, tmp_path, capsys):
     out = tmp_path / "out.onnx"
     code, text, _ = run(capsys, "lower", lstm, "-o", out, "--check")
     assert code == 0
-    for word in ("LSTM-14", "main graph", "scan", "Y_c", "same: rtol", str(out)):
+    for word in ("LSTM-14", "T=5 N=2 I=3 H=4 -> scan, ", "same: largest difference", str(out)):
         assert word in text
     assert not remaining(onnx.load(out))
 
@@ -141,19 +141,19 @@ def test_prove_tells_where_models_part(lstm, tmp_path, capsys):
     assert "differs first at step 0 of the forward direction, gate i" in text
 
 
-def test_only_and_skip(lstm, tmp_path, capsys):
+def test_include_and_exclude(lstm, tmp_path, capsys):
     out = tmp_path / "o.onnx"
     for arguments, left in (
-        (["--skip", "no*"], 1),
-        (["--op", "gru"], 1),
-        (["--only", "n*"], 0),
+        (["--exclude", "no*"], 1),
+        (["--include", "GRU"], 1),
+        (["--include", "n*"], 0),
     ):
         assert run(capsys, "lower", lstm, "-o", out, *arguments)[0] == 0
         assert len(remaining(onnx.load(out))) == left
-    for flag in ("--only", "--skip"):
+    for flag in ("--include", "--exclude"):
         code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "none.onnx", flag, "nods")
         assert (code, not (tmp_path / "none.onnx").exists()) == (2, True)
-        assert f"{flag} nods: no RNN, GRU or LSTM node is called so; there are 'node'" in err
+        assert f"{flag} nods: no RNN, GRU or LSTM node has this name; there are 'node'" in err
 
 
 def test_model_without_recurrent_nodes(tmp_path, capsys, lstm):
@@ -338,8 +338,8 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
     ("arguments", "words"),
     [
         (["--form", "spiral"], "invalid choice"),
-        (["--target", "abacus"], "unknown target 'abacus'; known are aidge, "),
-        (["--op", "SRU"], "unknown operator 'SRU'"),
+        (["--target", "abacus"], "unknown target 'abacus'; `rnn-lower targets` lists all"),
+        (["--include", "SRU"], "no RNN, GRU or LSTM node has this name"),
         (["--dim", "T"], "write NAME=SIZE"),
         (["--dim", "Q=3"], "no input has a symbolic size 'Q'"),
         (["--dim", "T=-1"], "write NAME=SIZE"),
@@ -515,12 +515,81 @@ def test_notes_are_one_line_whatever_names_a_model_has(tmp_path, capsys):
     assert all(line.startswith("rnn-lower: ") for line in err.splitlines())
 
 
-def test_targets_are_listed(lstm, tmp_path, capsys):
-    for arguments in (["targets"], ["lower", "--target", "list"], ["lower", lstm, "-o", "o.onnx", "--target", "list"]):
-        code, out, _ = run(capsys, *arguments)
-        assert code == 0
-        assert out.count("\n") == len(TARGETS)
-        assert all(f"{name}: " in out for name in TARGETS)
+def test_targets_are_listed(capsys):
+    code, out, _ = run(capsys, "targets")
+    assert code == 0
+    assert out.count("\n") == len(TARGETS) == len(rnn_lower.targets())
+    assert all(f"{name}: " in out for name in TARGETS)
+
+
+def test_the_output_may_follow_the_input(lstm, tmp_path, capsys):
+    out = tmp_path / "o.onnx"
+    assert run(capsys, "lower", lstm, out)[0] == 0
+    assert run(capsys, "lower", lstm, out)[0] == 0, "a lowered model is replaced"
+    assert run(capsys, "lower", lstm)[0] == 2
+    assert run(capsys, "lower", lstm, out, "-o", out)[0] == 2
+    assert run(capsys, "lower", lstm, out, out)[0] == 2
+
+
+def test_a_second_input_is_not_taken_for_the_output(lstm, tmp_path, capsys):
+    """As where a shell makes two names of *.onnx."""
+    other = tmp_path / "other.onnx"
+    onnx.save(build(Case("GRU"))[0], other)
+    before = other.read_bytes()
+    code, _, err = run(capsys, "lower", lstm, other)
+    assert (code, other.read_bytes()) == (2, before)
+    assert f"write -o {other}" in err
+    assert run(capsys, "lower", lstm, "-o", other)[0] == 0
+    assert run(capsys, "lower", lstm, lstm)[0] == 0, "in place"
+
+
+def test_several_sizes_follow_one_flag(tmp_path, capsys):
+    path = tmp_path / "m.onnx"
+    onnx.save(build(Case("GRU", T=4, dynamic=True))[0], path)
+    code, out, _ = run(capsys, "inspect", path, "--dim", "T=7", "N=3", "--target", "rknn")
+    assert code == 0
+    assert "T=7 N=3" in out
+    assert run(capsys, "lower", "--input-shape", "X:7,3,3", path, tmp_path / "o.onnx")[0] == 0
+    assert run(capsys, "lower", "--dim", "T=7", "N=3", path, tmp_path / "o.onnx")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lower", "in.onnx", "o.onnx", "--runs", "3"],
+        ["lower", "in.onnx", "o.onnx", "--counterexample", "x.npz"],
+        ["stream", "in.onnx", "o.onnx", "--seed", "0"],
+        ["report", "in.onnx", "--node", "node"],
+        ["report", "in.onnx", "--svg", "--rtol", "1e-3"],
+        ["kit-report", "kit", "--results", "r", "--timeout", "60"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_need_another_are_refused_without_it(arguments, lstm, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lstm.rename("in.onnx")
+    code, _, err = run(capsys, *arguments)
+    assert (code, os.listdir()) == (2, ["in.onnx"])
+    assert "--" in err
+
+
+def test_a_closed_pipe_ends_in_silence(lstm):
+    command = f"{sys.executable} -m rnn_lower targets openvino | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_names_command_no_terminal(tmp_path, capsys):
+    model, _ = build(Case("GRU"))
+    model.graph.node[0].name = "\x1b[2Jgone"
+    onnx.save(model, tmp_path / "m.onnx")
+    for command in (["inspect"], ["lint", "--target", "dla"]):
+        _, out, err = run(capsys, command[0], tmp_path / "m.onnx", *command[1:])
+        assert "\x1b" not in out + err
+        assert "\\x1b[2Jgone" in out
+    _, out, err = run(capsys, "lower", tmp_path / "m.onnx", tmp_path / "o.onnx", "-v")
+    assert "\x1b" not in out + err
 
 
 def test_every_option_has_a_help():

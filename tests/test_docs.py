@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
+import rnn_lower
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETS_UP = ("pip install", "pytest", "benchmarks/", "matrix.py")
 """Blocks with one of these install, measure or test for minutes; CI runs the first two, nothing of the rest is hidden."""
@@ -53,3 +55,18 @@ def test_links_lead_somewhere():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_generated_tables_are_up_to_date():
+    sys.path[:0] = [str(ROOT / "docs")]
+    import tables
+
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert tables.updated(text) == text, "run python docs/tables.py"
+
+
+def test_the_page_about_python_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
+    assert listed == set(rnn_lower.__all__)

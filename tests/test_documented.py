@@ -10,8 +10,8 @@ from randomtargets import holds
 from strategies import random_case
 
 from rnn_lower import cli
-from rnn_lower.targets import TARGETS
-from rnn_lower.targets.probe.features import suited
+from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting.probe.features import suited
 
 DOCUMENTED = [name for name, target in TARGETS.items() if target.status == "documented"]
 

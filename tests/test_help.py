@@ -16,7 +16,7 @@ from paths import ROOT
 from rnn_lower import cli
 from rnn_lower.cli.arguments import EXAMPLES, make_parser
 from rnn_lower.cli.commands import COMMANDS
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
         f'#!{sys.executable}\n# PYTHON_ARGCOMPLETE_OK\nfrom rnn_lower.cli import main\nif __name__ == "__main__":\n    raise SystemExit(main())\n'
     )
     command.chmod(0o755)
-    assert cli.main(["kit", "-o", str(path / "kit"), "--target", "portable", "--only", "GRU last*"]) == cli.DONE
+    assert cli.main(["kit", "-o", str(path / "kit"), "--target", "portable", "--include", "GRU last*"]) == cli.DONE
     (path / "mine.py").write_text(RUNTIME)
     run = f"{sys.executable} {path / 'mine.py'} {{model}} {{inputs}} {{outputs}}"
     assert cli.main(["kit-report", str(path / "kit"), "--run", run, "--results", str(path / "results")]) == cli.DONE

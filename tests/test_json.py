@@ -13,7 +13,7 @@ from onenode import Case, build
 from paths import ROOT
 
 from rnn_lower import cli
-from rnn_lower.cli import tables
+from rnn_lower.cli import printing
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -21,6 +21,7 @@ SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
 MODELS = ROOT / "models"
 STREAMING, FED_BACK = str(MODELS / "torch_gru_streaming.onnx"), ("--state", "h=new_h", "--time", "x[1]")
 DENOISER, SPOTTER = str(MODELS / "torch_denoiser.onnx"), str(MODELS / "torch_keyword_spotter.onnx")
+STREAMING, FED_BACK = str(MODELS / "torch_gru_streaming.onnx"), ("--state", "h=new_h", "--time", "x[1]")
 
 
 def valid(text: str, name: str) -> dict:
@@ -42,7 +43,7 @@ def lowered(tmp_path_factory) -> str:
 def kit(tmp_path_factory) -> str:
     """One whose results are what is expected, feature by feature."""
     path = tmp_path_factory.mktemp("json") / "kit"
-    assert cli.main(["kit", "-o", str(path), "--target", "portable", "--only", "GRU last*"]) == cli.DONE
+    assert cli.main(["kit", "-o", str(path), "--target", "portable", "--include", "GRU last*"]) == cli.DONE
     for case in json.loads((path / "manifest.json").read_text())["cases"]:
         shutil.copytree((path / case["outputs"][0]["file"]).parent, path / "results" / case["case"])
     return str(path)
@@ -63,6 +64,7 @@ COMMANDS: dict[str, tuple[str, list[str], int]] = {
     "prove": ("prove", ["prove", DENOISER, "LOWERED"], 0),
     "inspect": ("inspect", ["inspect", SPOTTER], 0),
     "inspect a target": ("inspect", ["inspect", SPOTTER, "--target", "opencv"], 0),
+    "raise": ("raise", ["raise", "LOWERED", "-o", "OUT"], 0),
     "inspect nothing": ("inspect", ["inspect", "LOWERED"], 0),
     "lint": ("lint", ["lint", SPOTTER, "--target", "dla"], 1),
     "targets": ("targets", ["targets"], 0),
@@ -79,7 +81,7 @@ def test_every_command(name, lowered, kit, tmp_path, capsys):
     places = {"OUT": str(tmp_path / "out"), "LOWERED": lowered, "KIT": kit, "RESULTS": f"{kit}/results"}
     assert cli.main([places.get(word, word) for word in command] + ["--json"]) == code
     told = valid(capsys.readouterr().out, definition)
-    assert told["schema"] == tables.SCHEMA
+    assert told["schema"] == printing.SCHEMA
 
 
 def test_numbers_that_are_none(tmp_path, capsys):

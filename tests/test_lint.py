@@ -19,8 +19,8 @@ from strategies import random_case
 
 import rnn_lower
 from rnn_lower import RnnLowerError, cli
-from rnn_lower.lowering.node import OPERATORS
-from rnn_lower.targets import TARGETS, find_target, native_support
+from rnn_lower.options import OP_TYPES
+from rnn_lower.targeting import TARGETS, find_target, native_support
 
 MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-8"))
 
@@ -28,7 +28,7 @@ MEASURED = json.loads((ROOT / "docs" / "runtimes.json").read_text(encoding="utf-
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_table_of_a_target_is_what_was_measured(name):
     rows = MEASURED[name]["fused"]
-    for op in OPERATORS:
+    for op in OP_TYPES:
         told = TARGETS[name].fused.get(op, native_support.Measured(frozenset(), frozenset()))
         for kind, names in (("right", told.right), ("wrong", told.wrong)):
             assert names == {
@@ -84,7 +84,7 @@ def test_what_is_faster_lowered_is_not_kept(target, op, N, kept, tmp_path, capsy
     assert any(node.op_type == op for node in every_node(lowered)) == kept
     assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--target", target, "--json"]) == cli.DONE
     (row,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert row["as it is"] == native_support.RIGHT
+    assert row["native"] == native_support.RIGHT
     assert ("lowered it was measured to be faster" in row["why"]) == (not kept)
 
 
@@ -109,7 +109,7 @@ def test_only_what_needs_it_is_lowered(tmp_path, capsys):
     assert [node.name for node in every_node(lowered) if node.op_type == "LSTM"] == ["a_node"]
     assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--target", "openvino", "--json"]) == cli.DONE
     rows = json.loads(capsys.readouterr().out)["nodes"]
-    assert [row["as it is"] for row in rows] == [native_support.RIGHT, native_support.WRONG]
+    assert [row["native"] for row in rows] == [native_support.RIGHT, native_support.WRONG]
     assert "LSTM peepholes is silently wrong on openvino (OpenVINO" in rows[1]["why"]
     arguments = ["lower", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--target", "openvino"]
     assert cli.main([*arguments, "--keep-native", "--check"]) == cli.DONE
@@ -190,7 +190,7 @@ def test_lint_names_node_rule_and_source(tmp_path, capsys):
     assert {finding.node for finding in rnn_lower.lint(lowered, "tidl").findings} == {"an_erf", "foreign"}
     onnx.save(model, tmp_path / "in.onnx")
     assert cli.main(["lint", str(tmp_path / "in.onnx"), "--target", "tidl"]) == cli.DIFFERENT
-    assert "3 of 3 nodes are not taken by tidl (documented), of which lowering mends 1" in capsys.readouterr().out
+    assert "3 of 3 nodes not supported by tidl (documented); lowering mends 1" in capsys.readouterr().out
     assert cli.main(["lint", str(tmp_path / "in.onnx"), "--target", "tidl", "--json"]) == cli.DIFFERENT
     told = json.loads(capsys.readouterr().out)
     assert (told["schema"], told["ok"], len(told["findings"])) == (1, False, 3)
@@ -203,8 +203,8 @@ def test_lint_says_why_lowering_does_not_mend(tmp_path):
     assert "needs a known sequence length" in finding.mend
 
 
-def counting(trips: onnx.TensorProto, ends_early: bool = False, told: bool = True) -> onnx.ModelProto:
-    """A Loop that stacks its trips, beside a GRU. told: whether the first condition is a constant."""
+def counting(trips: onnx.TensorProto | None, ends_early: bool = False, told: bool = True) -> onnx.ModelProto:
+    """A Loop that stacks its trips, an input or a constant, beside a GRU. told: whether the first condition is a constant."""
     model, _ = build(Case("GRU", 17, T=2, N=1, outputs=("Y_h",)))
     boolean, integer = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
     nodes = [helper.make_node("Identity", ["t"], ["row"], name="count")]
@@ -216,8 +216,12 @@ def counting(trips: onnx.TensorProto, ends_early: bool = False, told: bool = Tru
         nodes, "body", [helper.make_tensor_value_info("t", integer, []), helper.make_tensor_value_info("go", boolean, [])],
         [helper.make_tensor_value_info("still", boolean, []), helper.make_tensor_value_info("row", integer, [])],
     )  # fmt: skip
-    trips.name = "trips"
-    model.graph.initializer.extend([trips, helper.make_tensor("two", integer, [], [2])])
+    model.graph.initializer.append(helper.make_tensor("two", integer, [], [2]))
+    if trips is None:
+        model.graph.input.append(helper.make_tensor_value_info("trips", integer, []))
+    else:
+        trips.name = "trips"
+        model.graph.initializer.append(trips)
     if told:
         model.graph.initializer.append(helper.make_tensor("first", boolean, [], [True]))
     else:
@@ -294,7 +298,7 @@ def test_what_was_lowered_passes(feature, tmp_path, capsys):
     assert [finding.op for finding in rnn_lower.lint(model, str(path)).findings] == [case.op]
     onnx.save(lowered, tmp_path / "out.onnx")
     assert cli.main(["lint", str(tmp_path / "out.onnx"), "--target", str(path)]) == cli.DONE
-    assert "0 of" in capsys.readouterr().out
+    assert "all " in capsys.readouterr().out
     run_onnxruntime(lowered, feeds)
 
 
@@ -302,8 +306,8 @@ def test_what_was_lowered_passes(feature, tmp_path, capsys):
     ("target", "named"), [("onnxruntime", False), ("tidl", True), ("rknn", True), ("opencv", True)]
 )
 def test_a_loop_of_the_model_is_named(target, named, caplog, tmp_path, capsys):
-    """Keras exports every GRU as one; a target that runs no Loop cannot run it, whatever is lowered."""
-    model = counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4]))
+    """A target that runs no Loop cannot run one whose trips are counted by an input, whatever is lowered."""
+    model = counting(None)
     findings = rnn_lower.lint(model, target).findings
     assert [one.node for one in findings if one.op == "Loop"] == (["loop"] if named else [])
     with caplog.at_level("WARNING", "rnn_lower"):
@@ -311,6 +315,15 @@ def test_a_loop_of_the_model_is_named(target, named, caplog, tmp_path, capsys):
     lines = [record.message for record in caplog.records if "does not support" in record.message]
     assert len(lines) == named
     assert all("Loop 'loop'" in line and f"target {target}" in line for line in lines)
+    assert [one.message for one in caplog.records if "trip count is not known" in one.message] or not named
+
+
+@pytest.mark.parametrize("target", ["tidl", "rknn", "opencv"])
+def test_a_loop_whose_steps_are_counted_is_unrolled(target):
+    model = counting(helper.make_tensor("", onnx.TensorProto.INT64, [], [4]))
+    lowered = rnn_lower.lower(model, target=target)
+    assert not [node for node in lowered.graph.node if node.op_type == "Loop"]
+    assert rnn_lower.prove(model, lowered).ok
 
 
 def test_nothing_is_said_without_a_target(caplog):

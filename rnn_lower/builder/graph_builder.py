@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -44,6 +44,16 @@ INT64 = ir.DataType.INT64
 
 LARGE = 1 << 24
 """Elements up to which zeros and positions of known sizes are constants of the model."""
+
+
+@runtime_checkable
+class Factor(Protocol):
+    """A matrix that is not there as floats: it writes the product with it itself."""
+
+    def product(self, b: GraphBuilder, x: Operand, name: str) -> Operand: ...
+
+
+Matrix: TypeAlias = "Operand | Factor"
 
 
 class GraphBuilder:
@@ -219,7 +229,9 @@ class GraphBuilder:
     def div(self, a: Operand, b: Operand, name: str = "quotient") -> Operand:
         return None if a is None else self.binary("Div", a, b, name)
 
-    def matmul(self, a: Operand, b: Operand, name: str = "product") -> Operand:
+    def matmul(self, a: Operand, b: Matrix, name: str = "product") -> Operand:
+        if isinstance(b, Factor):
+            return b.product(self, a, name)
         return None if a is None or b is None else self.op("MatMul", a, b, name=name)
 
     def unary(self, op_type: str, x: Operand, name: str | None = None, **attributes: Any) -> ir.Value:

@@ -43,10 +43,11 @@ SHAPE_TAKES_RANGE = 15
 """From this opset on Shape takes the first and the end axis."""
 
 EMITTED = (
-    "Abs", "Add", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div", "Elu", "Exp", "Gather",
-    "Gemm", "Greater", "HardSigmoid", "Identity", "If", "LeakyRelu", "Less", "Log", "Loop", "MatMul", "Max", "Min",
-    "Mul", "Neg", "NonZero", "Range", "Reciprocal", "Relu", "Reshape", "Scan", "Shape", "Sigmoid", "Slice", "Softplus",
-    "Softsign", "Split", "Squeeze", "Sub", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze", "Where",
+    "Abs", "Add", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div", "DynamicQuantizeLinear",
+    "Elu", "Exp", "Expand", "Gather", "GatherElements", "Gemm", "Greater", "HardSigmoid", "Identity", "If",
+    "LeakyRelu", "Less", "Log", "Loop", "MatMul", "MatMulInteger", "Max", "Min", "Mul", "Neg", "NonZero", "Range",
+    "Reciprocal", "ReduceMax", "Relu", "Reshape", "Scan", "Shape", "Sigmoid", "Slice", "Softplus", "Softsign",
+    "Split", "Squeeze", "Sub", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
 """Every operator that lowering, tuning and legalization write."""
 

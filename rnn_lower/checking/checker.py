@@ -45,8 +45,8 @@ INSTEAD = "--prove does without"
 
 
 def compare_models(
-    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float, allow_unreached: bool,
-    exact: bool, on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
+    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float, exact: bool,
+    on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:  # fmt: skip
     """See `rnn_lower.check`."""
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
@@ -92,7 +92,7 @@ def compare_models(
     differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
         reports, models.judge, models.runner, runs, rtol, atol, nothing,
-        unreached=tuple(models.nodes[index].describe() for index in silent()), allow_unreached=allow_unreached,
+        unreached=tuple(models.nodes[index].describe() for index in silent()),
         located=_located(proof) if differs else (), proved=() if proof is None else proof.proved,
         runs_of_unproved=tuple(
             f"{models.nodes[index].describe()}: {_describe_runs(node_runs.of(index))}" for index in unproved
@@ -313,7 +313,7 @@ class OriginalFails(Exception):
 
 def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
     """Why onnxruntime cannot run the fused node, or None. Some of these end the process rather than fail."""
-    if node.version < 7:
+    if node.version < 7 and not node.is_quantized:
         return f"{node.op_type} version {node.version}"
     if node.layout:
         return "layout 1"

@@ -55,6 +55,7 @@ class Comparison:
                 max_abs_error=max(old.max_abs_error, new.max_abs_error),
                 max_rel_error=max(old.max_rel_error, new.max_rel_error),
                 max_ulp_error=max(old.max_ulp_error, new.max_ulp_error),
+                max_abs_value=max(old.max_abs_value, new.max_abs_value),
             )
 
     @property
@@ -130,7 +131,8 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
     ok = bool(np.all(within))
     reason = "" if ok else f"{int(np.sum(~within))} of {x.size} values differ"
     ulp = _in_ulp(difference, x, a.dtype)
-    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp)
+    largest = float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0))
+    return OutputReport(name, b.shape, float(difference.max()), float(relative.max()), ok, reason, ulp, largest)
 
 
 def _sizes(x: np.ndarray) -> np.ndarray:

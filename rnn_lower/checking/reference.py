@@ -14,6 +14,7 @@ import onnx
 import onnx.helper
 from onnx.reference.op_run import OpRun
 
+from rnn_lower.options import QUANTIZED
 from rnn_lower.proving import equations
 
 Array = np.ndarray
@@ -109,6 +110,26 @@ def _operator(op: str, record: Record | None = None) -> type[OpRun]:
     return Operator
 
 
+def _quantized(record: Record | None) -> type[OpRun]:
+    """onnxruntime's DynamicQuantizeLSTM without the rounding of its products: an LSTM of the weights as floats."""
+    lstm = _operator("LSTM", record)
+
+    class Operator(lstm):  # type: ignore[misc, valid-type]
+        op_domain = "com.microsoft"
+
+        def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
+            held = list(inputs)
+            for index, scale in ((1, 8), (2, 10)):
+                numbers, factor, zero = (np.asarray(inputs[k], np.float32) for k in (index, scale, scale + 1))
+                factor, zero = (x.reshape(len(numbers), 1, -1) for x in (factor, zero))
+                held[index] = np.swapaxes((numbers - zero) * factor, 1, 2)
+            outputs: tuple[Array, ...] = super()._run(*held[:8])
+            return outputs
+
+    Operator.__name__ = QUANTIZED
+    return Operator
+
+
 def _value(attribute: Any) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
@@ -120,7 +141,7 @@ def _value(attribute: Any) -> Any:
 
 def operators(record: Record | None = None) -> tuple[type[OpRun], ...]:
     """The operators for `onnx.reference.ReferenceEvaluator(model, new_ops=...)`. record: see `Record`."""
-    return tuple(_operator(op, record) for op in ("RNN", "GRU", "LSTM"))
+    return (*(_operator(op, record) for op in ("RNN", "GRU", "LSTM")), _quantized(record))
 
 
 OPERATORS: tuple[type[OpRun], ...] = operators()

@@ -21,6 +21,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import is_binary
+from rnn_lower.options import QUANTIZED
 from rnn_lower.transforms.evaluate import evaluator
 from rnn_lower.transforms.inline import inlined
 
@@ -36,16 +37,19 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     external = any(map(protobuf.is_external, protobuf.tensors(document.proto)))
     values = (*document.proto.graph.input, *document.proto.graph.output)
     plain = change is None and all(value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16 for value in values)
+    # On several threads a DynamicQuantizeLSTM quantizes each part of a batch by itself; 0 is as many as there are.
+    operators = {node.op_type for holder in protobuf.holders(document.proto) for node in holder.node}
+    threads = 1 if QUANTIZED in operators else 0
     # onnxruntime takes names that are text, of files that are not.
     if path is not None and external and plain and path.isprintable() and is_binary(Path(path)):
-        session = _session(path)
+        session = _session(path, threads=threads)
     else:
         proto = onnx.ModelProto()
         proto.CopyFrom(document.proto)
         folder = _one_folder(proto, document.folder) if external else None
         if change is not None:
             change(proto)
-        session = _session(_bridged(proto).SerializeToString(), folder)
+        session = _session(_bridged(proto).SerializeToString(), folder, threads)
     names = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
     wanted = [value.type.tensor_type.elem_type for value in document.proto.graph.output]
 
@@ -95,9 +99,10 @@ def open_reference(
     return lambda feeds: list(ready.run(None, feeds))
 
 
-def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None) -> Any:
+def _session(model: bytes | str, folder: str | os.PathLike[str] | None = None, threads: int = 0) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

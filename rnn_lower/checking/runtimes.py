@@ -27,7 +27,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import fix_proto_dims, place
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 Runner = Callable[[onnx.ModelProto, Feeds], list[Any]]
 

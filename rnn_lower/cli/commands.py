@@ -8,14 +8,15 @@ import dataclasses
 import difflib
 import fnmatch
 import io
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rnn_lower.cli import tables
-from rnn_lower.cli.arguments import DIFFERENT, DONE, Command, fixed_inputs, of_check_only, sizes
+from rnn_lower.cli import printing
+from rnn_lower.cli.arguments import COMPARISON, DIFFERENT, DONE, Command, comparison, fixed_inputs, require, sizes
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.options import Options
+from rnn_lower.options import OP_TYPES, Dims, Options
 
 if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
@@ -26,91 +27,113 @@ if TYPE_CHECKING:
 
 
 class _Selection:
-    """What --only and --skip choose. Every pattern has to match some node: one that does not is a slip."""
+    """The nodes that --include and --exclude choose by name or operator; each pattern must match some node."""
 
-    def __init__(self, only: Sequence[str], skip: Sequence[str]) -> None:
-        self._only, self._skip = only, skip
-        self._names: list[str] = []
+    def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+        self._include, self._exclude = include, exclude
+        self._nodes: list[tuple[str, str]] = []
 
     def __call__(self, node: RecurrentNode) -> bool:
-        self._names.append(node.name)
-        return (not self._only or self._matches(node.name, self._only)) and not self._matches(node.name, self._skip)
-
-    @staticmethod
-    def _matches(name: str, patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        names = (node.name, node.op_type)
+        self._nodes.append(names)
+        return (not self._include or _matches(names, self._include)) and not _matches(names, self._exclude)
 
     def check(self) -> None:
-        """Raise for a pattern that no node matches."""
-        for flag, patterns in (("--only", self._only), ("--skip", self._skip)):
+        """Raise RnnLowerError for a pattern that no node matches, which is a slip."""
+        for flag, patterns in (("--include", self._include), ("--exclude", self._exclude)):
             for pattern in patterns:
-                if not any(self._matches(name, [pattern]) for name in self._names):
-                    near = difflib.get_close_matches(pattern, self._names, 3, 0.4) or self._names[:3]
-                    told = f"; there are {', '.join(repr(name) for name in near)}" if near else ""
-                    raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node is called so{told}")
+                if pattern not in OP_TYPES and not any(_matches(names, [pattern]) for names in self._nodes):
+                    known = [name for name, _ in self._nodes]
+                    near = difflib.get_close_matches(pattern, known, 3, 0.4) or known[:3]
+                    names = f"; there are {', '.join(map(repr, near))}" if near else ""
+                    raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node has this name{names}")
+
+
+def _matches(names: Iterable[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _lower(arguments: argparse.Namespace) -> int:
+    require(arguments, "check", COMPARISON)
     if arguments.out_dir is not None:
-        from rnn_lower.cli.several import on_several  # multiprocessing is for those who have several models
+        from rnn_lower.cli.several import on_several
 
         return on_several(_lower_one, arguments)
-    if len(arguments.models) > 1:
-        raise RnnLowerError(f"{len(arguments.models)} models and one -o; use --out-dir FOLDER")
-    (arguments.model,) = arguments.models
+    _keep_recurrent_model(arguments)
     return _lower_one(arguments)
+
+
+def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
+    """Raise RnnLowerError where OUT of `IN OUT` may be a second input, as a shell makes of `*.onnx`."""
+    from rnn_lower import api
+
+    output = arguments.output
+    if not arguments.is_positional or not os.path.isfile(output) or os.path.samefile(arguments.model, output):
+        return
+    try:
+        nodes = api.inspect(output)
+    except RnnLowerError:  # no model, so that it is no input
+        return
+    if nodes:
+        several = "; to lower several models, use --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
+        raise RnnLowerError(
+            f"{output} exists and has recurrent nodes itself; to replace it, write -o {output}{several}"
+        )
 
 
 def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
     from rnn_lower.modelio.statistics import count_file
 
-    given = _asked(arguments)
-    if not arguments.check and (unused := next(of_check_only(arguments), None)):
-        raise RnnLowerError(f"{unused} needs --check")
+    options = _options(arguments)
     if arguments.fold and arguments.prove:
         raise RnnLowerError("--prove compares all of a file, and --fold changes all of it; use --check")
-    selection = _Selection(arguments.only, arguments.skip)
-    given["select"] = selection
+    selection = _Selection(arguments.include, arguments.exclude)
+    options["select"] = selection
     reports: list[CheckReport | Proof] = []
     counts: list[Count] = []
 
     def changed(lowered: str) -> Sequence[str]:
-        from rnn_lower.proving import model_diff
+        from rnn_lower.proving import model_diff, whole
 
-        if arguments.fold:  # which changes all of it
+        if arguments.fold or whole.rewrites_loops_of(arguments.model, lowered):  # which changes all of it
             return ()
-        asked = {"opset": arguments.opset, "dims": given.get("dims"), "converted": arguments.target is not None}
-        return model_diff.changed_files(arguments.model, lowered, **asked)
+        edits = {"opset": arguments.opset, "dims": options.get("dims"), "converted": arguments.target is not None}
+        return model_diff.changed_files(arguments.model, lowered, **edits)
 
     def accept(lowered: str) -> bool:
         selection.check()
         counts.extend(count_file(path) for path in (arguments.model, lowered))
         with _unnamed(lowered):
             if arguments.prove:
-                reports.append(api.prove(arguments.model, lowered))
+                before = arguments.model
+                if arguments.raise_loops:  # which was proved when it was done; from there on nodes are compared
+                    before = api.raise_loops(arguments.model, dims=options.get("dims"))
+                reports.append(api.prove(before, lowered))
             if arguments.check:
-                reports.append(_run_check(arguments, arguments.model, lowered, changed(lowered)))
+                report = api.check(arguments.model, lowered, **comparison(arguments))
+                reports.append(dataclasses.replace(report, changed=tuple(changed(lowered))))
         return all(report.ok for report in reports)
 
-    with tables.progress(arguments.quiet) as advance:
-        records = api.lower_file(
-            arguments.model, arguments.output, progress=advance, force=arguments.force,
-            accept=accept, **given,
-        )  # fmt: skip
+    with printing.progress(arguments.quiet) as advance:
+        records = api.lower_file(arguments.model, arguments.output, progress=advance, accept=accept, **options)
     written = arguments.output if all(report.ok for report in reports) else None
-    with _beside(written, arguments):
-        tables.print_lowered(arguments.json, written, records, counts, reports)
+    with _stdout_for_text(written, arguments):
+        printing.print_lowered(arguments, written, records, counts, reports)
     return DONE if written else DIFFERENT
 
 
-def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `Options` that were given."""
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `Options` that were set."""
     if arguments.output == "-" and sys.__stdout__ is None:
         raise RnnLowerError("-o -: stdout is closed; name a file")
-    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
-    given["dims"] = sizes(arguments.dims or [], arguments.shapes or []) or None
-    return {name: value for name, value in given.items() if value is not None}
+    options = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Options)}
+    options["dims"] = _dims(arguments)
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _dims(arguments: argparse.Namespace) -> Dims | None:
+    return sizes(arguments.dims or [], arguments.shapes or []) or None
 
 
 @contextlib.contextmanager
@@ -122,8 +145,8 @@ def _unnamed(path: str) -> Iterator[None]:
         raise type(error)(str(error).replace(f"{path}: ", "")) from None
 
 
-def _beside(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
-    """Where tables go: not among the bytes of a model, and nowhere if nobody wants them."""
+def _stdout_for_text(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
+    """Where text goes: not among the bytes of a model, and nowhere if nobody wants it."""
     if arguments.quiet and not arguments.json:
         return contextlib.redirect_stdout(io.StringIO())
     return contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout)
@@ -132,56 +155,75 @@ def _beside(written: str | None, arguments: argparse.Namespace) -> contextlib.re
 def _stream(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    given = _asked(arguments)
+    _require_comparison(arguments)
+    _keep_recurrent_model(arguments)
+    options = _options(arguments)
     reports: list[Any] = []
 
     def accept(path: str, made: Made) -> bool:
         if arguments.check:
-            tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
             with _unnamed(path):
-                reports.append(api.check_streaming(made, path, **tolerances))
+                reports.append(api.check_streaming(made, path, **comparison(arguments)))
         if arguments.prove:
+            seed = {} if arguments.seed is None else {"seed": arguments.seed}
             with _unnamed(path):
-                reports.append(api.prove_streaming(made.streamed.original, path, seed=arguments.seed))
+                reports.append(api.prove_streaming(made.streamed.original, path, **seed))
         return all(report.ok for report in reports)
 
-    with tables.progress(arguments.quiet) as advance:
+    with printing.progress(arguments.quiet) as advance:
         made = api.stream_file(
             arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
             delay=arguments.delay, states=arguments.states, state_names=arguments.state_names,
-            set_inputs=fixed_inputs(arguments.fixed or []), accept=accept, progress=advance, force=arguments.force,
-            **given,
+            set_inputs=fixed_inputs(arguments.fixed or []), accept=accept, progress=advance, **options,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
-    with _beside(written, arguments):
-        tables.print_streamed(arguments.json, written, made, reports)
+    with _stdout_for_text(written, arguments):
+        printing.print_streamed(arguments, written, made, reports)
+    return DONE if written else DIFFERENT
+
+
+def _raise(arguments: argparse.Namespace) -> int:
+    from rnn_lower import api
+
+    _keep_recurrent_model(arguments)
+    loops = api.raise_file(arguments.model, arguments.output, dims=_dims(arguments))
+    written = arguments.output if any(one.op_type for one in loops) or not loops else None
+    with _stdout_for_text(written, arguments):
+        printing.print_raised(arguments, written, loops)
     return DONE if written else DIFFERENT
 
 
 def _unstream(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
+    _require_comparison(arguments)
+    _keep_recurrent_model(arguments)
     reports: list[Any] = []
 
     def accept(path: str, made: Whole) -> bool:
         with _unnamed(path):
-            tolerances = {name: getattr(arguments, name) for name in ("runs", "seed", "rtol", "atol")}
-            reports.extend(api.compare_whole(made, path, arguments.check, arguments.prove, **tolerances))
+            reports.extend(api.compare_whole(made, path, arguments.check, arguments.prove, **comparison(arguments)))
         return all(report.ok for report in reports)
 
     states = dict(text.partition("=")[::2] for text in arguments.states or ())
     made = api.unstream_file(
-        arguments.model, arguments.output, states=states or None, axis=arguments.time, accept=accept,
-        force=arguments.force,
-    )  # fmt: skip
+        arguments.model, arguments.output, states=states or None, axis=arguments.time, accept=accept
+    )
     written = arguments.output if all(report.ok for report in reports) else None
-    with _beside(written, arguments):
-        tables.print_whole(arguments.json, written, made, reports)
+    with _stdout_for_text(written, arguments):
+        printing.print_whole(arguments, written, made, reports)
     return DONE if written else DIFFERENT
 
 
+def _require_comparison(arguments: argparse.Namespace) -> None:
+    """Raise RnnLowerError for arguments of a comparison where none is requested; a proof has a seed, too."""
+    require(arguments, "check", ("runs", "rtol", "atol") if arguments.prove else ("runs", "seed", "rtol", "atol"))
+
+
 def _check(arguments: argparse.Namespace) -> int:
-    return _told(_run_check(arguments, arguments.original, arguments.lowered), arguments.json)
+    from rnn_lower import api
+
+    return _verdict(api.check(arguments.original, arguments.lowered, **comparison(arguments)), arguments)
 
 
 def _prove(arguments: argparse.Namespace) -> int:
@@ -191,32 +233,22 @@ def _prove(arguments: argparse.Namespace) -> int:
         arguments.original, arguments.lowered, points=arguments.points, seed=arguments.seed,
         counterexample=arguments.counterexample,
     )  # fmt: skip
-    return _told(proof, arguments.json)
+    return _verdict(proof, arguments)
 
 
-def _told(report: CheckReport | Proof, as_json: bool) -> int:
-    tables.print_json(tables.report_data(report)) if as_json else tables.print_report(report)
+def _verdict(report: CheckReport | Proof, arguments: argparse.Namespace) -> int:
+    printing.print_report(arguments, report)
     return DONE if report.ok else DIFFERENT
-
-
-def _run_check(arguments: argparse.Namespace, original: str, lowered: str, changed: Sequence[str] = ()) -> CheckReport:
-    from rnn_lower import api
-
-    report = api.check(
-        original, lowered, inputs=arguments.inputs, runs=arguments.runs, seed=arguments.seed,
-        rtol=arguments.rtol, atol=arguments.atol, allow_unreached=arguments.allow_unreached,
-        exact=arguments.exact, on=arguments.on, counterexample=arguments.counterexample,
-    )  # fmt: skip
-    return dataclasses.replace(report, changed=tuple(changed))
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
-    from rnn_lower.targets import find_target
+    from rnn_lower.targeting import find_target
 
-    verdict = find_target(arguments.target).verdict if arguments.target else None
-    inputs, nodes = api.inspect_file(arguments.model)
-    tables.print_inspected(arguments.json, arguments.model, inputs, nodes, verdict)
+    target = find_target(arguments.target) if arguments.target else None
+    inputs, nodes = api.inspect_file(arguments.model, dims=_dims(arguments))
+    loops = api.inspect_loops(arguments.model, dims=_dims(arguments))
+    printing.print_inspected(arguments, inputs, nodes, target, loops)
     return DONE
 
 
@@ -227,67 +259,67 @@ def _report(arguments: argparse.Namespace) -> int:
     output = arguments.output or ("node.svg" if arguments.svg else "report.html")
     if output.endswith(".onnx"):
         raise RnnLowerError(f"-o {output}: a report is no model; name it .html, or .svg with --svg")
-    given = _asked(arguments)
-    if arguments.node is not None and not arguments.svg:
-        raise RnnLowerError("--node needs --svg: a page tells of all nodes")
+    options = _options(arguments)
+    require(arguments, "svg", ("node",))
     if arguments.svg:
-        text, told, ok = api.draw(arguments.model, arguments.node, **given), None, True
+        if unused := next(iter(comparison(arguments)), None):
+            raise RnnLowerError(f"--{unused}: --svg only draws; drop one of them")
+        text, report = api.draw(arguments.model, arguments.node, **options), None
     else:
-        ask = ("inputs", "runs", "seed", "rtol", "atol", "allow_unreached")
-        told = api.report(arguments.model, **{name: getattr(arguments, name) for name in ask}, **given)
-        text, ok = told.html, told.ok
-    write_text(text, output, arguments.force)
-    with _beside(output, arguments):
-        tables.print_reported(arguments.json, output, told)
-    return DONE if ok else DIFFERENT
+        report = api.report(arguments.model, **comparison(arguments), **options)
+        text = report.html
+    write_text(text, output)
+    with _stdout_for_text(output, arguments):
+        printing.print_reported(arguments, output, report)
+    return DONE if report is None or report.ok else DIFFERENT
 
 
 def _lint(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
 
-    dims = sizes(arguments.dims or [], arguments.shapes or []) or None
-    report = api.lint(arguments.model, arguments.target, dims=dims)
-    tables.print_linted(arguments.json, arguments.model, report)
+    report = api.lint(arguments.model, arguments.target, dims=_dims(arguments))
+    printing.print_linted(arguments, report)
     return DONE if report.ok else DIFFERENT
 
 
 def _targets(arguments: argparse.Namespace) -> int:
-    from rnn_lower.targets import TARGETS, find_target
+    from rnn_lower import api
+    from rnn_lower.targeting import find_target
 
-    name = getattr(arguments, "target", None)
-    one = None if name in (None, "list") else find_target(name)  # --target list, as it was spelled before the command
-    tables.print_targets(arguments.json, list(TARGETS.values()) if one is None else [one], explained=one is not None)
+    if arguments.target is None:
+        printing.print_targets(arguments, api.targets())
+    else:
+        printing.print_target(arguments, find_target(arguments.target))
     return DONE
 
 
 def _kit(arguments: argparse.Namespace) -> int:
-    from rnn_lower.targets.probe import kits
+    from rnn_lower.targeting.probe import kits
 
-    made = kits.write_kit(arguments.output, arguments.target, only=arguments.only, limit=arguments.limit)
-    for one in made.refused:
-        print(f"{one.feature} ({one.form}) is left out: {one.why}")
-    print(f"wrote {arguments.output}: {len(made.cases)} models of {len(made.features)} features")
+    made = kits.write_kit(arguments.output, arguments.target, only=arguments.include, limit=arguments.limit)
+    printing.print_kit(arguments, made)
     return DONE
 
 
 def _kit_report(arguments: argparse.Namespace) -> int:
     from rnn_lower.modelio.files import write_text
-    from rnn_lower.targets.probe import kits
+    from rnn_lower.targeting.probe import kits
 
+    require(arguments, "run", ("timeout",))
     if arguments.output is not None and not arguments.output.endswith(".toml"):
-        raise RnnLowerError(f"-o {arguments.output}: --target takes files called NAME.toml only; name it so")
-    with tables.progress(arguments.quiet, "cases") as advance:
-        report = kits.report_kit(
-            arguments.folder, arguments.results, run=arguments.run, timeout=arguments.timeout, progress=advance
-        )
+        raise RnnLowerError(f"-o {arguments.output}: --target reads files called NAME.toml only; name it so")
+    limit = {} if arguments.timeout is None else {"timeout": arguments.timeout}
+    with printing.progress(arguments.quiet, "cases") as advance:
+        report = kits.report_kit(arguments.folder, arguments.results, run=arguments.run, progress=advance, **limit)
     written = arguments.output if report.proposal else None
     if written is not None:
-        write_text(report.proposal, written, arguments.force)
-    tables.print_kit(arguments.json, written, report)
+        write_text(report.proposal, written)
+    printing.print_kit_report(arguments, written, report)
     return DONE if report.ok else DIFFERENT
 
 
 COMMANDS: dict[str, Command] = {
-    "lower": _lower, "stream": _stream, "unstream": _unstream, "check": _check, "prove": _prove, "inspect": _inspect,
+    "lower": _lower, "stream": _stream, "unstream": _unstream, "check": _check, "prove": _prove, "raise": _raise,
+    "inspect": _inspect,
     "lint": _lint, "targets": _targets, "report": _report, "kit": _kit, "kit-report": _kit_report,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command line: runs a command and tells how it ended, by exit code and one line on stderr."""
+"""The command line: run a command; the exit code and one line on stderr say how it ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, TextIO
 
-from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser
+from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser, one_value_each, resolve_files
 from rnn_lower.cli.commands import COMMANDS
 from rnn_lower.cli.deferred import defer
+from rnn_lower.cli.printing import one_line
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
 
@@ -25,20 +27,20 @@ __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rnn-lower`.
 
-    Answers 0: done, 1: the check found a difference, or a node is not proved or, for `lint`, not taken, 2: bad input
-    or usage, or interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
+    Returns 0: done, 1: a difference, a node that is not proved or (`lint`) not supported, 2: bad input or usage, or
+    interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
     defer()
     # Threads of OpenBLAS spin for 25 ms after each product, and the proof has many small ones: a fifth of --check.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
     if sys.stderr is None:  # closed by whoever called
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of nodes and files may be in no script that it takes
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of nodes and files may be in a script that it cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = make_parser(COMMANDS)
     _complete(parser)
     try:
-        arguments = parser.parse_args(argv)
+        arguments = parser.parse_args(one_value_each(sys.argv[1:] if argv is None else argv))
     except SystemExit as end:  # argparse has printed why
         return int(end.code or 0)
     level = logging.ERROR if arguments.quiet else logging.DEBUG if arguments.verbose else logging.INFO
@@ -48,10 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for noisy in ("onnx_ir", "onnxscript"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", category=UserWarning, module=rf"{noisy}\b")
-    told = sys.stdout and (not arguments.quiet or _asks_for_output(arguments))
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        with stopped_as_by_ctrl_c(), contextlib.redirect_stdout(sys.stdout if told else open(os.devnull, "w")):
+        resolve_files(arguments)
+        is_shown = sys.stdout and (not arguments.quiet or _prints_result(arguments))
+        output = _UntilClosed(sys.stdout if is_shown else open(os.devnull, "w"))  # noqa: SIM115
+        with stopped_as_by_ctrl_c(), contextlib.redirect_stdout(output):
             with _stdin_as_file(arguments):
                 code = public(command)(arguments)
             sys.stdout.flush()
@@ -68,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(BAD, "interrupted")
         if os.environ.get("RNN_LOWER_TRACEBACK"):
             raise
-        told = f"{type(error).__name__}: {error}"[:500]
-        return _fail(UNFORESEEN, f"internal error: {told}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+        text = f"{type(error).__name__}: {error}"[:500]
+        return _fail(UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +82,7 @@ def _complete(parser: argparse.ArgumentParser) -> None:
         with contextlib.suppress(ImportError):
             import argcomplete  # only a shell needs it
 
-            from rnn_lower.targets import TARGETS
+            from rnn_lower.targeting import TARGETS
 
             commands = next(action.choices for action in parser._actions if action.choices)
             for command in dict(commands).values():
@@ -89,31 +93,56 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """A message is one line, whatever names a model has."""
+    """Each message in one line without control characters, whatever names a model has."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(super().format(record).split())
+        return one_line(super().format(record))
 
 
-def _asks_for_output(arguments: argparse.Namespace) -> bool:
+class _UntilClosed(io.TextIOBase):
+    """A stream of text that drops what is written after its reader has left, as `| head` does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @property
+    def buffer(self) -> BinaryIO | None:
+        """Where bytes go, whose loss is an error."""
+        return getattr(self._stream, "buffer", None)
+
+    def write(self, text: str) -> int:
+        self._while_open(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._while_open(self._stream.flush)
+
+    def _while_open(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BrokenPipeError:
+            self._stream = sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains when it ends
+
+
+def _prints_result(arguments: argparse.Namespace) -> bool:
     return getattr(arguments, "json", False) or getattr(arguments, "output", None) == "-"
 
 
 def _fail(code: int, message: str) -> int:
-    print(f"rnn-lower: {' '.join(message.split())}", file=sys.stderr)
+    print(f"rnn-lower: {one_line(message)}", file=sys.stderr)
     return code
 
 
 @contextlib.contextmanager
 def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
     """Where a model is "-", a file of what comes through the pipe: a model is read more than once."""
-    given = vars(arguments)
-    places = [name for name in ("model", "original", "lowered") if given.get(name) == "-"]
-    several = given.get("models") or []
-    if len(places) + several.count("-") == 0:
+    values = vars(arguments)
+    names = [name for name in ("model", "original", "lowered") if values.get(name) == "-"]
+    several = [] if "model" in values else values.get("models") or []
+    if len(names) + several.count("-") == 0:
         yield
         return
-    if len(places) + several.count("-") > 1:
+    if len(names) + several.count("-") > 1:
         raise RnnLowerError("-: only one model can come from stdin; name a file")
     with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
         path = os.path.join(folder, "stdin.onnx")
@@ -122,12 +151,12 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
                 shutil.copyfileobj(sys.stdin.buffer, file)
         if not os.path.getsize(path):
             raise RnnLowerError("-: nothing is piped into stdin; name a file")
-        given.update(dict.fromkeys(places, path))
+        values.update(dict.fromkeys(names, path))
         several[:] = [path if model == "-" else model for model in several]
         try:
             yield
         except RnnLowerError as error:
-            told = str(error).replace(path, "-")
-            if f"{folder}{os.sep}" in told:  # where there is nothing but the model
-                told = "-: the model has weights in a file beside it, which a stream cannot carry; name a file"
-            raise type(error)(told) from None
+            text = str(error).replace(path, "-")
+            if f"{folder}{os.sep}" in text:  # where there is nothing but the model
+                text = "-: the model has weights in a file of their own, which a pipe cannot carry; name a file"
+            raise type(error)(text) from None

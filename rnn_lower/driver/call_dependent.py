@@ -20,24 +20,33 @@ def inline_undecided(model: ir.Model) -> None:
     Raises RnnLowerError for functions that cannot be inlined.
     """
     while found := _undecided(model):
-        try:
-            _check_imports(model, found)
-            for identifier in found:
-                _own_outputs(model.functions[identifier])
-            InlinePass(lambda function: function.identifier() in found)(model)
-            NameFixPass()(model)  # or a name in a body could hide the new one of what the body reads
-        except MemoryError:
-            raise
-        except Exception as error:  # whatever stands in the way
-            while error.__cause__ is not None:
-                error = error.__cause__  # type: ignore[assignment]
-            raise RnnLowerError(f"inlining functions failed ({one_line(error)}); leave --fold out") from None
-        for identifier in found & model.functions.keys():  # which nobody calls
-            del model.functions[identifier]
+        inline_functions(model, found)
+
+
+def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> None:
+    """Put functions, and all that call them, in the place of their calls.
+
+    Raises RnnLowerError for functions that cannot be inlined.
+    """
+    found = _with_callers(model, chosen)
+    try:
+        _check_imports(model, found)
+        for identifier in found:
+            _own_outputs(model.functions[identifier])
+        InlinePass(lambda function: function.identifier() in found)(model)
+        NameFixPass()(model)  # or a name in a body could hide the new one of what the body reads
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever stands in the way
+        while error.__cause__ is not None:
+            error = error.__cause__  # type: ignore[assignment]
+        raise RnnLowerError(f"inlining functions failed ({one_line(error)}); leave --fold out") from None
+    for identifier in found & model.functions.keys():  # which nobody calls
+        del model.functions[identifier]
 
 
 def _undecided(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """These functions, and all that call them: from the outermost call on it is known what a caller leaves out."""
+    """Functions of which only each call tells what they compute."""
     facts, found = Facts(model), set()
     for node, scope in recurrent_nodes(model):
         if isinstance(scope.root, ir.Function):
@@ -45,6 +54,12 @@ def _undecided(model: ir.Model) -> set[ir.OperatorIdentifier]:
                 read_node(node, scope.opset, scope.path, facts)
             except UnsupportedError:
                 found.add(scope.root.identifier())
+    return found
+
+
+def _with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
+    """Functions and all that call them: from the outermost call on it is known what a caller leaves out."""
+    found = set(chosen)
     calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
     while callers := {name for name, called in calls.items() if called & found} - found:
         found |= callers

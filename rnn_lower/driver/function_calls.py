@@ -53,7 +53,7 @@ class Calls:
         """
         if scope.lies_in("SequenceMap"):
             told = "is in a body of SequenceMap, where onnxruntime takes no call of a function"
-            raise UnsupportedError(f"{told}; leave --as-function out, or leave the node as it is with --skip")
+            raise UnsupportedError(f"{told}; leave --as-function out, or leave the node as it is with --exclude")
         key = (form, scope.opset, *_shape_of(node))
         new = key not in self._functions
         if new:

@@ -19,7 +19,7 @@ from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.lowering.node import OPERATORS
 from rnn_lower.shapes.shape_info import Facts, declared_by
-from rnn_lower.targets.profile import Target
+from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
 

@@ -15,13 +15,14 @@ import onnx_ir as ir
 from onnx_ir import convenience
 from typing_extensions import Unpack
 
-from rnn_lower.driver.call_dependent import inline_undecided
+from rnn_lower.driver.call_dependent import inline_functions, inline_undecided
 from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import UnsupportedError, public
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes, recurrent_nodes
+from rnn_lower.loops.model import MARK, loops, unroll_loops
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import validate
 from rnn_lower.modelio.document import Document
@@ -31,13 +32,13 @@ from rnn_lower.sandbox.limited import one_child
 from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
-from rnn_lower.targets import find_target, lint
+from rnn_lower.targeting import find_target, lint
 from rnn_lower.transforms.fold import fold
 
 logger = logging.getLogger("rnn_lower")
 
-OTHERS = ("DynamicQuantizeLSTM", "AttnLSTM")
-"""Recurrent operators of onnxruntime, which it makes of ONNX's when it quantizes, or takes beside them."""
+OTHERS = ("AttnLSTM",)
+"""Recurrent operators of onnxruntime that are not lowered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,8 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
         super().__init__()
         self.options = Options(**options)
         find_target(self.options.target)
+        if self.options.raise_loops:
+            raise UnsupportedError("a pass raises no loops; use `lower` or `lower_file`, or raise the model first")
         self.records: list[Record] = []
 
     @public
@@ -92,7 +95,7 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
 
     def work() -> list[Record]:
         chosen = at_opset_of_target(model, options)
-        if chosen.opset is None and not options.dims and not options.fold:
+        if chosen.opset is None and not options.dims and not options.fold and not unrolls_loops(model, options):
             return replace_nodes(model, options)
         copy = model.clone()  # weights are shared, not copied
         records = lower_model(copy, chosen)
@@ -107,27 +110,67 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
 
 
 def prepared(document: Document, options: Options) -> tuple[Document, Options]:
-    """The document to lower, and what is left to be done: folding changes all of a model, so it comes first."""
-    if not options.fold:
+    """The document to lower, and what is left to be done.
+
+    Folding and unrolling the model's own loops change all of a model, so they come first.
+    """
+    if options.raise_loops:
+        raise UnsupportedError("loops are raised by `lower` and `lower_file` only; raise the model first")
+    unrolls = unrolls_loops(document.model, options)
+    if not options.fold and not unrolls:
         return document, options
     if document.proto.training_info:
-        raise UnsupportedError("the model has training_info, which speaks of what folding removes; leave --fold out")
+        if not options.fold and not options.loops:
+            return document, options
+        raise UnsupportedError(
+            "the model has training_info, which speaks of what folding removes; leave --fold and --loops out"
+        )
+    changed = False
 
     def change(model: ir.Model) -> None:
         if options.dims:
             fixed_dims.fix_dims(model, options.dims)
             for value, shape in of_fixed_sizes(model, Facts(model)).items():
                 said, value.shape = value.shape or shape, shape
-                if value.is_graph_output():
+                if value.is_graph_output() and not unrolls:  # which tells the sizes of what loops give
                     warn_of_output(value, said, shape)
-        _fold_all(model)
+        nonlocal changed
+        changed = _change_all(model, options, unrolls)
 
-    return document.changed(change), dataclasses.replace(options, dims=None, fold=False)
+    made, left = document.changed(change), dataclasses.replace(options, dims=None, fold=False, loops=False)
+    return (made, left) if changed else (document, dataclasses.replace(options, loops=False))
 
 
-def _fold_all(model: ir.Model) -> None:
-    inline_undecided(model)
-    fold(model)
+def unrolls_loops(model: ir.Model, options: Options) -> bool:
+    """Whether loops of the model's own are to be unrolled: that was requested, or the target has no loops."""
+    lacks_loops = options.target is not None and not {"scan", "loop"} & {*find_target(options.target).forms}
+    return (options.loops or lacks_loops) and any(loops(model))
+
+
+def _change_all(model: ir.Model, options: Options, unrolls: bool) -> bool:
+    """Fold, and unroll loops; whether the model is another one then."""
+    if options.fold:
+        inline_undecided(model)
+        fold(model)
+    if not unrolls:
+        return True
+    with_loops = {scope.root.identifier() for _, scope in loops(model) if isinstance(scope.root, ir.Function)}
+    if with_loops:
+        inline_functions(model, with_loops)
+    done, kept = unroll_loops(model, options.max_nodes)
+    if kept and options.loops:
+        more = f" (and {len(kept) - 1} more loops)" if len(kept) > 1 else ""
+        raise UnsupportedError(f"{kept[0]}{more}")
+    for one in kept[:3]:
+        logger.warning("%s", one)
+    if done:
+        facts = Facts(model)
+        for value in model.graph.outputs:
+            shape = facts.shape(value)
+            value.shape = value.shape if shape is None else ir.Shape(shape)
+    for name in done:
+        logger.info("%s is unrolled", name)
+    return options.fold or bool(done)
 
 
 def lower_document(document: Document, options: Options) -> list[Record]:
@@ -170,7 +213,9 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
     """With the nearest opset that the target takes, where the model is at another and nobody asked for one."""
     target = find_target(options.target)
     (first, last), newest = target.opsets, newest_opset()
-    beyond = [s.opset for _, s in recurrent_nodes(model, options.op_types) if not first <= s.opset <= last]
+    sites = recurrent_nodes(model, options.op_types)
+    emitted = [(node, scope) for node, scope in nodes(model) if MARK in node.metadata_props]  # of loops
+    beyond = [scope.opset for _, scope in (*sites, *emitted) if not first <= scope.opset <= last]
     if options.opset is not None or not beyond or first > newest:
         return options
     return dataclasses.replace(options, opset=first if beyond[0] < first else last)
@@ -186,8 +231,10 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
     """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `Facts`."""
     if options.dims:
         fixed_dims.fix_dims(model, options.dims)
-    if options.fold:
-        _fold_all(model)
+    unrolls = unrolls_loops(model, options)
+    if options.fold or unrolls:
+        _change_all(model, options, unrolls)
+        outline = None
     if options.opset is None:
         return replace_nodes(model, options, outline)
     # First, so that nodes are lowered with the operators of that opset.
@@ -209,6 +256,8 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     remove_unused(read)
     if options.legalize_all:
         legalize_rest(model, find_target(options.target), Facts(model))
+    elif any(MARK in node.metadata_props for node, _ in nodes(model)):
+        legalize_rest(model, find_target(options.target), Facts(model), lambda node: MARK in node.metadata_props)
     _warn_of_others(model)
     _warn_of_unsupported(model, options, facts)
     return [
@@ -235,6 +284,6 @@ def _warn_of_others(model: ir.Model) -> None:
     for op_type in OTHERS:
         if found[op_type]:
             logger.warning(
-                "%d %s (com.microsoft) remain: only ONNX's own RNN, GRU and LSTM are lowered; lower the model before"
-                " it is quantized", found[op_type], op_type,
+                "%d %s (com.microsoft) remain: of onnxruntime's own operators only DynamicQuantizeLSTM is lowered",
+                found[op_type], op_type,
             )  # fmt: skip

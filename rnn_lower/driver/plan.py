@@ -31,6 +31,7 @@ from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import drop_unread, legalize
 from rnn_lower.lowering.lowering import builder_of, lower_node
 from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, axes_of, read_node
+from rnn_lower.lowering.quantized_lstm import lower_quantized
 from rnn_lower.options import Options
 from rnn_lower.shapes.shape_info import UNSAID, Facts
 from rnn_lower.shapes.stale_shapes import (
@@ -41,7 +42,7 @@ from rnn_lower.shapes.stale_shapes import (
     reshaped,
     warn_of_output,
 )
-from rnn_lower.targets import find_target
+from rnn_lower.targeting import find_target
 from rnn_lower.tune import tune, weights_in_body
 
 logger = logging.getLogger("rnn_lower")
@@ -225,6 +226,8 @@ class Plan:
     def _replacement(self, site: Site, form: str) -> Replacement:
         node = site.node
         try:
+            if self._options.as_function and node.is_quantized:
+                raise UnsupportedError(f"as_function does not serve {node.op_type}; leave it out")
             if self._options.as_function and node.outputs:
                 nodes, outputs, called = self._call(site, form)
             else:
@@ -247,7 +250,10 @@ class Plan:
         """The nodes in the place of a node, and its outputs by name: canonical, tuned, legalized, checked."""
         node, scope, target = site.node, site.scope, self._target
         b = builder_of(node, scope.opset, self._names, self._pool(scope), max(0, self._left))
-        outputs = lower_node(node, b, form, self._options.fuse_directions)
+        if node.is_quantized and not self._options.dequantize:
+            outputs = lower_quantized(node, b, form)
+        else:
+            outputs = lower_node(node, b, form, self._options.fuse_directions)
         rewrites = [name for name in target.tune if name != "name_batch" or scope.graph is self._model.graph]
         results = tune(b, rewrites, [*outputs.values()])
         nodes = drop_unread(b.nodes, results)

@@ -16,7 +16,7 @@ from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.options import Keywords, Options, takes_options
-from rnn_lower.targets import find_target
+from rnn_lower.targeting import find_target
 
 
 class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]

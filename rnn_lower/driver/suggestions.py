@@ -1,4 +1,4 @@
-"""What would mend a refusal. It is found by trying, so nothing is advised that does not work."""
+"""Options that would mend a refusal: derived from what is missing, and tried, so that whatever is suggested works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import logging
 import shlex
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,11 +16,12 @@ import onnx_ir as ir
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.ir.walk import nodes
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims, one_by_one, place
 from rnn_lower.shapes.shape_info import plain_dim
-from rnn_lower.targets import find_target
+from rnn_lower.targeting import find_target
 
 SIZES: Mapping[str, tuple[int, ...]] = {
     "batch_size": (1,),
@@ -32,12 +32,12 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 
 The first are small, since they are unrolled to see whether it can be: a refusal must not take long."""
 
-COMMON_OPSET = 17
-SECONDS = 2.0
-"""Of processor time, after which no more is tried: conversion of a large model takes a while, each time. Most of it
-passes in a child, so that twice as many on the clock are the end, too."""
+COMMON_OPSET, OPSETS = 17, 5
+"""The opset that nearly everything supports, and how many are tried in all."""
 
-ATTEMPTS = 60
+ATTEMPTS, TRIED_NODES = 20, 20_000
+"""How many lowerings are tried, and how many nodes of the model all of them may have together; one is always tried."""
+
 MOST_NODES = 500_000
 
 Attempt = Callable[[Options], object]
@@ -82,7 +82,7 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
 def _advice(lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt) -> str:
     ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
     told = [f"use {' or '.join(ways)}"] if ways else []
-    found, error = _first_that_works(lacks, options, model, attempt, _is_late())
+    found, error = _first_that_works(lacks, options, model, attempt)
     if found is not None and found not in ways:
         told.append(f"add {found}")
     if told:
@@ -104,7 +104,7 @@ def _other_forms(lacks: Sequence[Requirement]) -> list[Change]:
 
 
 def _first_that_works(
-    lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt, late: Callable[[], bool]
+    lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt
 ) -> tuple[str | None, Exception | None]:
     """The shortest change of options that serves, or the last error."""
     last: Exception | None = None
@@ -113,12 +113,11 @@ def _first_that_works(
     kinds = [opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
     if not any(text for changes in kinds for _, text in changes):
         return None, None
-    for changes in itertools.islice(itertools.product(*kinds), ATTEMPTS):
+    attempts = max(1, min(ATTEMPTS, TRIED_NODES // (1 + sum(1 for _ in nodes(model)))))
+    for changes in itertools.islice(itertools.product(*kinds), attempts):
         merged = {key: value for change, _ in changes for key, value in change.items()}
         if merged.get("opset") in hopeless:
             continue
-        if last is not None and late():
-            break
         error = _error(attempt, options, merged)
         if error is None:
             return " ".join(text for _, text in changes if text), None
@@ -126,14 +125,9 @@ def _first_that_works(
             hopeless.add(merged.get("opset", 0))
         elif isinstance(error, UnmetRequirementError) and not _kinds(error.requirements) <= _kinds(lacks):
             # What was missing is there now, and something else is missing that nobody had come to before.
-            return _first_that_works([*lacks, *error.requirements], options, model, attempt, late)
+            return _first_that_works([*lacks, *error.requirements], options, model, attempt)
         last = error
     return None, last
-
-
-def _is_late() -> Callable[[], bool]:
-    computed, clock = time.process_time() + SECONDS, time.monotonic() + 2 * SECONDS
-    return lambda: time.process_time() > computed or time.monotonic() > clock
 
 
 def _kinds(lacks: Sequence[Requirement]) -> set[str]:
@@ -166,9 +160,9 @@ def _opsets(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> 
         return NOTHING
     first, last = max(low for low, _ in limits), min(high for _, high in limits)
     current = model.opset_imports.get("", 1)
-    found = range(first, min(last, newest_opset()) + 1)
     wanted = current if options.opset is None else options.opset
-    near = sorted(set(found) - {options.opset}, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))
+    served = set(range(first, min(last, newest_opset()) + 1)) - {options.opset}
+    near = sorted(served, key=lambda opset: (opset != COMMON_OPSET, abs(opset - wanted)))[:OPSETS]
     return [({"opset": opset}, f"--opset {opset}") for opset in near] or NOTHING
 
 
@@ -184,8 +178,7 @@ def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
 def _limits(lacks: Sequence[Requirement], options: Options) -> list[Change]:
     if not any(lack.nodes for lack in lacks):
         return NOTHING
-    limits = itertools.takewhile(lambda n: n <= MOST_NODES, (options.max_nodes * 10**k or 10**k for k in range(1, 9)))
-    return [({"max_nodes": limit}, f"--max-nodes {limit}") for limit in limits] or NOTHING
+    return [({"max_nodes": MOST_NODES}, f"--max-nodes {MOST_NODES}")] if options.max_nodes < MOST_NODES else NOTHING
 
 
 def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> list[Change]:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.options import OP_TYPES
+from rnn_lower.options import OP_TYPES, QUANTIZED
 
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
@@ -89,10 +89,17 @@ def nodes(model: ir.Model) -> Iterator[tuple[ir.Node, Scope]]:
 
 
 def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iterator[tuple[ir.Node, Scope]]:
-    """The RNN, GRU and LSTM nodes of ONNX; a function of such a name is none of them."""
+    """The RNN, GRU and LSTM nodes of ONNX, and quantized LSTMs; a function of such a name is none of them."""
+    quantized = "LSTM" in op_types
     for node, scope in nodes(model):
-        if node.op_type in op_types and node.domain == "" and node.op_identifier() not in model.functions:
+        found = (node.op_type in op_types and node.domain == "") or (quantized and is_quantized(node))
+        if found and node.op_identifier() not in model.functions:
             yield node, scope
+
+
+def is_quantized(node: ir.Node | onnx.NodeProto) -> bool:
+    """Whether it is onnxruntime's DynamicQuantizeLSTM."""
+    return bool(node.op_type == QUANTIZED and node.domain == "com.microsoft")
 
 
 def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:

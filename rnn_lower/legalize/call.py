@@ -131,6 +131,51 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
     return Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node)
 
 
+def explicit(b: PatternBuilder, call: Call) -> Call:
+    """The call with what its node leaves to defaults: patterns read non-negative axes, all sizes of a Split, and one
+    axis of a Slice where it cuts no more. A node of somebody else's may say less."""
+    info = b.info(call.x) if call.inputs else None
+    shape = None if info is None else info.shape
+    given = dict(call.parameters)
+    if call.op_type in ("Split", "Gather"):
+        given.setdefault("axis", 0)
+    if call.op_type == "Transpose" and shape is not None:
+        given.setdefault("perm", list(range(len(shape)))[::-1])
+    if shape is not None:
+        rank = len(shape) + (len(given.get("axes") or ()) if call.op_type == "Unsqueeze" else 0)
+        if isinstance(given.get("axis"), int) and -rank <= given["axis"] < 0:
+            given["axis"] += rank
+        if call.op_type == "Slice" and {"starts", "ends"} <= given.keys():
+            given.setdefault("axes", list(range(len(given["starts"]))))
+        if given.get("axes") and all(-rank <= axis < rank for axis in given["axes"]):
+            given["axes"] = [axis % rank for axis in given["axes"]]
+    if call.op_type == "Split" and "split" not in given:
+        size = None if shape is None or given["axis"] >= len(shape) else shape[given["axis"]]
+        each = None if size is None else -(-size // len(call.names))
+        if size is not None and each is not None:
+            given["split"] = [each] * (len(call.names) - 1) + [size - each * (len(call.names) - 1)]
+    if call.op_type == "Slice" and shape is not None:
+        _one_axis(given, shape)
+    return dataclasses.replace(call, parameters=given)
+
+
+def _one_axis(given: dict[str, Any], shape: Sequence[int | None]) -> None:
+    """Leave out the axes of which a Slice takes all, and count from the start."""
+    if set(given.get("steps") or [1]) != {1} or not all(
+        axis < len(shape) for axis in given.get("axes") or [len(shape)]
+    ):
+        return
+    cuts = []
+    for axis, start, end in zip(given["axes"], given["starts"], given["ends"], strict=True):
+        size = shape[axis]
+        low, high, _ = (start, end, 1) if size is None else slice(start, end).indices(size)
+        if size is None or (low, high) != (0, size):
+            cuts.append((axis, low, high))
+    if cuts:
+        given["axes"], given["starts"], given["ends"] = map(list, zip(*cuts, strict=True))
+        given.pop("steps", None)
+
+
 def _constant(value: ir.Value, tensor: ir.TensorProtocol, b: GraphBuilder) -> Constant:
     constant = from_tensor(tensor)
     b.pool.adopt(constant, value)

@@ -86,6 +86,8 @@ def transpose_by_parts(b: PatternBuilder, call: Call) -> Results:
 
 
 def split_by_slices(b: PatternBuilder, call: Call) -> Results:
+    if "split" not in call.parameters:  # nobody knows the size that it divides
+        return None
     ends = np.cumsum(call.parameters["split"]).tolist()
     starts, axis = [0, *ends[:-1]], call.parameters["axis"]
     return [b.slice(call.x, axis, *part) for part in zip(starts, ends, call.names, strict=True)]

@@ -23,7 +23,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError, UnsupportedOpError
 from rnn_lower.ir.walk import with_bodies
-from rnn_lower.legalize.call import MOVES_NOTHING, Call, Pattern, PatternBuilder, call_of
+from rnn_lower.legalize.call import MOVES_NOTHING, Call, Pattern, PatternBuilder, call_of, explicit
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.constraints import OpConstraints
 from rnn_lower.legalize.patterns import PATTERNS
@@ -158,7 +158,7 @@ class _Legalizer:
         if rule is None and not pending:
             return self._simplified(node, view.outputs, written) or self._written(node, written)
         b = self._pattern_builder(node, view.outputs)
-        call = call_of(node, b, view.outputs)
+        call = explicit(b, call_of(node, b, view.outputs))
         key = (node.op_type, tuple(b.info(x) for x in call.inputs), len(call.names), repr(sorted(_plain(call))))
         if key not in path and [step[0] for step in path].count(node.op_type) < 2:
             known = self._patterns.get(key)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.builder.graph_builder import GraphBuilder, Operand
+from rnn_lower.builder.graph_builder import GraphBuilder, Matrix, Operand
 from rnn_lower.builder.scalar_functions import EQUATIONS, affine, scaled_tanh
 from rnn_lower.builder.versions import exists
 from rnn_lower.lowering.activations import Activation
+from rnn_lower.options import QUANTIZED
 
 State = tuple[Operand, ...]
 
@@ -28,16 +29,18 @@ class Cell:
 
     R: [H, gates * H], in the gates' order; for GRU the parts [H, 2 * H] of z and r, and [H, H] of h.
     Rbh: [H], of GRU's gate h where linear_before_reset is set.  P: P_i, P_o, P_f [H], or nothing.
+    bias: Wb + Rb [4 * H] of an LSTM where x comes without it.
     """
 
     hidden_size: int
     activations: Sequence[Activation]
-    R: Sequence[Operand]
+    R: Sequence[Matrix]
     clip: float | None = None
     Rbh: Operand = None
     P: Sequence[Operand] = ()
     linear_before_reset: bool = False
     input_forget: bool = False
+    bias: Operand = None
 
     def activate(self, b: GraphBuilder, activation: Activation, x: Operand, name: str) -> Operand:
         """f(clip(x))"""
@@ -89,7 +92,7 @@ def gru_cell(b: GraphBuilder, cell: Cell, x_zr: Operand, x_h: Operand, h: Operan
 
 def lstm_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand, c: Operand) -> State:
     (f, g, activation_h), (R,) = cell.activations, cell.R
-    gates, H = b.add(b.matmul(h, R), x, "gates"), cell.hidden_size
+    gates, H = b.add(b.add(b.matmul(h, R), x, "gates"), cell.bias, "biased"), cell.hidden_size
     if not cell.P:
         # it = f(Xt*(Wi^T) + Ht-1*(Ri^T) + Wbi + Rbi), ot and ft alike; ct = g(Xt*(Wc^T) + Ht-1*(Rc^T) + Wbc + Rbc)
         iof, c_sum = b.split(gates, 1, [3 * H, H], ["iof_sum", "c_sum"])
@@ -129,4 +132,5 @@ CELLS: Mapping[str, CellKind] = {
     "RNN": CellKind(rnn_cell, [(0, 1)]),
     "GRU": CellKind(gru_cell, [(0, 2), (2, 3)]),  # r must be known before the product of the candidate
     "LSTM": CellKind(lstm_cell, [(0, 4)]),
+    QUANTIZED: CellKind(lstm_cell, [(0, 4)]),
 }

@@ -19,6 +19,7 @@ from rnn_lower.lowering.cells import CELLS, Cell, State, bound_step
 from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, Step, carry
 from rnn_lower.lowering.fuse_directions import can_fuse, fused_extent, fused_recurrence, unfused
 from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.lowering.quantized_matrix import read_quantized
 from rnn_lower.lowering.sequence_lens import Masking, is_whole, read_masking, select
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
@@ -47,7 +48,7 @@ def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions:
         return {}
     if node.batch_size == 0 and (node.static_length is not None or "Y" not in node.outputs):
         # Nothing to compute, and some runtimes stumble over it.
-        return _own_values(b, {name: _empty(node, name) for name in node.outputs})
+        return own_values(b, {name: _empty(node, name) for name in node.outputs})
     x, extent = read_sequence(b, node, form)
     masking = None
     if not is_whole(node):
@@ -62,7 +63,7 @@ def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions:
         for recurrence in recurrences:
             with b.scope(recurrence.name):
                 results.append(carry(form, b, recurrence, extent))
-    return _own_values(b, _outputs(b, node, masking, results))
+    return own_values(b, outputs_of(b, node, masking, results))
 
 
 def read_sequence(b: GraphBuilder, node: RecurrentNode, form: str) -> tuple[Operand, Extent]:
@@ -107,7 +108,7 @@ def _direction(
     with b.scope(name):
         cell = _cell(b, node, k)
         inputs = _projected(b, node, b.squeeze(x, [0], "X_step") if single else x, extent, single, k)
-        initial = tuple(_initial_state(b, node, f"initial_{state}", masking, k) for state in node.operator.states)
+        initial = tuple(initial_state(b, node, f"initial_{state}", masking, k) for state in node.operator.states)
     step = bound_step(kind, cell)
     if masking is not None:
         step = functools.partial(_masked_step, step)
@@ -148,6 +149,8 @@ def _of_direction(b: GraphBuilder, x: Operand, count: int, k: int, axis: int, na
 
 def _matrix(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
     """W or R of direction k, transposed to be multiplied with; in the file it keeps the model's element type."""
+    if node.is_quantized:
+        return read_quantized(b, node, name, k).dequantized(b, name)
     rows = _weight(b, node, name, k)
     if isinstance(rows, Constant):
         stored = b.transpose(rows, [1, 0], f"{name}_transposed")
@@ -155,7 +158,7 @@ def _matrix(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
     return b.transpose(to_arithmetic(b, rows, node.dtype, f"{name}_cast"), [1, 0], f"{name}_transposed")
 
 
-def _bias(b: GraphBuilder, node: RecurrentNode, k: int) -> tuple[Operand, Operand]:
+def bias_of(b: GraphBuilder, node: RecurrentNode, k: int) -> tuple[Operand, Operand]:
     """The bias [gates * H] that is added before the loop, Wb + Rb; and Rbh where linear_before_reset keeps it back."""
     B = to_arithmetic(b, _weight(b, node, "B", k), node.dtype, "B_cast")
     if B is None:
@@ -175,7 +178,7 @@ def _projected(
     """Xt*(W^T) + Wb + Rb of all steps, cut into what the cell reads."""
     H, products = node.hidden_size, CELLS[node.op_type].products
     product = b.matmul(x, _matrix(b, node, "W", k), "X_W")
-    projected = b.add(product, _bias(b, node, k)[0], "projected")
+    projected = b.add(product, bias_of(b, node, k)[0], "projected")
     widths = [(end - first) * H for first, end in products]
     names = [f"projected_{first}" for first, _ in products]
     inputs = []
@@ -194,13 +197,17 @@ def _cell(b: GraphBuilder, node: RecurrentNode, k: int) -> Cell:
     """The equations of direction k with its weights."""
     H, widths = node.hidden_size, [(end - first) for first, end in CELLS[node.op_type].products]
     R = b.split(_matrix(b, node, "R", k), 1, [width * H for width in widths], ["R_zr", "R_h"][: len(widths)])
-    P = to_arithmetic(b, _weight(b, node, "P", k), node.dtype, "P_cast")
-    peepholes = [] if P is None else b.split(P, 0, [H] * 3, ["P_i", "P_o", "P_f"])
     flags = (node.linear_before_reset, node.input_forget)
-    return Cell(H, node.activations[k], R, node.clip, _bias(b, node, k)[1], peepholes, *flags)
+    return Cell(H, node.activations[k], R, node.clip, bias_of(b, node, k)[1], peepholes_of(b, node, k), *flags)
 
 
-def _initial_state(b: GraphBuilder, node: RecurrentNode, name: str, masking: Masking | None, k: int) -> Operand:
+def peepholes_of(b: GraphBuilder, node: RecurrentNode, k: int) -> list[Operand]:
+    """P_i, P_o and P_f [hidden_size] of direction k, or nothing."""
+    P = to_arithmetic(b, _weight(b, node, "P", k), node.dtype, "P_cast")
+    return [] if P is None else b.split(P, 0, [node.hidden_size] * 3, ["P_i", "P_o", "P_f"])
+
+
+def initial_state(b: GraphBuilder, node: RecurrentNode, name: str, masking: Masking | None, k: int) -> Operand:
     if name not in node.inputs:
         return None
     states = to_arithmetic(b, operand_of(node.inputs[name]), node.dtype, f"{name}_cast")
@@ -219,7 +226,7 @@ def _initial_state(b: GraphBuilder, node: RecurrentNode, name: str, masking: Mas
 # -- the outputs -----------------------------------------------------------------------------------------------------
 
 
-def _outputs(
+def outputs_of(
     b: GraphBuilder, node: RecurrentNode, masking: Masking | None, results: Sequence[Result]
 ) -> dict[str, Operand]:
     """The outputs by name, of the results of the directions."""
@@ -253,7 +260,7 @@ def _empty(node: RecurrentNode, name: str) -> Constant:
     return filled(0.0, shape, node.dtype)
 
 
-def _own_values(b: GraphBuilder, outputs: Mapping[str, Operand]) -> dict[str, ir.Value]:
+def own_values(b: GraphBuilder, outputs: Mapping[str, Operand]) -> dict[str, ir.Value]:
     """A value of an emitted node for each output; what is an input, a constant or another output gets a node."""
     own: dict[str, ir.Value] = {}
     for name, operand in outputs.items():

@@ -11,10 +11,12 @@ import onnx_ir as ir
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import version_of
 from rnn_lower.lowering.activations import Activation, assign
-from rnn_lower.options import OP_TYPES
+from rnn_lower.options import OP_TYPES, QUANTIZED
 
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 OUTPUTS = ("Y", "Y_h", "Y_c")
+SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
+"""What a quantized LSTM has besides; its W and R are [num_directions, input_size or hidden_size, 4 * hidden_size]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +31,11 @@ class Operator:
     states: tuple[str, ...]
     activations: tuple[str, ...]
     versions: tuple[int, ...]
+    scales: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return INPUTS if "c" in self.states else INPUTS[:6]
+        return (*INPUTS, *self.scales) if "c" in self.states else INPUTS[:6]
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -43,6 +46,7 @@ OPERATORS: dict[str, Operator] = {
     "RNN": Operator(1, ("h",), ("Tanh",), (1, 7, 14, 22)),
     "GRU": Operator(3, ("h",), ("Sigmoid", "Tanh"), (1, 3, 7, 14, 22)),
     "LSTM": Operator(4, ("h", "c"), ("Sigmoid", "Tanh", "Tanh"), (1, 7, 14, 22)),
+    QUANTIZED: Operator(4, ("h", "c"), ("Sigmoid", "Tanh", "Tanh"), (1,), SCALES),
 }
 DIRECTIONS: dict[str, tuple[bool, ...]] = {
     "forward": (False,),
@@ -52,15 +56,16 @@ DIRECTIONS: dict[str, tuple[bool, ...]] = {
 }
 
 _A = ir.AttributeType
+ALL_TYPES = (*OP_TYPES, QUANTIZED)
 ATTRIBUTES: dict[str, tuple[_A, tuple[str, ...], int, int]] = {
     # name: type, operators, first version, last version
-    "activation_alpha": (_A.FLOATS, OP_TYPES, 1, 99),
-    "activation_beta": (_A.FLOATS, OP_TYPES, 1, 99),
-    "activations": (_A.STRINGS, OP_TYPES, 1, 99),
-    "clip": (_A.FLOAT, OP_TYPES, 1, 99),
-    "direction": (_A.STRING, OP_TYPES, 1, 99),
-    "hidden_size": (_A.INT, OP_TYPES, 1, 99),
-    "input_forget": (_A.INT, ("LSTM",), 1, 99),
+    "activation_alpha": (_A.FLOATS, ALL_TYPES, 1, 99),
+    "activation_beta": (_A.FLOATS, ALL_TYPES, 1, 99),
+    "activations": (_A.STRINGS, ALL_TYPES, 1, 99),
+    "clip": (_A.FLOAT, ALL_TYPES, 1, 99),
+    "direction": (_A.STRING, ALL_TYPES, 1, 99),
+    "hidden_size": (_A.INT, ALL_TYPES, 1, 99),
+    "input_forget": (_A.INT, ("LSTM", QUANTIZED), 1, 99),
     "layout": (_A.INT, OP_TYPES, 14, 99),
     "linear_before_reset": (_A.INT, ("GRU",), 3, 99),
     "output_sequence": (_A.INT, OP_TYPES, 1, 6),
@@ -119,6 +124,11 @@ class RecurrentNode:
         return OPERATORS[self.op_type]
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether it is a DynamicQuantizeLSTM."""
+        return self.op_type == QUANTIZED
+
+    @property
     def directions(self) -> tuple[bool, ...]:
         """One entry per direction, True where it runs backwards in time."""
         return DIRECTIONS[self.direction]
@@ -155,7 +165,9 @@ class RecurrentNode:
             values[what] = {k: ir.Value(name=v.name, type=v.type, shape=v.shape) for k, v in named.items()}
         inputs = [values["inputs"].get(name) for name in self.operator.inputs]
         outputs = [values["outputs"].get(name) or ir.Value(name="") for name in self.operator.outputs]
-        node = ir.Node("", self.op_type, inputs, self.node.attributes.values(), outputs=outputs, name=self.node.name)
+        node = ir.Node(
+            self.node.domain, self.op_type, inputs, self.node.attributes.values(), outputs=outputs, name=self.node.name
+        )
         return {**self.__dict__, **values, "node": node}
 
 
@@ -184,9 +196,12 @@ def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
     inputs = _named(node.inputs, OPERATORS[op].inputs, "inputs")
     inputs = {name: value for name, value in inputs.items() if facts.is_given(value)}
     outputs = _named(node.outputs, OPERATORS[op].outputs, "outputs")
-    for required in ("X", "W", "R"):
-        if required not in inputs:
-            raise InvalidNodeError(f"input {required} is missing; X, W and R are required")
+    required = ("X", "W", "R", *OPERATORS[op].scales)
+    for name in required:
+        if name not in inputs:
+            raise InvalidNodeError(
+                f"input {name} is missing; {', '.join(required[:-1])} and {required[-1]} are required"
+            )
 
     direction = attributes.get("direction", "forward")
     if direction not in DIRECTIONS:
@@ -208,7 +223,7 @@ def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
         inputs=inputs,
         outputs={name: value for name, value in outputs.items() if value.uses() or value.is_graph_output()},
         direction="forward" if direction == "foward" else direction,
-        dtype=_dtype(inputs, outputs, facts, notes),
+        dtype=_dtype(inputs, outputs, facts, notes, op == QUANTIZED),
         activations=activations,
         clip=_clip(op, attributes.get("clip"), notes),
         linear_before_reset=bool(attributes.get("linear_before_reset", 0)),
@@ -225,6 +240,8 @@ def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
 
 def version_at(op_type: str, opset: int) -> int:
     """The operator's version in an opset. Raises UnsupportedError for a version that is not known here."""
+    if op_type == QUANTIZED:
+        return 1
     if opset < 1:
         raise UnsupportedError(f"the model imports opset {opset} of the default domain; opsets start at 1")
     version = version_of(op_type, opset)
@@ -308,7 +325,11 @@ def _sizes(
         shape = facts.shape(inputs[name]) if name in inputs else None
         if shape is None:
             continue
+        if name in SCALES:
+            continue
         axes = axes_of(name, OPERATORS[op].gates, num_directions, layout)
+        if op == QUANTIZED and name in ("W", "R"):
+            axes = [axes[0], axes[2], axes[1]]
         if len(shape) != len(axes):
             raise InvalidNodeError(
                 f"{name} has shape {_shown(shape)} of rank {len(shape)}; it must be of rank {len(axes)}"
@@ -365,6 +386,8 @@ def axes_of(name: str, gates: int, num_directions: int, layout: int) -> list[tup
         "sequence_lens": [batch],
         "Y": [batch, time, directions, hidden] if layout else [time, directions, batch, hidden],
     }
+    if name in SCALES:
+        return []
     return axes.get(name, [batch, directions, hidden] if layout else [directions, batch, hidden])
 
 
@@ -372,16 +395,21 @@ def _shown(shape: tuple[Dim, ...]) -> str:
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 
+INTEGERS = ("W", "R", "W_zero_point", "R_zero_point")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _dtype(
-    inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], facts: Facts, notes: list[str]
+    inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], facts: Facts, notes: list[str], quantized: bool
 ) -> ir.DataType:
     found: dict[ir.DataType, str] = {}
     for name, value in (*inputs.items(), *outputs.items()):
         dtype = facts.dtype(value)
         if dtype is None:
+            continue
+        if quantized and name in INTEGERS:
+            if dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
+                raise InvalidNodeError(f"{name} is of type {dtype.name}; it must be INT8 or UINT8")
             continue
         if name == "sequence_lens":
             if dtype != ir.DataType.INT32:

@@ -85,6 +85,8 @@ class Document:
             for value in values(model):
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value.base_dir = self.folder
+        if not self._in_order:
+            _sort(model)
         change(model)
         proto: onnx.ModelProto = ir.serde.serialize_model(model)
         inputs, said = {value.name for value in proto.graph.input}, {one.name: one for one in self.proto.graph.output}

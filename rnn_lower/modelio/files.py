@@ -158,7 +158,7 @@ class Staged:
 @contextlib.contextmanager
 def staged(
     document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
-    dims: Dims | None = None, force: bool = False, kept: Collection[Inode] = (),
+    dims: Dims | None = None, kept: Collection[Inode] = (),
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there.
 
@@ -168,7 +168,7 @@ def staged(
     try:
         with contextlib.ExitStack() as stack:
             try:
-                path = checked_destination(destination, force, kept)
+                path = checked_destination(destination, kept)
                 streamed = str(path) == "-" or (path.exists() and not path.is_file())
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
                 if not streamed:
@@ -216,7 +216,7 @@ def data_of(document: Document) -> frozenset[Inode]:
     return frozenset(inode for inode in map(inode_of, set(places)) if inode is not None)
 
 
-def write_text(text: str, destination: str | os.PathLike[str], force: bool = False) -> None:
+def write_text(text: str, destination: str | os.PathLike[str]) -> None:
     """A text becomes a file by one rename; "-" is the standard output, a device or FIFO is written to, a link followed.
 
     Raises RnnLowerError when it cannot be written there.
@@ -227,7 +227,7 @@ def write_text(text: str, destination: str | os.PathLike[str], force: bool = Fal
             sys.stdout.write(text)
         return
     try:
-        path = checked_destination(destination, force, text=True)
+        path = checked_destination(destination, text=True)
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return

@@ -16,9 +16,7 @@ from rnn_lower.modelio import stale_files
 from rnn_lower.modelio.stale_files import Inode, inode_of
 
 
-def checked_destination(
-    destination: str | os.PathLike[str], force: bool, kept: Collection[Inode] = (), text: bool = False
-) -> Path:
+def checked_destination(destination: str | os.PathLike[str], kept: Collection[Inode] = (), text: bool = False) -> Path:
     """Where the file really goes, links followed. Raises RnnLowerError when it cannot go there.
 
     kept: files that are not replaced.  text: it is no model, so that any ending will do.
@@ -35,8 +33,8 @@ def checked_destination(
         raise RnnLowerError(f"{path}: cannot be written: its ending is that of a text format; name it .onnx")
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
-    if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR and not force:
-        raise RnnLowerError(f"{path}: cannot be written: it is read-only; --force replaces it all the same")
+    if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR:
+        raise RnnLowerError(f"{path}: cannot be written: it is read-only; make it writable, or name another file")
     owner = _owner(real, kept) if real.is_file() else None
     if owner is not None:
         raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")

@@ -71,6 +71,8 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
 def restamp_rest(model: ir.Model) -> None:
     """Recurrent nodes that were not lowered are of the model's opset from now on. Raises when they cannot be."""
     for node, scope in recurrent_nodes(model):
+        if node.domain != "":
+            continue
         if version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
             raise UnsupportedError(
                 f"{node.op_type} '{display_name(node)}' in {scope.path} has a layout, which opset {scope.opset} cannot"

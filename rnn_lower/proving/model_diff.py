@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, version_of
+from rnn_lower.ir.walk import is_quantized
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES, Dims
 from rnn_lower.proving.inline import without_made_calls
@@ -373,7 +374,7 @@ def _read_by_recurrent(graph: protobuf.Holder) -> set[str]:
     """Names that recurrent nodes read, here and in bodies, and those of what moves them on the way."""
     names: set[str] = set()
     for node in graph.node:
-        if node.op_type in OP_TYPES:
+        if is_recurrent(node):
             names.update(node.input)
         for body in protobuf.graphs_of(node):
             names |= _read_by_recurrent(body)
@@ -385,7 +386,8 @@ def _read_by_recurrent(graph: protobuf.Holder) -> set[str]:
 
 def is_recurrent(node: onnx.NodeProto) -> bool:
     """Whether it is an RNN, GRU or LSTM of ONNX."""
-    return node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS
+    own = node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS
+    return own or is_quantized(node)
 
 
 def _moves(node: onnx.NodeProto) -> bool:

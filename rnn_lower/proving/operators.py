@@ -163,14 +163,13 @@ def _matmul(call: Call) -> Array:
 
 
 def _gemm(call: Call) -> Array:
-    plain = call.attribute("alpha", 1.0) == call.attribute("beta", 1.0) == 1.0
-    if not plain or call.attribute("transA", 0) or call.attribute("transB", 0):
-        raise OutOfScopeError("Gemm with factors or transposed operands")
-    a, b = call.real(0), call.real(1)
+    a, b = (x.T if call.attribute(flag, 0) else x for x, flag in ((call.real(0), "transA"), (call.real(1), "transB")))
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise WrongError(f"Gemm of shapes {a.shape} and {b.shape}")
-    product = call.field.matmul(a, b)
-    return product if len(call.inputs) < 3 else call.field.add(product, call.real(2))
+    field = call.field
+    product = field.multiply(call.number("alpha", 1.0), field.matmul(a, b))
+    has_sum = len(call.inputs) > 2 and call.inputs[2] is not None
+    return field.add(product, field.multiply(call.number("beta", 1.0), call.real(2))) if has_sum else product
 
 
 def _conv(call: Call) -> Array:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 class OutputReport:
     """One output over all runs: shape where it was worst, largest differences, whether all were within tolerance.
 
-    max_ulp_error: in units in the last place of what was expected.
+    max_ulp_error: in units in the last place of what was expected.  max_abs_value: the largest finite number expected.
     """
 
     name: str
@@ -20,6 +20,18 @@ class OutputReport:
     ok: bool
     reason: str = ""
     max_ulp_error: float = 0.0
+    max_abs_value: float = 0.0
+
+    @property
+    def difference(self) -> str:
+        """The largest difference, beside the size of what was expected."""
+        return f"{self.max_abs_error:.2g} of outputs up to {self.max_abs_value:.2g}"
+
+    def describe(self) -> str:
+        """One line about this output."""
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        units = f"largest difference {self.difference}, {self.max_ulp_error:.2g} units in the last place"
+        return f"output {self.name} ({shape}): {'ok' if self.ok else self.reason}, {units}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +43,6 @@ class CheckReport:
     changed: what else differs between the files; filled where a file was lowered from the other.
     unreached: recurrent nodes that are not proved and did not run three steps with rows of different length.
     located: which nodes are not the same function by a proof, and at which step and gate they part.
-    missed: always empty, since a proof misses no piece of an activation.
     proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced ones ran.
     counterexample: the file that holds inputs with which the outputs differ.
     chunks, borders: of a streaming model, how many chunks were compared with whole runs, and borders between them.
@@ -46,9 +57,7 @@ class CheckReport:
     nothing_compared: str = ""
     changed: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
-    allow_unreached: bool = False
     located: tuple[str, ...] = ()
-    missed: tuple[str, ...] = ()
     proved: tuple[str, ...] = ()
     runs_of_unproved: tuple[str, ...] = ()
     counterexample: str = ""
@@ -59,11 +68,9 @@ class CheckReport:
     def ok(self) -> bool:
         """Whether outputs agree in all runs, there was something to compare, no node was seen to be another function,
         and nothing else has changed.
-
-        Nodes that no inputs made run leave it open, unless that was allowed.
         """
-        seen = not self.nothing_compared and (self.allow_unreached or not self.unreached)
-        return seen and not self.changed and not self.located and all(output.ok for output in self.outputs)
+        settled = not self.nothing_compared and not self.unreached
+        return settled and not self.changed and not self.located and all(output.ok for output in self.outputs)
 
     @property
     def max_abs_error(self) -> float:
@@ -77,30 +84,13 @@ class CheckReport:
         """What stands first in JSON, beside the fields."""
         return {"max_abs_error": self.max_abs_error}
 
-    @property
-    def title(self) -> str:
-        """Over the table."""
-        return f"original on {self.judge}, lowered on {self.runner}, {self.runs} run(s)"
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The table: one row per output."""
-        return [
-            {
-                "output": output.name, "shape": "x".join(map(str, output.shape)),
-                "max abs": f"{output.max_abs_error:.3g}", "max rel": f"{output.max_rel_error:.3g}",
-                "ULP": f"{output.max_ulp_error:.3g}",
-                "": "ok" if output.ok else output.reason,
-            }
-            for output in self.outputs
-        ]  # fmt: skip
-
-    @property
-    def remarks(self) -> list[str]:
-        """Lines below the table."""
-        lines = [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
+    def lines(self, verbose: bool = False) -> list[str]:
+        """What to read before the verdict: every difference; with verbose every output and how the nodes ran."""
+        lines = [f"original on {self.judge}, lowered on {self.runner}, {self.runs} run(s)"] if verbose else []
+        lines += [output.describe() for output in self.outputs if verbose or not output.ok]
+        lines += [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
         lines += [f"not reached: {node}" for node in self.unreached]
-        lines += [f"not proved, but run: {node}" for node in self.runs_of_unproved]
+        lines += [f"not proved, but run: {node}" for node in self.runs_of_unproved] if verbose else []
         return [*lines, *self.located, *_counterexample(self.counterexample)]
 
     @property
@@ -109,17 +99,18 @@ class CheckReport:
         failed = "DIFFERENT"
         if self.nothing_compared:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
-        elif dataclasses.replace(self, allow_unreached=True).ok:
+        elif dataclasses.replace(self, unreached=()).ok:
             failed = (
                 f"NOTHING COMPARED of {len(self.unreached)} node(s), which are not proved and did not run three steps"
-                " with rows of different length: give inputs that make them (--inputs X.npz), or accept it"
-                " (--allow-unreached)"
+                " with rows of different length: provide inputs that make them (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
         if self.chunks:
             counts = f"{self.runs} run(s) in {self.chunks} chunks with {self.borders} borders"
-        return f"{'same' if self.ok else failed}: rtol {self.rtol:g}, atol {self.atol:g}; {counts}"
+        worst = max(self.outputs, key=lambda output: output.max_abs_error, default=None)
+        difference = "" if worst is None else f"largest difference {worst.difference}; "
+        return f"{'same' if self.ok else failed}: {difference}{counts}"
 
     def __bool__(self) -> bool:
         return self.ok
@@ -154,6 +145,11 @@ class NodeProof:
         """Whether the node is proved."""
         return self.verdict == PROVED
 
+    def describe(self) -> str:
+        """One line about this node."""
+        graph = "" if self.path == "main graph" else f" ({self.path})"
+        return f"{self.name}{graph}: {self.op_type}, {self.verdict}{f': {self.reason}' if self.reason else ''}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
@@ -185,23 +181,10 @@ class Proof:
         """What stands first in JSON, beside the fields."""
         return {"bound": self.bound}
 
-    title: ClassVar[str] = "compared in exact arithmetic"
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The table: one row per recurrent node of the original that was replaced."""
-        return [
-            {
-                "node": node.name, "where": node.path, "op": node.op_type, "": node.verdict,
-                "bound": f"{node.bound:.1g}" if node.ok else "", "because": node.reason,
-            }
-            for node in self.nodes
-        ]  # fmt: skip
-
-    @property
-    def remarks(self) -> list[str]:
-        """Lines below the table."""
-        lines = [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
+    def lines(self, verbose: bool = False) -> list[str]:
+        """What to read before the verdict: every node that is not proved; with verbose every node."""
+        lines = [node.describe() for node in self.nodes if verbose or not node.ok or node.reason]
+        lines += [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
         return [*lines, *_counterexample(self.counterexample)]
 
     @property

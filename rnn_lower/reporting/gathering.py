@@ -1,13 +1,13 @@
-"""All that a report tells of a model, found out by the other wings: what it becomes, is it right, what it costs."""
+"""Everything in a report about a model: what it becomes, whether it is right, and where it runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import logging
+import functools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ from rnn_lower.checking import checker
 from rnn_lower.checking.outliving import outlived
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised, prepared
 from rnn_lower.driver.plan import read_nodes
+from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import opset_of, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
@@ -25,9 +26,9 @@ from rnn_lower.modelio.statistics import Count, count
 from rnn_lower.options import Dims, Options
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport, NodeProof, Proof
-from rnn_lower.reporting import drawing, page, steps, timing
-from rnn_lower.targets import TARGETS
-from rnn_lower.targets.native_support import features
+from rnn_lower.reporting import drawing, page, steps
+from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting.native_support import features
 
 Failed = str
 """Why something could not be found out, in words, in place of it."""
@@ -36,16 +37,16 @@ FOLDED = "not proved: folding constants changes all of the model"
 
 P = ParamSpec("P")
 T = TypeVar("T")
-logger = logging.getLogger("rnn_lower")
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """A runtime and one node. as_it_is, why: the verdict.  lowered: what lowering for it takes, or why it is not."""
+    """A runtime and one node. native, why: whether it runs the node right itself.  lowers: whether lowering for it
+    succeeds.  lowered: the result of that, or why it fails and what would mend it."""
 
     name: str
     status: str
-    as_it_is: str
+    native: str
     why: str
     lowered: str
     lowers: bool
@@ -82,6 +83,21 @@ class Kind:
         return features(self.node)
 
     @property
+    def native(self) -> dict[str, list[str]]:
+        """Runtimes by whether they run the node natively."""
+        return _grouped((runtime.native, runtime.name) for runtime in self.runtimes)
+
+    @property
+    def lowered(self) -> dict[str, list[str]]:
+        """Runtimes for which it can be lowered, by the result."""
+        return _grouped((runtime.lowered, runtime.name) for runtime in self.runtimes if runtime.lowers)
+
+    @property
+    def refused(self) -> dict[str, list[str]]:
+        """Runtimes for which it cannot be lowered, by the reason."""
+        return _grouped((runtime.lowered, runtime.name) for runtime in self.runtimes if not runtime.lowers)
+
+    @property
     def data(self) -> dict[str, Any]:
         """What `--json` prints of it."""
         return {
@@ -114,7 +130,6 @@ class Report:
     check: CheckReport | Failed
     proof: Proof | Failed
     outputs: tuple[steps.Steps, ...]
-    times: tuple[timing.Timing, timing.Timing] | Failed
 
     @property
     def count(self) -> int:
@@ -134,10 +149,9 @@ class Report:
     @property
     def data(self) -> dict[str, Any]:
         """What `--json` prints of it."""
-        times = None if isinstance(self.times, str) else [dataclasses.asdict(one) for one in self.times]
         return {
             "ok": self.ok, "opset": self.opset, "target": self.target,
-            "before": dataclasses.asdict(self.before), "after": dataclasses.asdict(self.after), "times": times,
+            "before": dataclasses.asdict(self.before), "after": dataclasses.asdict(self.after),
             "kinds": [kind.data for kind in self.kinds], "kept": [node.describe() for node in self.kept],
             "outputs": [dataclasses.asdict(one) for one in self.outputs],
         }  # fmt: skip
@@ -157,7 +171,6 @@ class Ask:
     seed: int = 0
     rtol: float = 1e-3
     atol: float = 1e-5
-    allow_unreached: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(seed=self.seed, runs=self.runs, rtol=self.rtol, atol=self.atol)
@@ -175,29 +188,29 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         records = lower_document(ready, left)
         drawings = [_drawings(group[0]) for group in _alike(records)]
         _written(ready, lowered, left.dims)
-        check = _outlived(
-            path, checker.compare_models, original, lowered, ask.inputs, ask.runs, ask.seed, ask.rtol, ask.atol,
-            ask.allow_unreached, exact=True,
-        )  # fmt: skip
-        proof = FOLDED if options.fold else _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         over_time = _outlived(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
-        times = over_time if isinstance(over_time, str) else _outlived(path, _times, original, lowered, over_time)
+        inputs = ask.inputs if isinstance(over_time, str) else over_time.inputs  # those of the plots
+        check = _outlived(
+            path, checker.compare_models, original, lowered, inputs, ask.runs, ask.seed, ask.rtol, ask.atol, exact=True
+        )
+        proof = FOLDED if options.fold else _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         after = files.load(lowered)
         kept, size = tuple(read_nodes(after.model, after.facts)), count(after.proto)  # while its data is there
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}
     of_nodes = {} if isinstance(over_time, str) else over_time.nodes
     trials = {name: _trial(document, options, name) for name in TARGETS}
+    mends = _mends(document, options, trials)
     kinds = []
     for group, drawn in zip(_alike(records), drawings, strict=True):
         places = [(record.node.name, record.node.path) for record in group]
         ones = tuple(One(as_it_is[place], proofs.get(place), of_nodes.get(place)) for place in places)
-        runtimes = tuple(_runtime(name, ones, trials[name]) for name in TARGETS)
+        runtimes = tuple(_runtime(name, ones, trials[name], mends.get(name, "")) for name in TARGETS)
         kinds.append(Kind(group[0], ones, _operators(group[0]), drawn, runtimes))
     return Report(
         name=Path(path).name if path else document.model.graph.name or "model",
         opset=opset_of(document.proto) or 0, target=options.target, kinds=tuple(kinds),
         kept=kept, before=count(document.proto), after=size,
-        check=check, proof=proof, outputs=() if isinstance(over_time, str) else over_time.outputs, times=times,
+        check=check, proof=proof, outputs=() if isinstance(over_time, str) else over_time.outputs,
     )  # fmt: skip
 
 
@@ -212,7 +225,7 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     if name is not None and name not in names:
         near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
         told = f"; there are {', '.join(map(repr, near))}" if near else ""
-        raise RnnLowerError(f"--node {name}: no RNN, GRU or LSTM node is called so{told}")
+        raise RnnLowerError(f"--node {name}: no RNN, GRU or LSTM node has this name{told}")
     wanted = dataclasses.replace(options, select=lambda node: node.name == (name or names[0]))
     record = lower_document(*prepared(document.copied(), wanted))[0]
     return drawing.standalone(drawing.picture(record.node, record.nodes))
@@ -239,9 +252,12 @@ def _outlived(model: Any, work: Callable[P, T], *given: P.args, **named: P.kwarg
     return _or_why(lambda: outlived(model, None, work, *given, **named))
 
 
-def _times(original: Path, lowered: Path, over_time: steps.OverTime) -> tuple[timing.Timing, timing.Timing]:
-    folder = lowered.parent
-    return timing.time_model(original, over_time.inputs, folder), timing.time_model(lowered, over_time.inputs, folder)
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The second of all pairs that share the first, the largest group first."""
+    groups: dict[str, list[str]] = {}
+    for reason, name in pairs:
+        groups.setdefault(reason, []).append(name)
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
 def _alike(records: Sequence[Record]) -> list[list[Record]]:
@@ -268,25 +284,43 @@ def _operators(record: Record) -> dict[str, int]:
 
 def _trial(document: Document, options: Options, target: str) -> dict[tuple[str, str], Record] | Failed:
     """The model lowered for a runtime, by node, or why it is not."""
-    asked = dataclasses.replace(options, form="auto", target=target, opset=None, keep_native=False)
-    logger.disabled = True  # what would be said of a lowering that nobody asked for
     try:
-        ready, left = prepared(document.again(), asked)
-        return {(record.node.name, record.node.path): record for record in lower_unadvised(ready, left)}
+        with unlogged():
+            ready, left = prepared(document.again(), _for_target(options, target))
+            return {(record.node.name, record.node.path): record for record in lower_unadvised(ready, left)}
     except RnnLowerError as error:
         return str(error)
-    finally:
-        logger.disabled = False
 
 
-def _runtime(name: str, ones: Sequence[One], trial: dict[tuple[str, str], Record] | Failed) -> Runtime:
+def _lowered(document: Document, options: Options) -> list[Record]:
+    return lower_document(*prepared(document.again(), options))
+
+
+def _for_target(options: Options, target: str) -> Options:
+    return dataclasses.replace(options, form="auto", target=target, opset=None, keep_native=False)
+
+
+def _mends(document: Document, options: Options, trials: Mapping[str, object]) -> dict[str, str]:
+    """What would mend a refused lowering, by runtime; runtimes that refuse for one reason share the answer."""
+    answers: dict[str, str] = {}
+    mends: dict[str, str] = {}
+    for target, refusal in trials.items():
+        if isinstance(refusal, str):
+            reason = refusal.replace(f"target {target}", "it")
+            if reason not in answers:
+                text = _or_why(functools.partial(_lowered, document, _for_target(options, target)))
+                answers[reason] = str(text).removeprefix(f"{refusal}; ")
+            mends[target] = answers[reason]
+    return mends
+
+
+def _runtime(name: str, ones: Sequence[One], trial: dict[tuple[str, str], Record] | Failed, mend: str) -> Runtime:
     target, node = TARGETS[name], ones[0].node
     verdict = target.verdict(node)
+    native = (name, target.status, verdict.kind, verdict.why)
     if isinstance(trial, str):
-        told = trial
         for one in ones:
-            told = told.removeprefix(f"{one.node.describe()}: ")
-        return Runtime(name, target.status, verdict.kind, verdict.why, told, False)
+            trial = trial.replace(f"{one.node.describe()}: ", "")
+        return Runtime(*native, f"{trial.replace(f'target {name}', 'it')}; {mend}", False)
     record = trial[node.name, node.path]
-    told = f"{record.emitted:,} nodes, {record.form}"
-    return Runtime(name, target.status, verdict.kind, verdict.why, told, True)
+    return Runtime(*native, f"{record.emitted:,} nodes, {record.form}", True)

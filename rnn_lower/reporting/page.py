@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.reporting import drawing
 from rnn_lower.reporting.steps import Steps
-from rnn_lower.targets.native_support import NOT_TAKEN, RIGHT, UNKNOWN, WRONG
+from rnn_lower.targeting.native_support import NOT_TAKEN, RIGHT, UNKNOWN, WRONG
 
 if TYPE_CHECKING:
     from rnn_lower.reporting.gathering import Report
 
 HEIGHT = 40
 """Of a plot; its width is the number of steps, and the page stretches it."""
-
-MOST_SHOWN = 7
-"""Operators of which the share of time is told; the others count as one."""
 
 SMALLEST = 0.8
 """Pixels for a point of a drawing, below which it is scrolled instead: its smallest letters have nine points."""
@@ -40,7 +36,7 @@ def render(report: Report) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {
-        "bars": _bars, "least_width": _least_width, "time": _time, "shares": _shares,
+        "bars": _bars, "least_width": _least_width,
         "sizes": _sizes, "number": _number, "failed": lambda found: isinstance(found, str),
     }  # fmt: skip
     page: str = environment.from_string(template).render(report=report, style=drawing.STYLE, badges=BADGES)
@@ -67,13 +63,6 @@ def _bars(steps: Steps) -> list[Bar]:
     ]  # fmt: skip
 
 
-def _shares(shares: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The largest, in per cent, and the rest as one."""
-    rows = [(name, 100 * share) for name, share in shares.items()]
-    rest = sum(share for _, share in rows[MOST_SHOWN:])
-    return [*rows[:MOST_SHOWN], *([("others", rest)] if rest >= 0.5 else [])]
-
-
 def _sizes(node: Any) -> str:
     told = ((letter, getattr(node, name)) for name, letter in LETTERS.items())
     return ", ".join(f"{letter} = {'?' if size is None else size}" for letter, size in told)
@@ -81,11 +70,6 @@ def _sizes(node: Any) -> str:
 
 def _least_width(svg: str) -> int:
     return round(SMALLEST * drawing.width(svg))
-
-
-def _time(seconds: float) -> str:
-    unit, factor = ("ms", 1e3) if seconds >= 1e-3 else ("\N{MICRO SIGN}s", 1e6)
-    return f"{seconds * factor:.3g} {unit}"
 
 
 def _number(value: float) -> str:

@@ -54,6 +54,11 @@ class Facts:
     def _outline(self) -> onnx.ModelProto:
         return outline_of(self._model) if self._given is None else self._given
 
+    def settled(self) -> Facts:
+        """The same, found out now: from here on the model may change, and what was in it is still known."""
+        _ = self.symbols, self._inferred
+        return self
+
     def verified_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """The same without the names of sizes that are only declared."""
         constant = known(value)

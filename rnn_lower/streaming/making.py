@@ -31,9 +31,9 @@ from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
 from rnn_lower.streaming.surgery import MADE
-from rnn_lower.targets import find_target
-from rnn_lower.targets.lint import unsupported
-from rnn_lower.targets.profile import Target
+from rnn_lower.targeting import find_target
+from rnn_lower.targeting.lint import unsupported
+from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
 
@@ -157,9 +157,7 @@ def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
 
 
 @contextlib.contextmanager
-def staged_states(
-    destination: str | os.PathLike[str], plan: Plan, force: bool = False
-) -> Iterator[Callable[[Callable[[], None]], None]]:
+def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[Callable[[Callable[[], None]], None]]:
     """The first states in a file beside the model, with .state.npz in place of .onnx, under a name of its own as yet.
 
     Answers what puts it in place around the commit of the model. The states of the model before go first, so that
@@ -169,7 +167,7 @@ def staged_states(
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
         yield lambda commit: commit()
         return
-    place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), force, text=True)
+    place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
     if place.exists() and not (place.is_file() and (_has_states(path) or _is_ours(place))):
         raise RnnLowerError(
             f"{place}: the first states go there, and it is there already, of something else; move it away"

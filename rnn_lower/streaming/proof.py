@@ -58,7 +58,6 @@ class StreamProof:
     borders: int = 0
 
     kind: ClassVar[str] = "prove"
-    title: ClassVar[str] = "whole and chunks compared in exact arithmetic"
 
     @property
     def ok(self) -> bool:
@@ -70,14 +69,8 @@ class StreamProof:
         """What stands first in JSON, beside the fields."""
         return {"bound": FAILURE**self.points if self.ok else 1.0}
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The table: none, since each output and state is in one comparison."""
-        return []
-
-    @property
-    def remarks(self) -> list[str]:
-        """Lines below the table."""
+    def lines(self, verbose: bool = False) -> list[str]:
+        """What to read before the verdict: nothing, since all outputs and states are one comparison."""
         return []
 
     @property

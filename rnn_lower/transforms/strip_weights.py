@@ -10,6 +10,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
+from rnn_lower.ir.walk import is_quantized
 from rnn_lower.sandbox.limited import limited
 
 SHOWN = 4096
@@ -73,6 +74,10 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
         function.ClearField("value_info")
     types = {info.name: info.type.tensor_type.elem_type for info in (*copy.graph.value_info, *copy.graph.output)}
     _clear_shapes(copy.graph, [*copy.graph.output])
+    for holder in protobuf.holders(copy):
+        for node in filter(is_quantized, holder.node):
+            node.op_type, node.domain = "LSTM", ""  # whose sizes inference knows; it reads X and hidden_size
+            del node.input[8:]
     outputs = {info.name: info for info in copy.graph.output}
     for name, (dtype, shape) in (hints or {}).items():
         told = onnx.helper.make_tensor_value_info(name, types.get(name) or dtype, shape)

@@ -39,7 +39,7 @@ class Bad:
     """One mistake.
 
     build: writes what it needs into an empty folder and answers the command line.  words: of the one line on stderr,
-    enough of them to tell which row of docs/errors.md it is, with … for anything.  about: the file, or the option, that the line names.
+    those that docs/errors.md lists, with … for anything.  about: the file, or the option, that the line names.
     as_root: whether it is a mistake for root too, whom permissions do not stop.  runs: whether `check` takes the model
     all the same, since it runs functions inlined.
     """
@@ -940,12 +940,12 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17")
     yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "are left of the limit; use --form scan or --form loop, or add --max-nodes 10000")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 30")
-    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than are left of the limit of 0; add --max-nodes 100")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "are left of the limit; use --form scan or --form loop, or add --max-nodes 500000")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 500000")
+    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than are left of the limit of 0; add --max-nodes 500000")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare the length as a symbol")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
-    yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; known are ", "abacus")
+    yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; `rnn-lower targets` lists all", "abacus")
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
@@ -955,8 +955,6 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch takes opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "takes no weights that are computed outside of a Scan (or cast there); use --form loop or --form unroll")
-    yield Bad("op unknown", asked("--op", "SRU"), "unknown operator 'SRU'; known are RNN, GRU, LSTM", "SRU")
-    yield Bad("op empty", asked("--op", ""), "unknown operator ''; known are RNN, GRU, LSTM", "operator")
     for opset in (0, -1, NEWEST + 1, 3000):
         yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
     yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
@@ -964,7 +962,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': Scan of opset 8 has a batch axis of its own")
     yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
-    yield Bad("layout kept at opset 13", asked("--skip", "*", "--opset", 13, layout=1), "has a layout, which opset 13 cannot say; lower it too, or convert to opset 14 or newer")
+    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has a layout, which opset 13 cannot say; lower it too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
         yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
@@ -972,23 +970,22 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("dim beyond memory", asked("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
     for text in ("X", "X:", ":5,2,3", "X:5,,3", "X:5,-1,3", "X:5 2 3"):
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
-    yield Bad("only nobody", asked("--only", "gru*"), "--only gru*: no RNN, GRU or LSTM node is called so; there are 'node'")
-    yield Bad("skip nobody", asked("--skip", "/rnn/*"), "--skip /rnn/*: no RNN, GRU or LSTM node is called so; there are 'node'")
+    yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node has this name; there are 'node'")
+    yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node has this name; there are 'node'")
     yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing is of one node; name it with --node, one of 'node_else_branch', 'node_then_branch'")
-    yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node is called so; there are 'node'")
-    yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg: a page tells of all nodes", "--node")
+    yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; there are 'node'")
+    yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is no model; name it .html, or .svg with --svg", "-o")
-    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime takes no call of a function; leave --as-function out, or leave the node as it is with --skip")
+    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime takes no call of a function; leave --as-function out, or leave the node as it is with --exclude")
     yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
     yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; give one size to both")
     yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes; X:5,2 gives 2")
     yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "there is no input 'x'; there are X")
-    yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' is given twice, as 5 and as 6", "T")
+    yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' has two sizes, 5 and 6", "T")
     yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is given twice, as 5 and as 6")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
     yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, here it is unknown; use --form scan or --form loop")
-    yield Bad("length of a loop's own making for OpenCV", changed(looped_length, "--target", "opencv"), "no option mends this: it stays unknown whatever the sizes of the inputs")
     yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; no axis is longer than 2147483647")
     yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; no axis is longer than 2147483647")
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
@@ -1095,7 +1092,7 @@ def never_runs(model: Model) -> None:
 
 
 # fmt: off
-def several(*names: str, out_dir: str = "out", jobs: int = 1) -> Build:
+def several(*names: str, out_dir: str = "out") -> Build:
     """The same model under some names, to be lowered into a folder."""
 
     def build(folder: Path) -> list[str]:
@@ -1104,7 +1101,7 @@ def several(*names: str, out_dir: str = "out", jobs: int = 1) -> Build:
             save(model_of(), folder / name)
         (folder / "taken").touch()
         models = [str(folder / name) for name in names]
-        return ["lower", *models, "--out-dir", str(folder / out_dir), "--jobs", str(jobs)]
+        return ["lower", *models, "--out-dir", str(folder / out_dir)]
 
     return build
 
@@ -1112,12 +1109,11 @@ def several(*names: str, out_dir: str = "out", jobs: int = 1) -> Build:
 def bad_numbers_of_models() -> Iterator[Bad]:
     yield Bad(
         "two models and one output", lambda folder: ["lower", "a.onnx", "b.onnx", "-o", str(folder / "out.onnx")],
-        "2 models and one -o; use --out-dir FOLDER", "-o",
+        "2 models and one output; use --out-dir FOLDER", "--out-dir",
     )  # fmt: skip
     same = "would both be written to"
     yield Bad("two models of one name", several("a/m.onnx", "b/m.onnx"), same, "m.onnx")
     yield Bad("a file in place of the folder", several("m.onnx", out_dir="taken"), "--out-dir …: …; name a folder", "taken")
-    yield Bad("no jobs", several("m.onnx", jobs=0), "--jobs is 0; at least 1", "--jobs")
     nothing = "nothing is piped into stdin"
     yield Bad("an empty pipe", lambda folder: ["inspect", "-"], nothing, "-")
     yield Bad("an empty pipe to lower", lambda folder: ["lower", "-", "-o", str(folder / "o.onnx")], nothing, "-")
@@ -1285,18 +1281,18 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output below a file", writing("bad.onnx/out.onnx"), f"{cannot}Not a directory", "bad.onnx/out.onnx")
     yield Bad("output a link into a missing folder", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("no/such")), f"{cannot}No such file or directory", "out.onnx")
     yield Bad("output of too long a name", writing("x" * 251 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
-    yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; --force replaces it all the same", "out.onnx")
+    yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; make it writable", "out.onnx")
     yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}the model that is read has its weights there; name another file", "bad.weights")
     yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}… has its weights there; name another file", "other.weights")
     yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link that leads to itself", "out.onnx")
     yield Bad("states of something else", foreign_states, "the first states go there, and it is there already, of something else; move it away", "out.state.npz")
-    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which speaks of what folding removes; leave --fold out")
+    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which speaks of what folding removes; leave --fold and --loops out")
     yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding goes through onnx_ir, which does not carry a sparse initializer; leave --fold or --set out")
     yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding goes through onnx_ir, which does not carry all of it: …; leave --fold or --set out")
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
     yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be a number that is not infinite")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
-    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "one of the arguments -o/--output --out-dir is required", "lower")
+    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "no output; write IN.onnx OUT.onnx", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
     stream = "the model has weights in a file beside it, which a stream cannot carry; name a file"
     yield Bad("weights to a fifo", writing("out.onnx", lambda folder: os.mkfifo(folder / "out.onnx"), with_data=True), stream, "out.onnx")
@@ -1339,7 +1335,7 @@ def bad_kits() -> Iterator[Bad]:
     manifest, results = "manifest.json", ("--results", "FOLDER/results")
     yield Bad("kit over something", occupied, "is there already; name a folder that is not", "kit")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
-    yield Bad("kit of no feature", kit("--target", "portable", "--only", "RNN plane"), "--only RNN plane: no feature is called so; there are 'RNN plain'", "--only")
+    yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature is called so; there are 'RNN plain'", "--include")
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
     yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
@@ -1354,7 +1350,7 @@ def bad_kits() -> Iterator[Bad]:
     yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: cannot be started: there is no such program", "--run")
     yield Bad("run in no time", with_kit("--run", "true {model} {outputs}", "--timeout", "0"), "--timeout is 0; it must be more than 0 seconds", "--timeout")
     yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a folder for --results that is not there", "results")
-    yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "--target takes files called NAME.toml only; name it so", "mine.txt")
+    yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "--target reads files called NAME.toml only; name it so", "mine.txt")
 
 
 def bad_usage() -> Iterator[Bad]:

@@ -17,9 +17,9 @@ from randomtargets import broken_by
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.targets.files import read_keys
-from rnn_lower.targets.probe.manifest import Manifest, read_manifest
-from rnn_lower.targets.probe.toml import to_toml
+from rnn_lower.targeting.files import read_keys
+from rnn_lower.targeting.probe.manifest import Manifest, read_manifest
+from rnn_lower.targeting.probe.toml import to_toml
 
 sys.path.append(str(ROOT / "examples"))
 import abacus
@@ -200,7 +200,7 @@ def test_a_command_for_each_case(tmp_path, capsys):
     """A crash, an exit code and a process that hangs are errors of one case; no shell reads the words."""
     kit = tmp_path / "a kit"
     assert cli.main(["kit", "-o", str(kit), "--target", "portable", *(
-        word for name in ("plain", "reverse", "clip", "no bias") for word in ("--only", f"RNN {name}")
+        word for name in ("plain", "reverse", "clip", "no bias") for word in ("--include", f"RNN {name}")
     )]) == cli.DONE  # fmt: skip
     assert "8 models of 4 features" in capsys.readouterr().out
     (tmp_path / "run.py").write_text(RUNNER)
@@ -226,7 +226,7 @@ def test_nothing_right_proposes_nothing(tmp_path, capsys):
     assert {case.limit for case in read_manifest(kit).cases} == {0.01}
     command = ["kit-report", str(kit), "--run", "false {model} {outputs}", "-o", str(tmp_path / "t.toml")]
     assert cli.main(command) == cli.DIFFERENT
-    assert "no target is proposed: nothing that was lowered came out right" in capsys.readouterr().out
+    assert "no target is proposed: nothing lowered came out right" in capsys.readouterr().out
     assert not (tmp_path / "t.toml").exists()
 
 
@@ -247,7 +247,7 @@ def test_a_target_of_a_batch_of_1_gets_such_models(tmp_path):
 
 def test_toml_says_what_it_is_told(tmp_path):
     """Every target's file, read, written and read again."""
-    for path in sorted((ROOT / "rnn_lower" / "targets").glob("*.toml")):
+    for path in sorted((ROOT / "rnn_lower" / "targeting").glob("*.toml")):
         keys = read_keys(path)
         (tmp_path / "again.toml").write_text(to_toml(keys))
         assert read_keys(tmp_path / "again.toml") == keys

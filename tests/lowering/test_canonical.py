@@ -15,7 +15,7 @@ from onenode import OPTIONAL, Case, build
 import rnn_lower
 from rnn_lower.builder import graph_builder
 from rnn_lower.lowering import lowering
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 MOST = {
     ("LSTM", "forward", True, False): 24, ("LSTM", "forward", False, False): 17,

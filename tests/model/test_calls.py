@@ -18,7 +18,7 @@ from strategies import FORMS
 import rnn_lower
 from rnn_lower import cli
 from rnn_lower.driver.function_calls import RUN_BY
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 TAGGER = ROOT / "models" / "torch_lstm_tagger.onnx"
 

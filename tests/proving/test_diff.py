@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 
 
 def trained(external: bool, folder, read: str = "") -> onnx.ModelProto:

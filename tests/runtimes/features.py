@@ -6,7 +6,7 @@ import dataclasses
 
 from onenode import Case
 
-from rnn_lower.targets.probe import features
+from rnn_lower.targeting.probe import features
 
 FEATURES = {name: Case(**dataclasses.asdict(case)) for name, case in features.FEATURES.items()}
 

@@ -20,7 +20,7 @@ import onnx
 from rnn_lower.checking import runtimes
 from rnn_lower.checking.runtimes import Runner, file_of
 from rnn_lower.checking.samples import Feeds
-from rnn_lower.targets.probe.writing import LIMIT
+from rnn_lower.targeting.probe.writing import LIMIT
 
 __all__ = ["RUNNERS", "limit_of", "missing", "version"]
 

@@ -87,4 +87,4 @@ def test_on_the_command_line(tmp_path, capsys):
 
 def test_every_runner_is_of_a_target():
     assert runtimes.RUNNERS.items() <= RUNNERS.items()
-    assert set(RUNNERS) <= set(rnn_lower.targets.TARGETS)
+    assert set(RUNNERS) <= set(rnn_lower.targeting.TARGETS)

@@ -15,13 +15,15 @@ from stacks import GATES
 from strategies import MEASURED
 
 import rnn_lower
-from rnn_lower.targets import TARGETS
-from rnn_lower.targets.probe.results import largest_difference
+from rnn_lower.targeting import TARGETS
+from rnn_lower.targeting.probe.results import largest_difference
 
 SLOW = {"tinygrad", "tvm", "iree", "emx-onnx-cgen", "rknn", "ncnn", "onnxruntime-openvino"}
 """Compile every graph: seconds a model, so that the default run takes a few features; the matrix takes all."""
 
-FORMS = [(name, form) for name in RUNNERS for form in TARGETS[name].forms]
+ABSENT = {name: reason for name in RUNNERS if (reason := missing(name))}
+HERE = [name for name in RUNNERS if name not in ABSENT]
+FORMS = [(name, form) for name in HERE for form in TARGETS[name].forms]
 """Each form that a target promises, for auto unrolls the short sequences of the features on most."""
 
 FEW = ("LSTM everything", "GRU everything", "RNN sequence_lens", "LSTM activations", "GRU one step", "RNN Elu")
@@ -36,6 +38,11 @@ def needs(name: str) -> None:
     reason = missing(name)
     if reason:
         pytest.skip(reason)
+
+
+@pytest.mark.skipif(bool(ABSENT), reason=f"not installed: {', '.join(ABSENT)}")
+def test_every_runtime_is_installed():
+    """The tests of those that are not are not collected."""
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -102,7 +109,7 @@ def test_openvino_takes_computed_and_cast_weights_in_a_loop(op, weights):
         rnn_lower.lower(model, target="openvino", form="scan")
 
 
-@pytest.mark.parametrize("name", [name for name in RUNNERS if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in HERE if name not in SLOW])
 @pytest.mark.parametrize("weights", ["input", "computed"])
 @pytest.mark.parametrize("op", GATES)
 def test_weights_that_are_computed(op, weights, name):
@@ -137,7 +144,7 @@ REFUSED = {
 """Runtimes that fail on other nodes of a model, fused or lowered."""
 
 
-@pytest.mark.parametrize("name", RUNNERS)
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("stem", ["dtln_model_1", "gtcrn_stream"])
 def test_real_models(stem, name, shared):
     """Speech enhancers, whole, on each runtime: two LSTM, and fourteen GRU of which some saturate."""

@@ -10,10 +10,10 @@ from judge import agrees, close, every_node, expected, run_onnxruntime
 from onenode import OPTIONAL, Case, build
 
 import rnn_lower
-from rnn_lower.targets import TARGETS
+from rnn_lower.targeting import TARGETS
 from rnn_lower.tune import REWRITES
 
-FILE = Path(rnn_lower.__file__).parent / "targets" / "onnxruntime.toml"
+FILE = Path(rnn_lower.__file__).parent / "targeting" / "onnxruntime.toml"
 
 
 def with_rewrites(path: Path, names: list[str]) -> str:

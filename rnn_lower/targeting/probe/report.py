@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rnn_lower.options import OP_TYPES
-from rnn_lower.targets.files import read_keys
-from rnn_lower.targets.probe.manifest import FUSED, TARGET, KitCase, Manifest
-from rnn_lower.targets.probe.results import ERROR, RIGHT, WRONG, Outcome
-from rnn_lower.targets.probe.toml import to_toml
+from rnn_lower.targeting.files import read_keys
+from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest
+from rnn_lower.targeting.probe.results import ERROR, RIGHT, WRONG, Outcome
+from rnn_lower.targeting.probe.toml import to_toml
 
 REFUSED = "refused"
 """What the target's rules keep from being lowered."""

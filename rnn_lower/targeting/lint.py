@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -16,8 +16,8 @@ from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, read_node
 from rnn_lower.shapes.shape_info import Facts, declared_by
-from rnn_lower.targets import Target
-from rnn_lower.targets.native_support import RIGHT, UNKNOWN
+from rnn_lower.targeting import Target
+from rnn_lower.targeting.native_support import RIGHT, UNKNOWN
 
 LOOPS = ("Loop", "Scan")
 
@@ -64,10 +64,20 @@ Try = Callable[[RecurrentNode], str | None]
 """Lowers a recurrent node on a copy, for nothing but the error."""
 
 
-def lint(model: ir.Model, target: Target, facts: Facts, attempt: Try) -> LintReport:
+Mends = Callable[[], Mapping[str, tuple[str, bool]]]
+"""What mends each loop, by its name, and whether a command does."""
+
+
+def lint(model: ir.Model, target: Target, facts: Facts, attempt: Try, mends: Mends = dict) -> LintReport:
     """A report of every node of a model that a target does not support, recurrent ones by what was measured."""
     count = sum(len(list(scope.graph)) for scope in scopes(model))
-    return LintReport(target.name, target.status, tuple(unsupported(model, target, facts, attempt)), count)
+    found = list(unsupported(model, target, facts, attempt))
+    loops = mends() if any(one.op in LOOPS for one in found) else {}
+    for index, one in enumerate(found):
+        if one.op in LOOPS and one.node in loops:
+            mend, serves = loops[one.node]
+            found[index] = dataclasses.replace(one, mend=mend, lowering_mends=serves)
+    return LintReport(target.name, target.status, tuple(found), count)
 
 
 def unsupported(model: ir.Model, target: Target, facts: Facts, attempt: Try | None = None) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rnn_lower.errors import RnnLowerError, public
 from rnn_lower.modelio.files import Progress
-from rnn_lower.targets import find_target
-from rnn_lower.targets.probe import results as judging
-from rnn_lower.targets.probe import writing
-from rnn_lower.targets.probe.manifest import Manifest, read_manifest
-from rnn_lower.targets.probe.report import KitReport, make_report
+from rnn_lower.targeting import find_target
+from rnn_lower.targeting.probe import results as judging
+from rnn_lower.targeting.probe import writing
+from rnn_lower.targeting.probe.manifest import Manifest, read_manifest
+from rnn_lower.targeting.probe.report import KitReport, make_report
 
 
 @public

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.targets.probe.manifest import KitCase, Manifest, Tensor
+from rnn_lower.targeting.probe.manifest import KitCase, Manifest, Tensor
 
 RIGHT, WRONG, ERROR = "right", "wrong", "error"
 

@@ -23,10 +23,10 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import nodes as all_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
-from rnn_lower.targets import Target
-from rnn_lower.targets.probe.features import FEATURES, suited
-from rnn_lower.targets.probe.manifest import FUSED, TARGET, KitCase, Manifest, Refused, Tensor
-from rnn_lower.targets.probe.onenode import Case, build
+from rnn_lower.targeting import Target
+from rnn_lower.targeting.probe.features import FEATURES, suited
+from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest, Refused, Tensor
+from rnn_lower.targeting.probe.onenode import Case, build
 
 LIMIT = 1e-4
 """The largest absolute difference, in float32, that counts as right."""
@@ -59,7 +59,7 @@ def _chosen(only: Sequence[str]) -> list[str]:
     for pattern in only:
         if not fnmatch.filter(FEATURES, pattern):
             near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4) or list(FEATURES)[:3]
-            raise RnnLowerError(f"--only {pattern}: no feature is called so; there are {', '.join(map(repr, near))}")
+            raise RnnLowerError(f"--include {pattern}: no feature is called so; there are {', '.join(map(repr, near))}")
     return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, one) for one in only)]
 
 

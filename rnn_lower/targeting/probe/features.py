@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rnn_lower.lowering.node import ATTRIBUTES, OPERATORS
-from rnn_lower.targets import Target
-from rnn_lower.targets.probe.onenode import Case
+from rnn_lower.targeting import Target
+from rnn_lower.targeting.probe.onenode import Case
 
 SMALL: dict[str, Any] = {"opset": 17, "T": 5, "N": 2, "I": 3, "H": 4}
 

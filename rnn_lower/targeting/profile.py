@@ -12,7 +12,7 @@ from rnn_lower.builder.versions import exists
 from rnn_lower.errors import Requirement
 from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.lowering.lowering import ARITHMETIC
-from rnn_lower.targets.native_support import RIGHT, Measured, Verdict, verdict
+from rnn_lower.targeting.native_support import RIGHT, Measured, Verdict, verdict
 
 if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode

@@ -17,8 +17,8 @@ from rnn_lower import foreign
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.options import FORMS, OP_TYPES
-from rnn_lower.targets.native_support import Measured
-from rnn_lower.targets.profile import Target
+from rnn_lower.targeting.native_support import Measured
+from rnn_lower.targeting.profile import Target
 from rnn_lower.tune import REWRITES
 
 if sys.version_info >= (3, 11):
@@ -287,6 +287,8 @@ class _Files(Mapping[str, Target]):
 
 
 TARGETS: Mapping[str, Target] = _Files(Path(__file__).parent)
+ALIASES = {"tflite": "onnx2tf", "litert": "onnx2tf", "ort": "onnxruntime", "vela": "ethos-u", "tensorrt-dla": "dla"}
+"""Other names of targets, by what is converted or by the tool."""
 
 
 def _of_version(name: str) -> Target | None:
@@ -313,9 +315,10 @@ def find_target(name: str | None) -> Target:
         return load_target(Path(name))
     if name is None:
         return NO_TARGET
-    wanted = str(name).lower()
+    wanted = ALIASES.get(str(name).lower(), str(name).lower())
     target = TARGETS.get(wanted) or _of_version(wanted)
     if target is None:
-        near = difflib.get_close_matches(wanted, TARGETS, 3) or list(TARGETS)
-        raise RnnLowerError(f"unknown target '{name}'; known are {', '.join(near)}, or the path of a .toml file")
+        near = difflib.get_close_matches(wanted, [*TARGETS, *ALIASES], 3)
+        similar = f"; similar names: {', '.join(near)}" if near else ""
+        raise RnnLowerError(f"unknown target '{name}'{similar}; `rnn-lower targets` lists all, or name a .toml file")
     return target

@@ -1,0 +1,183 @@
+"""What a value is while a loop is unrolled, before any node computes it.
+
+A number that is known (`np.ndarray`) folds. One step of a sequence (`Row`) is cut out only where a node reads it, and
+what a step does to its row alone is done to all rows at once. A list that steps write into (`Table`) is the rows that
+it holds: exporters write such lists by ScatterND, ScatterElements, or by Concat and Slice, at each step anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import Constant, from_tensor, known_tensor
+from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.shapes.shape_info import Facts
+
+FEW = 1 << 20
+"""Elements up to which constants are computed with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What lies at an index of axis 0 of a value of `count` rows."""
+
+    source: ir.Value
+    index: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """A value whose axis 0 holds these."""
+
+    rows: tuple[Item, ...]
+
+
+Item: TypeAlias = "ir.Value | np.ndarray | Row | Table | None"
+
+
+class Items:
+    """Makes values of items, each once. ranks: of values that were written here."""
+
+    def __init__(self, b: GraphBuilder, facts: Facts) -> None:
+        self.b, self._facts = b, facts
+        self.ranks: dict[ir.Value, int] = {}
+        self._made: dict[Any, ir.Value] = {}
+        self._parts: dict[ir.Value, list[Any]] = {}
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+
+    def array(self, item: Item) -> np.ndarray | None:
+        """The numbers of an item, where they are known and few."""
+        if isinstance(item, Table):
+            rows = [self.array(row) for row in item.rows]
+            known = [row for row in rows if row is not None]
+            return np.stack(known) if len(known) == len(rows) and rows else None
+        if not isinstance(item, ir.Value):
+            return item if isinstance(item, np.ndarray) else None
+        tensor = known_tensor(item)
+        return np.asarray(tensor.numpy()) if tensor is not None and tensor.size <= FEW else None
+
+    def is_constant(self, item: Item) -> bool:
+        return isinstance(item, np.ndarray) or (isinstance(item, ir.Value) and known_tensor(item) is not None)
+
+    def rank(self, item: Item) -> int | None:
+        if isinstance(item, Row):
+            rank = self.rank(item.source)
+            return None if rank is None else rank - 1
+        if isinstance(item, ir.Value):
+            shape = None if item in self.ranks else self._facts.shape(item)
+            return self.ranks.get(item) if shape is None else len(shape)
+        return item.ndim if isinstance(item, np.ndarray) else None
+
+    def shape(self, item: Item) -> tuple[int, ...] | None:
+        """All sizes of an item, where all are known."""
+        if isinstance(item, np.ndarray):
+            return item.shape
+        if isinstance(item, Row):
+            whole = self.shape(item.source)
+            return None if whole is None else whole[1:]
+        declared = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
+        sizes = tuple(size for size in declared or () if isinstance(size, int))
+        return sizes if declared is not None and len(sizes) == len(declared) else None
+
+    def count(self, item: Item) -> int | None:
+        """How many rows lie on axis 0, where that is known."""
+        if isinstance(item, Table):
+            return len(item.rows)
+        if isinstance(item, np.ndarray):
+            return len(item) if item.ndim else None
+        declared = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
+        return declared[0] if declared and isinstance(declared[0], int) else None
+
+    def rows(self, item: Item) -> tuple[Item, ...] | None:
+        """The rows of an item as items of their own."""
+        if isinstance(item, Table):
+            return item.rows
+        if isinstance(item, np.ndarray) and item.ndim:
+            return tuple(item)  # np.ndarray of each row
+        count = self.count(item)
+        return (
+            tuple(Row(item, index, count) for index in range(count))
+            if isinstance(item, ir.Value) and count is not None
+            else None
+        )
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def value(self, item: Item) -> ir.Value | None:
+        """The value of an item; written where it is asked for first."""
+        if item is None or isinstance(item, ir.Value):
+            return item
+        key = key_of(item)
+        if key not in self._made:
+            if isinstance(item, Row):
+                self._made[key] = self._row(item)
+            elif isinstance(item, Table):
+                self._made[key] = self._table(item)
+            else:
+                self._made[key] = self._constant(np.asarray(item))
+        return self._made[key]
+
+    def _constant(self, array: np.ndarray) -> ir.Value:
+        tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape))
+        digest = Constant(repr(key_of(array)).encode(), array.shape, tensor.dtype, lambda: array)
+        value = self.b.value(digest)
+        assert value is not None
+        return value
+
+    def _row(self, row: Row) -> ir.Value:
+        """Cut out of the source, which one Split serves for all rows."""
+        if row.source not in self._parts:
+            names = [f"{row.source.name}_{index}" for index in range(row.count)]
+            self._parts[row.source] = self.b.split(row.source, 0, [1] * row.count, names)
+        return _written(self.b.squeeze(self._parts[row.source][row.index], [0], f"{row.source.name}_row"))
+
+    def _table(self, table: Table) -> ir.Value:
+        parts: list[ir.Value] = []
+        for run in _runs(table.rows):
+            first = run[0]
+            if isinstance(first, Row) and len(run) == first.count:
+                parts.append(first.source)
+            elif isinstance(first, Row) and len(run) > 1:
+                parts.append(_written(self.b.slice(first.source, 0, first.index, first.index + len(run))))
+            elif isinstance(first, np.ndarray):
+                parts.append(self._constant(np.stack([np.asarray(row) for row in run])))
+            else:
+                parts += [_written(self.b.unsqueeze(self.value(row), [0])) for row in run]
+        return parts[0] if len(parts) == 1 else _written(self.b.concat(parts, 0, "rows"))
+
+    def weight(self, tensor: ir.TensorProtocol) -> Item:
+        """An initializer of a body: its numbers, or, where these are many, an initializer of the model."""
+        return np.asarray(tensor.numpy()) if tensor.size <= FEW else self.b.value(from_tensor(tensor))
+
+
+def _written(operand: Any) -> ir.Value:
+    assert isinstance(operand, ir.Value)
+    return operand
+
+
+def _runs(rows: Sequence[Item]) -> list[list[Item]]:
+    """Rows that follow each other in one source, and those that are known, together."""
+    runs: list[list[Item]] = []
+    for row in rows:
+        last = runs[-1][-1] if runs else None
+        follows = isinstance(row, Row) and isinstance(last, Row) and row == Row(last.source, last.index + 1, row.count)
+        known = isinstance(row, (np.ndarray, np.generic)) and isinstance(last, (np.ndarray, np.generic))
+        if follows or known:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def key_of(item: Item) -> Any:
+    """What equal items have in common."""
+    if isinstance(item, (np.ndarray, np.generic)):
+        return ("numbers", str(item.dtype), item.shape, item.tobytes())
+    return ("table", *map(key_of, item.rows)) if isinstance(item, Table) else item

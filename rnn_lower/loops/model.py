@@ -1,0 +1,133 @@
+"""All loops of a model, unrolled in place, innermost counts following from outer steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx_ir import convenience
+
+from rnn_lower.builder.constants import ConstantPool
+from rnn_lower.builder.graph_builder import GraphBuilder, detach
+from rnn_lower.builder.names import Names
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import Scope, nodes, said, taken_names, with_bodies
+from rnn_lower.loops.simplify import simplify
+from rnn_lower.loops.unrolling import LOOPS, NotCountedError, Unroller
+from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
+from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.transforms.fold import fold
+
+MARK = "rnn_lower.loop"
+"""The metadata that names the loop of which an emitted node is a step."""
+
+ROUNDS = 8
+"""How often unrolling may tell the trip counts of further loops; each takes one level of loops in loops."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A loop that stays as it is, and why."""
+
+    node: ir.Node
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{describe(self.node)} in the {self.path}: {self.why}"
+
+
+def describe(node: ir.Node) -> str:
+    return f"{node.op_type} '{node.name or next((value.name for value in node.outputs if value.name), '')}'"
+
+
+def loops(model: ir.Model) -> Iterator[tuple[ir.Node, Scope]]:
+    """The Loop and Scan nodes of a model, wherever they are."""
+    for node, scope in nodes(model):
+        if node.op_type in LOOPS and node.domain in DEFAULT_DOMAINS and node.op_identifier() not in model.functions:
+            yield node, scope
+
+
+def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Kept]]:
+    """Unroll what can be, in place: the loops that are gone, and those that stay. Constants are folded on the way.
+
+    max_nodes: how many may be written.
+    """
+    fold(model)
+    done, kept = list[str](), list[Kept]()
+    for _ in range(ROUNDS):
+        for node, _ in loops(model):
+            _split_gemms(node.attributes["body"].as_graph())
+        facts, names, count = Facts(model).settled(), Names(taken_names(model)), len(done)
+        pool, gone, kept = ConstantPool(names, model.ir_version < 4), set[ir.Node](), []
+        for node, scope in list(loops(model)):
+            if node in gone:
+                continue
+            try:
+                if scope.in_function:
+                    raise NotCountedError("it is in a function of another opset; convert the model first (--opset N)")
+                inside = list(with_bodies([node]))
+                max_nodes -= _unroll(node, scope, GraphBuilder(
+                    scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type,
+                    {MARK: describe(node)}), facts, max_nodes)  # fmt: skip
+                gone.update(inside)
+                done.append(describe(node))
+            except NotCountedError as error:
+                kept.append(Kept(node, scope.path, _with_advice(str(error), model)))
+        for value in pool.initializers:
+            model.graph.register_initializer(value)
+        if len(done) == count:
+            break
+        fold(model)
+        simplify(model)
+    return done, kept
+
+
+def _split_gemms(body: ir.Graph) -> None:
+    """Products and sums in the place of Gemm, which all steps share where they are of X alone."""
+    for node in list(body):
+        alpha, beta = (said(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
+        if node.op_type != "Gemm" or node.domain != "" or alpha != 1 or beta not in (0, 1):
+            continue
+        factors = []
+        for value, flag in zip(node.inputs[:2], ("transA", "transB"), strict=True):
+            turned = said(node, flag, ir.AttributeType.INT, 0)
+            factors.append(ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", [1, 0])]) if turned else value)
+        made = [one for one in factors if isinstance(one, ir.Node)]
+        made.append(ir.Node("", "MatMul", [one.outputs[0] if isinstance(one, ir.Node) else one for one in factors]))
+        if len(node.inputs) > 2 and node.inputs[2] is not None and beta == 1:
+            made.append(ir.Node("", "Add", [made[-1].outputs[0], node.inputs[2]]))
+        for index, one in enumerate(made[:-1]):
+            one.outputs[0].name = f"{node.outputs[0].name}/part_{index}"
+        convenience.replace_nodes_and_values(body, node, [node], made, node.outputs, made[-1].outputs)
+
+
+def _with_advice(why: str, model: ir.Model) -> str:
+    """Why a loop stays, with the sizes that would tell more, as `--dim` names them."""
+    free = list(dict.fromkeys(name for *_, name in free_dims(declared_shapes(model))))
+    if not free or "--" in why or "sequence" in why.split(",")[0].split()[-1:]:
+        return why
+    return f"{why}; fix sizes of the inputs ({', '.join(f'--dim {name}=N' for name in free[:4])})"
+
+
+def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, facts: Facts, left: int) -> int:
+    """Put the steps of a loop in its place; how many nodes these are."""
+    unroller = Unroller(b, facts, left)
+    try:
+        results = unroller.results(node, {})
+        pairs = [(old, unroller.items.value(item)) for old, item in zip(node.outputs, results, strict=True)
+                 if old.uses() or old.is_graph_output()]  # fmt: skip
+    except NotCountedError:
+        detach(b.nodes)
+        raise
+    written = {value for new in b.nodes for value in new.outputs}
+    olds, news = [], []
+    for old, new in pairs:
+        if new not in written or new in news:
+            new = b.op("Identity", new, name=str(old.name))
+        new.type = old.type or (None if new is None else new.type)
+        olds.append(old)
+        news.append(new)
+    convenience.replace_nodes_and_values(scope.graph, node, [node], b.nodes, olds, news)
+    return len(b.nodes)

@@ -1,0 +1,174 @@
+"""What unrolled steps have in common, written once: slices that are one Split, rows cut and stacked by one Reshape."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import convenience
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from rnn_lower.builder.constants import ConstantPool, known_tensor
+from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.builder.names import Names
+from rnn_lower.ir.walk import Scope, scopes, taken_names
+from rnn_lower.lowering.node import Dim
+from rnn_lower.shapes.shape_info import Facts
+
+
+def simplify(model: ir.Model) -> None:
+    """Rewrite the nodes of a model, in place."""
+    facts, names = Facts(model).settled(), Names(taken_names(model))
+    pool = ConstantPool(names, model.ir_version < 4)
+    for scope in scopes(model):
+        _drop_identities(scope.graph)
+        rewriter = _Rewriter(scope, facts, names, pool)
+        rewriter.merge_slices()
+        for node in list(scope.graph):
+            if node.op_type == "Split":
+                rewriter.cut_rows(node)
+            elif node.op_type == "Concat":
+                rewriter.stack_rows(node)
+    for value in pool.initializers:
+        model.graph.register_initializer(value)
+    RemoveUnusedNodesPass()(model)
+
+
+def _drop_identities(graph: ir.Graph | ir.Function) -> None:
+    """Let readers of what an Identity passes on read it themselves; outputs keep theirs, and with it their name."""
+    for node in list(graph):
+        if node.op_type == "Identity" and node.domain == "" and not node.outputs[0].is_graph_output():
+            source = node.inputs[0]
+            if source is not None:
+                node.outputs[0].replace_all_uses_with(source)
+                graph.remove(node, safe=True)
+
+
+class _Rewriter:
+    """Rewrites the nodes of one graph."""
+
+    def __init__(self, scope: Scope, facts: Facts, names: Names, pool: ConstantPool) -> None:
+        self._scope, self._facts, self._names, self._pool = scope, facts, names, pool
+
+    def _builder(self, node: ir.Node) -> GraphBuilder:
+        return GraphBuilder(
+            self._scope.opset, ir.DataType.FLOAT, self._names, self._pool, node.name or node.op_type,
+            dict(node.metadata_props),
+        )  # fmt: skip
+
+    def _replace(
+        self, at: ir.Node, gone: Sequence[ir.Node], b: GraphBuilder, old: Sequence[ir.Value], new: Sequence[ir.Value]
+    ) -> None:
+        convenience.replace_nodes_and_values(self._scope.graph, at, gone, b.nodes, old, new)
+
+    def merge_slices(self) -> None:
+        """One Split in the place of slices of a value that lie side by side and leave nothing out."""
+        groups: dict[tuple[ir.Value, int], dict[tuple[int, int], list[ir.Node]]] = collections.defaultdict(dict)
+        for node in self._scope.graph:
+            cut = self._cut(node) if node.op_type == "Slice" and node.domain == "" else None
+            if cut is not None:
+                value, axis, start, end = cut
+                groups[value, axis].setdefault((start, end), []).append(node)
+        for (value, axis), cuts in groups.items():
+            ranges = sorted(cuts)
+            shape = self._facts.shape(value) or ()
+            whole = ranges[0][0] == 0 and ranges[-1][1] == shape[axis]
+            if len(ranges) < 2 or not whole or any(a[1] != b[0] for a, b in itertools.pairwise(ranges)):
+                continue
+            nodes = [node for each in ranges for node in cuts[each]]
+            first = next(node for node in self._scope.graph if node in nodes)
+            b = self._builder(first)
+            parts = b.split(
+                value, axis, [end - start for start, end in ranges], [f"part_{k}" for k in range(len(ranges))]
+            )
+            pairs = [(node.outputs[0], part) for each, part in zip(ranges, parts, strict=True) for node in cuts[each]]
+            if any(old.is_graph_output() for old, _ in pairs):
+                continue
+            self._scope.graph.insert_before(first, b.nodes)  # type: ignore[union-attr]
+            for old, new in pairs:
+                assert isinstance(new, ir.Value)
+                old.replace_all_uses_with(new)
+            self._scope.graph.remove(nodes, safe=True)
+
+    def _cut(self, node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
+        """What a Slice cuts: the value, the one axis, from where and up to where."""
+        value, shape = node.inputs[0], None if node.inputs[0] is None else self._facts.shape(node.inputs[0])
+        numbers = [_integers(one) for one in node.inputs[1:]]
+        if value is None or shape is None or len(numbers) < 2 or None in numbers:
+            return None
+        starts, ends = numbers[:2]
+        axes = numbers[2] if len(numbers) > 2 else list(range(len(starts or ())))
+        if len(numbers) > 3 and set(numbers[3] or ()) != {1}:
+            return None
+        cuts = []
+        for axis, start, end in zip(axes or (), starts or (), ends or (), strict=True):
+            size = shape[axis]
+            if isinstance(size, int):
+                low, high, _ = slice(start, end).indices(size)
+                if (low, high) != (0, size):
+                    cuts.append((axis % len(shape), low, high))
+            elif start != 0 or end < 2**31 - 1:
+                return None
+        return (value, *cuts[0]) if len(cuts) == 1 and cuts[0][1] < cuts[0][2] else None
+
+    def cut_rows(self, node: ir.Node) -> None:
+        """Rows [N, K] of [T, N, K] as parts of [T * N, K], which take no Squeeze each."""
+        value, parts = node.inputs[0], node.outputs
+        shape = None if value is None else self._facts.shape(value)
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        users = [user for part in parts for user, _ in part.uses()]
+        if shape is None or len(shape) < 2 or axis or shape[0] != len(parts) or len(parts) < 2:
+            return
+        plain = all(user.op_type == "Squeeze" and self._axes(user) == [0] for user in users)
+        rest = _sizes(shape[2:])
+        if not plain or not users or not isinstance(shape[1], int) or not shape[1] or rest is None:
+            return
+        b = self._builder(node)
+        rows = b.reshape(value, [shape[0] * shape[1], *rest], "rows")
+        new = b.split(rows, 0, [shape[1]] * len(parts), [f"t{k}" for k in range(len(parts))])
+        if any(user.outputs[0].is_graph_output() for user in users):
+            return
+        self._scope.graph.insert_before(node, b.nodes)  # type: ignore[union-attr]
+        for part, row in zip(parts, new, strict=True):
+            for user, _ in list(part.uses()):
+                assert isinstance(row, ir.Value)
+                user.outputs[0].replace_all_uses_with(row)
+                self._scope.graph.remove(user, safe=True)
+        self._scope.graph.remove(node, safe=True)
+
+    def stack_rows(self, node: ir.Node) -> None:
+        """Rows [N, K] joined to [T * N, K] and then shaped, which take no Unsqueeze each."""
+        makers = [None if value is None else value.producer() for value in node.inputs]
+        if node.attributes["axis"].as_int() != 0 or len(makers) < 2:
+            return
+        rows = [maker.inputs[0] for maker in makers if maker is not None and maker.op_type == "Unsqueeze"
+                and self._axes(maker) == [0]]  # fmt: skip
+        shapes = {self._facts.shape(row) for row in rows if row is not None}
+        (shape,) = shapes if len(shapes) == 1 else (None,)
+        sizes = None if not shape else _sizes(shape)
+        if len(rows) < len(makers) or sizes is None:
+            return
+        b = self._builder(node)
+        made = b.reshape(b.concat(rows, 0, "rows"), [len(rows), *sizes], "stacked")
+        assert isinstance(made, ir.Value)
+        made.type = node.outputs[0].type
+        self._replace(node, [node], b, node.outputs, [made])
+
+    def _axes(self, node: ir.Node) -> list[int] | None:
+        if "axes" in node.attributes:
+            return list(node.attributes["axes"].as_ints())
+        return _integers(node.inputs[1]) if len(node.inputs) > 1 else None
+
+
+def _integers(value: ir.Value | None) -> list[int] | None:
+    tensor = known_tensor(value)
+    return None if tensor is None else [int(number) for number in np.ravel(tensor.numpy())]
+
+
+def _sizes(shape: Sequence[Dim]) -> list[int] | None:
+    """Sizes for a Reshape, of which one may be unknown."""
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    return sizes if sizes.count(-1) < 2 and 0 not in sizes else None

@@ -1,0 +1,352 @@
+"""A Loop or Scan whose steps are counted before it runs, as one copy of its body for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import known_tensor
+from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import said, subgraphs, with_bodies
+from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of
+from rnn_lower.loops.rules import RULES, Call, of_all_rows
+from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.transforms.evaluate import evaluate
+
+LOOPS = ("Loop", "Scan")
+RANDOM = (
+    "Bernoulli",
+    "Dropout",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+)
+"""Operators of which two equal nodes give two values."""
+
+SCAN_WITHOUT_BATCH = 9
+
+Env = Mapping[ir.Value, Item]
+
+
+class NotCountedError(UnsupportedError):
+    """How often a loop runs is not known before it runs, or its steps cannot be told apart; the message says which."""
+
+
+class Unroller:
+    """Writes the steps of one loop into `b`. Raises NotCountedError; what is written then must be dropped.
+
+    left: how many nodes may be written.
+    """
+
+    def __init__(self, b: GraphBuilder, facts: Facts, left: int) -> None:
+        self.b, self._facts, self._left = b, facts, left
+        self.items = Items(b, facts)
+        self._known: dict[Any, list[Item]] = {}
+        self._written: dict[Any, list[Item]] = {}
+        self._steps = 1
+        self._varying: set[ir.Value] = set()
+
+    def results(self, node: ir.Node, env: Env) -> list[Item]:
+        """What the outputs of a Loop or Scan are."""
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
+                raise NotCountedError(
+                    "it carries a sequence, whose length no node tells; export with tensors as states"
+                )
+        results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
+        if len(results) != len(node.outputs):
+            raise NotCountedError(f"its body gives {len(results)} values, and it has {len(node.outputs)} outputs")
+        return results
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def _loop(self, node: ir.Node, env: Env) -> list[Item]:
+        trips, going, *states = self._inputs(node, env)
+        body = node.attributes["body"].as_graph()
+        limit = None if trips is None else self.items.array(trips)
+        if trips is not None and limit is None and _is_always_true(body):
+            raise NotCountedError("its trip count is not known")
+        if limit is not None and (limit.dtype.kind not in "iu" or limit.size != 1):
+            raise NotCountedError("its trip count is no integer")
+        count = None if limit is None else max(0, int(limit.item()))
+        self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
+        if len(body.outputs) <= len(states):
+            raise NotCountedError(f"its body gives {len(body.outputs)} values for {len(states)} states")
+        stacked: list[list[Item]] = [[] for _ in body.outputs[1 + len(states) :]]
+        step = 0
+        before = len(self.b.nodes)
+        while count is None or step < count:
+            known = True if going is None else self.items.array(going)
+            if known is None:
+                raise NotCountedError(
+                    "its condition depends on data or on sizes that are not known" if step == 0 or count is None
+                    else f"step {step} may end it by a condition that depends on data"
+                )  # fmt: skip
+            if not np.all(known):
+                break
+            self._check(step, count, before)
+            self._steps = count or step + 1
+            numbers: list[Item] = [np.array(step, np.int64), np.array(True)]
+            going, *results = self._step(body, [*numbers, *states], env, step)
+            states, outputs = results[: len(states)], results[len(states) :]
+            for rows, output in zip(stacked, outputs, strict=True):
+                rows.append(output)
+            step += 1
+        return [
+            *states,
+            *(self._stack(rows, 0, out) for rows, out in zip(stacked, body.outputs[1 + len(states) :], strict=True)),
+        ]
+
+    def _scan(self, node: ir.Node, env: Env) -> list[Item]:
+        if self.b.opset < SCAN_WITHOUT_BATCH or "directions" in node.attributes:
+            raise NotCountedError("it is a Scan of version 8; convert the model first (--opset 9 or newer)")
+        inputs, body = self._inputs(node, env), node.attributes["body"].as_graph()
+        sequences_count = node.attributes["num_scan_inputs"].as_int()
+        states, sequences = inputs[: len(inputs) - sequences_count], inputs[len(inputs) - sequences_count :]
+        read, write = (
+            [said(node, f"scan_{side}put_{what}", ir.AttributeType.INTS, None) for what in ("axes", "directions")]
+            for side in ("in", "out")
+        )
+        rows = [self._sequence(item, (read[0] or [0] * sequences_count)[k]) for k, item in enumerate(sequences)]
+        counts = {len(each) for each in rows}
+        if len(counts) != 1:
+            raise NotCountedError(f"its sequences are of several lengths, {sorted(counts)}")
+        (count,) = counts
+        self._steps = count
+        self._varying |= {*_changed(body.inputs[: len(states)], body.outputs)}
+        stacked: list[list[Item]] = [[] for _ in body.outputs[len(states) :]]
+        before = len(self.b.nodes)
+        for step in range(count):
+            self._check(step, count, before)
+            each = [row[count - 1 - step if read[1] and read[1][k] else step] for k, row in enumerate(rows)]
+            results = self._step(body, [*states, *each], env, step)
+            states, outputs = results[: len(states)], results[len(states) :]
+            for kept, output in zip(stacked, outputs, strict=True):
+                kept.append(output)
+        outputs = []
+        for k, (kept, out) in enumerate(zip(stacked, body.outputs[len(states) :], strict=True)):
+            ordered = kept[::-1] if write[1] and write[1][k] else kept
+            outputs.append(self._stack(ordered, write[0][k] if write[0] else 0, out))
+        return [*states, *outputs]
+
+    def _sequence(self, item: Item, axis: int) -> Sequence[Item]:
+        """The rows of a sequence along an axis."""
+        rank = self.items.rank(item)
+        if axis and rank is None:
+            raise NotCountedError("the rank of a sequence is not known")
+        if not axis or axis % (rank or 1) == 0:
+            rows = self.items.rows(item)
+            if rows is None:
+                raise NotCountedError("the length of its sequences is not known")
+            return rows
+        order = [axis % rank, *(other for other in range(rank) if other != axis % rank)]  # type: ignore[operator, arg-type]
+        known = self.items.array(item)
+        if known is not None:
+            return tuple(np.transpose(known, order))
+        sizes = self._facts.shape(item) if isinstance(item, ir.Value) else self.items.shape(item)
+        length = None if sizes is None else sizes[axis]
+        if not isinstance(length, int):
+            raise NotCountedError("the length of its sequences is not known")
+        first = self.b.transpose(self.items.value(item), order, "steps_first")
+        assert isinstance(first, ir.Value)
+        self.items.ranks[first] = len(order)
+        return tuple(Row(first, index, length) for index in range(length))
+
+    def _stack(self, rows: Sequence[Item], axis: int, output: ir.Value) -> Item:
+        """What is stacked of all steps, on an axis. output: of the body."""
+        if not rows:
+            shape, dtype = self._facts.verified_shape(output), self._facts.dtype(output)
+            sizes = [size for size in shape or () if isinstance(size, int)]
+            if axis or dtype is None or shape is None or len(sizes) < len(shape):
+                raise NotCountedError(f"it runs no step, and the shape of '{output.name}' is not known")
+            return np.zeros((0, *sizes), dtype.numpy())
+        if not axis:
+            return Table(tuple(rows))
+        rank = self.items.rank(rows[0])
+        shape = self._facts.shape(output) if rank is None else None
+        rank = rank if shape is None else len(shape)
+        if axis < 0 and rank is None:
+            raise NotCountedError(f"the rank of '{output.name}', which it stacks on axis {axis}, is not known")
+        axis = axis if axis >= 0 else axis + (rank or 0) + 1
+        parts = [self.b.unsqueeze(self.items.value(row), [axis]) for row in rows]
+        joined = self.b.concat(parts, axis, "stacked")
+        assert isinstance(joined, ir.Value)
+        return joined
+
+    def _check(self, step: int, count: int | None, before: int) -> None:
+        """Raise when the steps take too many nodes, estimated from the first two."""
+        written = len(self.b.nodes) - before
+        estimate = written if step < 2 or count is None else written * count // step
+        if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._left:
+            steps = f"{count} steps" if count is not None else f"more than {step} steps"
+            raise NotCountedError(
+                f"unrolling {steps} takes about {max(estimate, count or step)} nodes, {self._left} are left of the"
+                " limit (--max-nodes N)"
+            )
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def _inputs(self, node: ir.Node, env: Env) -> list[Item]:
+        return [None if value is None else env.get(value, value) for value in node.inputs]
+
+    def _step(self, body: ir.Graph, arguments: Sequence[Item], env: Env, step: int) -> list[Item]:
+        if len(arguments) != len(body.inputs):
+            raise NotCountedError(f"its body has {len(body.inputs)} inputs and gets {len(arguments)}")
+        with self.b.scope(f"t{step}"):
+            return self._body(body, {**env, **dict(zip(body.inputs, arguments, strict=True))})
+
+    def _body(self, body: ir.Graph, env: Env) -> list[Item]:
+        inner = dict(env)
+        for value in body.initializers.values():
+            if value not in inner and value.const_value is not None:
+                inner[value] = self.items.weight(value.const_value)
+        for node in body:
+            results = self._node(node, inner)
+            if self._varies(node) or any(subgraphs(node)):
+                self._varying.update(node.outputs)
+            inner.update(zip(node.outputs, results, strict=False))
+        return [inner.get(value, value) for value in body.outputs]
+
+    def _node(self, node: ir.Node, env: Env) -> Sequence[Item]:
+        own = node.domain in DEFAULT_DOMAINS
+        inputs = self._inputs(node, env)
+        if own and node.op_type in LOOPS and self._is_counted(node, inputs):
+            return self.results(node, env)
+        if own and node.op_type == "If":
+            condition = self.items.array(inputs[0])
+            if condition is not None:
+                branch = "then_branch" if np.all(condition) else "else_branch"
+                return self._body(node.attributes[branch].as_graph(), env)
+        if any(subgraphs(node)):
+            return self._copied(node, inputs, env)
+        key = None if node.op_type in RANDOM else (node, *map(key_of, inputs))
+        if own and key is not None:
+            if key in self._written:
+                return self._written[key]
+            call = Call(node, inputs, self.items)
+            results = self._evaluated(node, inputs)
+            if results is None and node.op_type in RULES and (item := RULES[node.op_type](call)) is not None:
+                results = [item]
+            if results is None and not self._varies(node):
+                results = of_all_rows(call, self._steps, self.b.opset)
+            if results is not None:
+                self._written[key] = results
+                return results
+        copied = self._copied(node, inputs, env)
+        if key is not None:
+            self._written[key] = copied
+        return copied
+
+    def _varies(self, node: ir.Node) -> bool:
+        """Whether a node reads what steps hand on to each other, but for the index of a row."""
+        read = node.inputs[:1] if node.op_type in ("Gather", "Slice") else node.inputs
+        return any(value in self._varying for value in read)
+
+    def _is_counted(self, node: ir.Node, inputs: Sequence[Item]) -> bool:
+        """Whether the trip count of a loop in a loop is known in this step; sizes may be known when it is written."""
+        if node.op_type == "Scan":
+            return self.items.count(inputs[-1]) is not None
+        limit, going = inputs[:2]
+        counted = limit is not None and self.items.array(limit) is not None
+        return counted and (going is None or self.items.array(going) is not None)
+
+    def _evaluated(self, node: ir.Node, inputs: Sequence[Item]) -> list[Item] | None:
+        """The results where all inputs are known, and neither is large."""
+        if node.op_type == "Constant":
+            tensor = known_tensor(node.outputs[0])
+            return None if tensor is None else [self.items.weight(tensor)]
+        arrays = [None if item is None else self.items.array(item) for item in inputs]
+        if not inputs or any(array is None and item is not None for array, item in zip(arrays, inputs, strict=True)):
+            return None
+        names = [f"in{index}" if item is not None else "" for index, item in enumerate(inputs)]
+        proto = ir.to_proto(node)
+        del proto.input[:]
+        proto.input.extend(names)
+        wanted = [str(value.name) for value in node.outputs if value.name]
+        feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+        try:
+            computed = evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", self.b.opset)])
+        except Exception:  # whatever onnx's evaluator stumbles over is left to the runtime
+            return None
+        if sum(array.size for array in computed) > FEW or any(array.dtype.kind not in "biuf" for array in computed):
+            return None
+        outputs = iter(computed)
+        return [np.asarray(next(outputs)) if value.name else None for value in node.outputs]
+
+    def _copied(self, node: ir.Node, inputs: Sequence[Item], env: Env) -> list[Item]:
+        """A copy of a node, with bodies of its own in which outer values are those of the step."""
+        outputs: list[ir.Value] = []
+        for value in node.outputs:
+            outputs.append(self.b.new_value(str(value.name)) if value.name else ir.Value(name=""))
+            outputs[-1].type = value.type
+        copy = ir.Node(
+            node.domain, node.op_type, [self.items.value(item) for item in inputs],
+            [self._attribute(attribute, env) for attribute in node.attributes.values()],
+            overload=node.overload, outputs=outputs, name=self.b.unique_name(node.name or node.op_type),
+            metadata_props=dict(node.metadata_props),
+        )  # fmt: skip
+        self.b.append(copy)
+        return list(outputs)
+
+    def _attribute(self, attribute: ir.Attr, env: Env) -> ir.Attr:
+        if attribute.type != ir.AttributeType.GRAPH or attribute.is_ref():
+            return attribute
+        graph = attribute.as_graph().clone(allow_outer_scope_values=True)
+        for inner in with_bodies(graph):
+            for index, value in enumerate(inner.inputs):
+                if value is not None and value in env:
+                    inner.replace_input_with(index, self.items.value(env[value]))
+        _pass_on(graph, env, self.items)
+        self._rename(graph)
+        return ir.AttrGraph(attribute.name, graph)
+
+    def _rename(self, graph: ir.Graph) -> None:
+        """Give what a copied body defines names of its own: branches may be folded into one graph later."""
+        for value in list(graph.initializers.values()):
+            del graph.initializers[str(value.name)]
+            value.name = self.b.unique_name(str(value.name))
+            graph.initializers[value.name] = value
+        for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
+            if value.name:
+                value.name = self.b.unique_name(value.name)
+        for node in graph:
+            for _, body in subgraphs(node):
+                self._rename(body)
+
+
+def _pass_on(graph: ir.Graph, env: Env, items: Items) -> None:
+    """Let outputs of a body, and of those in it, that are outer values be those of the step."""
+    for index, value in enumerate(graph.outputs):
+        if value in env:
+            graph.outputs[index] = items.value(env[value])  # type: ignore[assignment]
+    for node in graph:
+        for _, body in subgraphs(node):
+            _pass_on(body, env, items)
+
+
+def _changed(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> Iterator[ir.Value]:
+    """The states that a step hands on as other values than it got."""
+    for before, after in zip(inputs, outputs, strict=False):
+        if behind_identity(after) is not before:
+            yield before
+
+
+def behind_identity(value: ir.Value) -> ir.Value:
+    """The value that Identity nodes pass on."""
+    while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
+def _is_always_true(body: ir.Graph) -> bool:
+    """Whether the condition that a body gives on is the one that it got."""
+    value = behind_identity(body.outputs[0])
+    return value is body.inputs[1] or known_tensor(value) is not None

@@ -1,0 +1,119 @@
+"""DynamicQuantizeLSTM of onnxruntime as DynamicQuantizeLinear, MatMulInteger and the cell of an LSTM.
+
+The kernel quantizes all rows of a batch with one scale, so that what a row holds after its end counts, too: zero, where
+Y is an output. It reverses each row within its own length. Both are done alike here, or scales would differ. On several
+threads the kernel splits the batch and quantizes each part by itself; this is what it computes on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from rnn_lower.builder.constant_operands import operand_of
+from rnn_lower.builder.constants import constant
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand
+from rnn_lower.errors import Requirement, UnmetRequirementError
+from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.lowering.cells import Cell, State, lstm_cell
+from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, Step, carry
+from rnn_lower.lowering.lowering import bias_of, initial_state, outputs_of, own_values, peepholes_of, read_sequence
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.lowering.quantized_matrix import read_quantized
+from rnn_lower.lowering.sequence_lens import Masking, is_whole, read_masking, select
+
+FIRST_OPSET = 11
+"""That of DynamicQuantizeLinear and GatherElements."""
+
+INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+def lower_quantized(node: RecurrentNode, b: GraphBuilder, form: str) -> dict[str, ir.Value]:
+    """The values that replace the outputs of a quantized node, as `lower_node`."""
+    if not node.outputs:
+        return {}
+    if b.opset < FIRST_OPSET:
+        text = f"opset {b.opset} has no DynamicQuantizeLinear; it needs {FIRST_OPSET} or newer, or --dequantize"
+        raise UnmetRequirementError(text, (Requirement(text, opsets=(FIRST_OPSET, newest_opset())),))
+    x, extent = read_sequence(b, node, form)
+    masking = None
+    if not is_whole(node):
+        masking = read_masking(b, node, lambda: b.positions(extent.seq_length()), form == "unroll")
+    results = [_direction(b, node, form, x, extent, masking, k) for k in range(node.num_directions)]
+    return own_values(b, outputs_of(b, node, masking, results))
+
+
+def _direction(
+    b: GraphBuilder, node: RecurrentNode, form: str, x: Operand, extent: Extent, masking: Masking | None, k: int
+) -> Result:
+    """Direction k, carried over time. Where rows have lengths, a reverse one runs forwards over reversed rows."""
+    reverse, H = node.directions[k], node.hidden_size
+    by_row = reverse and masking is not None
+    with b.scope("reverse" if reverse else "forward"):
+        positions = _reversed_positions(b, node, extent) if by_row else None
+        if by_row:
+            x = _gather_rows(b, x, positions, "X_reversed")
+        if masking is not None:
+            x = select(b, _within_longest(b, node, extent), x, None, "X_within")
+        projected = read_quantized(b, node, "W", k).product(b, x, "X_W")
+        inputs = [ScanInput(lambda: projected, b.dtype, (extent.static_batch, 4 * H))]
+        cell = Cell(
+            H, node.activations[k], [read_quantized(b, node, "R", k)], node.clip, P=peepholes_of(b, node, k),
+            input_forget=node.input_forget, bias=bias_of(b, node, k)[0],
+        )  # fmt: skip
+        initial, names, step = _states(b, node, cell, masking, k)
+        if masking is not None:
+            shape = (extent.static_batch, masking.columns)
+            inputs.append(ScanInput(masking.whole, masking.dtype, shape, step=masking.step))
+        name = "reverse" if reverse else "forward"
+        recurrence = Recurrence(name, step, inputs, initial, names, reverse and not by_row, "Y" in node.outputs)
+        finals, y = carry(form, b, recurrence, extent)
+        if by_row and y is not None:
+            y = _gather_rows(b, y, b.unsqueeze(positions, [1], "positions_of_Y"), "Y_reversed")
+        return (finals[-1], finals[1]) if len(finals) == 3 else finals, y
+
+
+def _states(
+    b: GraphBuilder, node: RecurrentNode, cell: Cell, masking: Masking | None, k: int
+) -> tuple[State, tuple[str, ...], Step]:
+    """The initial states, their names, and the step. With lengths a third state keeps the last h, while h is what the
+    kernel quantizes: of a row that has ended zero with Y, else the last one; at first that of empty rows, too."""
+    h, c = (initial_state(b, node, f"initial_{name}", None, k) for name in ("h", "c"))
+    if masking is None:
+        return (h, c), ("h", "c"), lambda b, inputs, state: lstm_cell(b, cell, *inputs, *state)
+    last, c = (initial_state(b, node, f"initial_{name}", masking, k) for name in ("h", "c"))
+    has_y = "Y" in node.outputs
+
+    def step(b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
+        x, mask = inputs
+        old_h, old_c, old_last = state
+        new_h, new_c = lstm_cell(b, cell, x, old_h, old_c)
+        kept = select(b, mask, new_h, old_last, "H_last")
+        h = select(b, mask, new_h, None, "H_kept") if has_y else b.op("Identity", kept, name="H_kept")
+        return h, select(b, mask, new_c, old_c, "C_kept"), kept
+
+    return (h, c, last), ("h", "c", "last_h"), step
+
+
+def _reversed_positions(b: GraphBuilder, node: RecurrentNode, extent: Extent) -> Operand:
+    """The time to read for each time and row, [seq_length, batch_size, 1]: length - 1 - t within the row, else t."""
+    lengths = b.cast(operand_of(node.inputs["sequence_lens"]), INT32, INT64, "lengths_int64")
+    column = b.unsqueeze(b.positions(extent.seq_length()), [1], "positions_column")
+    mirrored = b.op("Sub", b.op("Sub", lengths, constant(1, INT64), name="last"), column, name="mirrored")
+    within = b.less(column, lengths, "in_row")
+    return b.unsqueeze(b.op("Where", within, mirrored, column, name="row_positions"), [2], "reversed_positions")
+
+
+def _gather_rows(b: GraphBuilder, x: Operand, positions: Operand, name: str) -> Operand:
+    """x with the times of each row in another order."""
+    everywhere = b.op("Expand", positions, b.op("Shape", x, name=f"{name}_shape"), name=f"{name}_positions")
+    return b.op("GatherElements", x, everywhere, name=name, axis=0)
+
+
+def _within_longest(b: GraphBuilder, node: RecurrentNode, extent: Extent) -> Operand:
+    """Whether a time lies in the longest row; the kernel reads no X beyond it. [seq_length, 1, 1]"""
+    lengths = b.cast(operand_of(node.inputs["sequence_lens"]), INT32, INT64, "lengths_int64")
+    longest = b.op("ReduceMax", lengths, name="longest", keepdims=0)
+    within = b.less(b.positions(extent.seq_length()), longest, "before_end")
+    return b.unsqueeze(within, [1, 2], "before_end_column")

@@ -1,0 +1,64 @@
+"""A weight of DynamicQuantizeLSTM: 8-bit integers with scale and zero point, and the product that quantizes its input.
+
+onnxruntime's kernel quantizes the left side of each product as DynamicQuantizeLinear does, over all of its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constant_operands import operand_of
+from rnn_lower.builder.constants import Constant, fold
+from rnn_lower.builder.graph_builder import Factor, GraphBuilder, Operand
+from rnn_lower.lowering.node import RecurrentNode
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedMatrix(Factor):
+    """numbers: [rows, columns] of int8 or uint8.  scale, zero_point: [] or [columns].  kind: element type."""
+
+    numbers: Operand
+    scale: Operand
+    zero_point: Operand
+    kind: ir.DataType
+
+    def product(self, b: GraphBuilder, x: Operand, name: str) -> Operand:
+        """x [..., rows], quantized as it comes, times the matrix: float [..., columns]."""
+        if x is None:
+            return None
+        parts = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
+        quantized, scale, zero_point = b.op_multi("DynamicQuantizeLinear", [x], parts)
+        integers = b.op("MatMulInteger", quantized, self.numbers, zero_point, self.zero_point, name=f"{name}_integers")
+        numbers = b.cast(integers, ir.DataType.INT32, ir.DataType.FLOAT, f"{name}_numbers")
+        return b.mul(numbers, b.mul(scale, self.scale, f"{name}_factor"), name)
+
+    def dequantized(self, b: GraphBuilder, name: str) -> Operand:
+        """(numbers - zero_point) * scale as floats: a constant where all three are."""
+        operands = (self.numbers, self.scale, self.zero_point)
+        known = [operand for operand in operands if isinstance(operand, Constant)]
+        if len(known) == len(operands):
+            return fold(("dequantize",), _dequantize, *known, shape=known[0].shape, name=name, dtype=ir.DataType.FLOAT)
+        numbers, zero = (b.cast(x, self.kind, ir.DataType.FLOAT, f"{name}_cast") for x in (operands[0], operands[2]))
+        return b.mul(b.sub(numbers, zero, f"{name}_centered"), self.scale, name)
+
+
+def _dequantize(numbers: np.ndarray, scale: np.ndarray, zero_point: np.ndarray) -> np.ndarray:
+    return np.asarray((numbers.astype(np.int32) - zero_point.astype(np.int32)) * scale, np.float32)
+
+
+def read_quantized(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> QuantizedMatrix:
+    """W or R of direction k of a quantized node, which holds them transposed already."""
+    count = node.num_directions
+
+    def part(what: str) -> Operand:
+        operand = operand_of(node.inputs[what])
+        pieces = b.split(
+            operand, 0, [1] * count, [f"{what}_{direction}" for direction in ("forward", "reverse")[:count]]
+        )
+        return b.squeeze(pieces[k], [0], what)
+
+    kind = node.inputs[name].dtype or ir.DataType.INT8
+    return QuantizedMatrix(part(name), part(f"{name}_scale"), part(f"{name}_zero_point"), kind)

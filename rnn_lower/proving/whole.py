@@ -1,0 +1,487 @@
+"""Whole models in exact arithmetic: for loops that were unrolled, or that have become recurrent nodes, where no node of
+one model stands for a node of the other.
+
+Both are evaluated from their inputs to their outputs. An operator of which the proof knows no equation is a random
+function of all that it reads: two models that agree then agree whatever it computes, as long as both ask it the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.ir import protobuf
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import Scope, count_nodes, default_opset, nodes, subgraphs
+from rnn_lower.loops.unrolling import LOOPS, RANDOM
+from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
+from rnn_lower.options import OP_TYPES
+from rnn_lower.proving import algebraic_patterns, equations
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.interpreter import Interpreter, NoStepsError, check_time
+from rnn_lower.proving.node_proof import FAILURE
+from rnn_lower.proving.operators import OPERATORS, OutOfScopeError, WrongError, known
+from rnn_lower.proving.program import MARK
+from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
+from rnn_lower.proving.scalar_functions import FieldArithmetic
+from rnn_lower.shapes.shape_info import plain_dim
+from rnn_lower.transforms.evaluate import evaluate
+from rnn_lower.transforms.inline import inlined
+
+MOVES = (
+    "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Pad", "Reshape",
+    "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
+    "Trilu", "Unsqueeze",
+)  # fmt: skip
+"""Operators that put elements elsewhere, whatever they are."""
+
+POINTWISE = (
+    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Floor", "IsInf", "Mish", "Round",
+    "Sign", "Sin", "Sinh", "Sqrt", "Tan",
+)  # fmt: skip
+"""Operators of one operand that are a function of each element."""
+
+PAIRWISE = ("Equal", "GreaterOrEqual", "LessOrEqual", "Mod", "Pow", "Xor")
+
+FEW = 1 << 20
+"""Elements of numbers that are computed with."""
+
+SIZES = (3, 1, 2, 4, 7, 13, 0)
+"""What free sizes of the inputs are, each some more than the one before it; the model may not run with all."""
+
+COUNTING = (
+    "Equal",
+    "Gather",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Loop",
+    "Max",
+    "Min",
+    "Mod",
+    "Range",
+    "Slice",
+)
+MOST_COUNTED = 2000
+"""Operators by which a graph may behave otherwise from some size on, and the largest such size that is looked at."""
+
+INTEGER_DRAWS, INTEGERS = 12, 4
+"""How often integers and truth values are drawn for the same sizes, and below what: below the sizes in most models."""
+
+
+def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
+    """Whether loops of one model's own, or recurrent nodes that the other does not have, are gone or new."""
+    ours, theirs = _repeating(before), _repeating(after)
+    gone = any(key[0] in LOOPS for key in ours - theirs)
+    return gone or any(key[0] in OP_TYPES for key in theirs - ours)
+
+
+def rewrites_loops_of(before: Any, after: Any) -> bool:
+    """The same of models or files."""
+    ours, theirs = (files.open_model(model)[0].model for model in (before, after))
+    return rewrites_loops(ours, theirs)
+
+
+def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
+    chosen = [
+        node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS and node.op_type in (*LOOPS, *OP_TYPES)
+    ]
+    return {
+        (node.op_type, tuple(value.name for value in node.outputs))
+        for node in chosen
+        if node.op_type in OP_TYPES or MARK not in node.metadata_props
+    }
+
+
+@dataclasses.dataclass
+class _Graph:
+    """All nodes of a model, as `Interpreter` runs a program."""
+
+    nodes: Sequence[ir.Node]
+    wanted: Sequence[ir.Value]
+    opset: int
+
+    @property
+    def all_nodes(self) -> Iterator[ir.Node]:
+        return iter(self.nodes)
+
+
+class _Evaluator(Interpreter):
+    """Runs a whole model. folded: sums of the biases of recurrent nodes are rounded, as those of constants are."""
+
+    def __init__(self, field: Field, model: ir.Model, deadline: float, folded: bool) -> None:
+        super().__init__(field, None, deadline)
+        self._folded = folded
+        self._floats: dict[int, tuple[Array, np.ndarray]] = {}
+        self._graph = _Graph(list(model.graph), list(model.graph.outputs), default_opset(model.opset_imports) or 0)
+
+    def evaluate(self, inputs: Mapping[str, Array], model: ir.Model) -> dict[str, Array]:
+        """The values of the main graph by name."""
+        feeds = {value: inputs[str(value.name)] for value in model.graph.inputs if str(value.name) in inputs}
+        self.run(self._graph, feeds)  # type: ignore[arg-type]
+        outs = (out for node in self._graph.nodes for out in node.outputs if out.name)
+        found = {str(out.name): self._values[out] for out in outs if out in self._values}
+        return {**found, **{str(value.name): self._value(value) for value in self._graph.wanted}}
+
+    def _compare_shape(self, value: ir.Value, array: Array) -> None:
+        """What a model declares is not looked at here."""
+
+    def _operands(self, node: ir.Node) -> list[Array]:
+        """A Loop without a limit ends by its condition; without a condition it is true."""
+        if node.op_type != "Loop":
+            return super()._operands(node)
+        limit, going, *states = (None if value is None else self._value(value) for value in node.inputs)
+        limit = np.array(2**31, np.int64) if limit is None else limit
+        return [limit, np.array(True) if going is None else going, *(one for one in states if one is not None)]
+
+    def _results(self, node: ir.Node) -> Sequence[Array]:
+        own = node.domain in DEFAULT_DOMAINS
+        if own and node.op_type in OP_TYPES:
+            return self._recurrent(node)
+        if own and node.op_type == "Constant":
+            return [self._known(np.asarray(algebraic_patterns.constant(node.outputs[0])))]
+        if any(subgraphs(node)):
+            return super()._results(node)
+        operands = [None if value is None else self._value(value) for value in node.inputs]
+        numbers = [None if one is None else self._number(one) for one in operands]
+        if own and all(one is None or number is not None for one, number in zip(operands, numbers, strict=True)):
+            return self._computed(node, numbers)
+        if own and node.op_type in OPERATORS:
+            try:
+                return super()._results(node)
+            except (OutOfScopeError, WrongError):
+                pass  # a use of it that no lowering makes
+        return self._other(node, operands)
+
+    def _if(self, node: ir.Node) -> list[Array]:
+        """Both branches, weighted by a condition that floats decide."""
+        (condition,) = self._operands(node)
+        if condition.dtype != np.uint64:
+            return super()._if(node)
+        then, other = (self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch"))
+        field = self.field
+        rest = field.subtract(np.ones((), np.uint64), condition.reshape(()))
+        return [
+            field.add(field.multiply(condition.reshape(()), self._as_field(a)), field.multiply(rest, self._as_field(b)))
+            if a.shape == b.shape else _refuse("If of two shapes on what floats decide")
+            for a, b in zip(then, other, strict=True)
+        ]  # fmt: skip
+
+    def _as_field(self, array: Array) -> Array:
+        return array if array.dtype == np.uint64 else self.field.integers(array)
+
+    def _value(self, value: ir.Value) -> Array:
+        if value in self._values or value in self._constants:
+            return super()._value(value)
+        return self._constants.setdefault(value, self._known(np.asarray(algebraic_patterns.constant(value))))
+
+    def _known(self, numbers: np.ndarray) -> Array:
+        """Numbers that are known, which an operator of nothing else rounds, as a runtime and folding do."""
+        array = known(self.field, numbers)
+        if array.dtype == np.uint64 and numbers.size <= FEW:
+            self._floats[id(array)] = array, numbers  # with the array, so that nothing else gets its identity
+        return array
+
+    def _number(self, array: Array) -> np.ndarray | None:
+        """The numbers that an array stands for, where they are known."""
+        return array if array.dtype != np.uint64 else self._floats.get(id(array), (array, None))[1]
+
+    def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
+        """What an operator makes of numbers, by onnx's evaluator."""
+        if node.op_type in RANDOM:
+            raise OutOfScopeError(f"{node.op_type}, of which each run is another")
+        return [self._known(array) for array in self._run(node, numbers)]
+
+    def _run(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
+        names = [f"in{index}" if one is not None else "" for index, one in enumerate(operands)]
+        proto = ir.to_proto(node)
+        del proto.input[:]
+        proto.input.extend(names)
+        feeds = {name: one for name, one in zip(names, operands, strict=True) if one is not None}
+        wanted = [str(value.name) for value in node.outputs if value.name]
+        try:
+            return evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", self._graph.opset)])
+        except Exception as error:
+            raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
+
+    def _other(self, node: ir.Node, operands: Sequence[Array | None]) -> Sequence[Array]:
+        """What only moves elements moves these; any other operator is a random function."""
+        field, op_type = self.field, node.op_type
+        if node.domain in DEFAULT_DOMAINS:
+            if op_type in MOVES:
+                return self._run(node, operands)
+            if op_type in RANDOM:
+                raise OutOfScopeError(f"{op_type}, of which each run is another")
+            first = operands[0]
+            if first is not None and (op_type in POINTWISE or (op_type == "Cast" and first.dtype == np.uint64)):
+                return [field.function(f"{op_type} {_attributes(node)}", first)]
+            if op_type in ("And", "Or"):
+                a, b = (self._as_field(one) for one in operands if one is not None)
+                both = field.multiply(a, b)
+                return [both if op_type == "And" else field.subtract(field.add(a, b), both)]
+            if op_type in (*PAIRWISE, "Less", "Greater") and len(operands) == 2:
+                a, b = (self._as_field(one) for one in operands if one is not None)
+                mixed = field.add(field.multiply(a, field.function("pair", np.ones((), np.uint64))), b)
+                return [field.function(f"{op_type} {_attributes(node)}", mixed)]
+        return self._unknown(node, operands)
+
+    def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
+        """Random elements that all operands decide, in the shapes that inference finds."""
+        digest = hashlib.blake2b(f"{node.domain} {node.op_type} {_attributes(node)}".encode())
+        for one in operands:
+            digest.update(
+                b"none" if one is None else f"{one.dtype} {one.shape}".encode() + np.ascontiguousarray(one).tobytes()
+            )
+        seed = int.from_bytes(digest.digest()[:7], "little")
+        return [
+            self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
+            for index, shape in enumerate(self._shapes(node, operands))
+        ]
+
+    def _shapes(self, node: ir.Node, operands: Sequence[Array | None]) -> list[tuple[int, ...]]:
+        """Shapes of the outputs by inference of the node alone."""
+        proto, inputs, constants = ir.to_proto(node), [], []
+        for value, one in zip(node.inputs, operands, strict=True):
+            if value is None or one is None:
+                continue
+            kind = onnx.TensorProto.INT64 if one.dtype == np.int64 else onnx.TensorProto.FLOAT
+            kind = onnx.TensorProto.BOOL if one.dtype == np.bool_ else kind
+            inputs.append(
+                onnx.helper.make_tensor_value_info(
+                    str(value.name), value.dtype.value if value.dtype else kind, one.shape
+                )
+            )
+            if one.dtype == np.int64 and one.size < 64:
+                constants.append(onnx.numpy_helper.from_array(one, str(value.name)))
+        graph = onnx.helper.make_graph(
+            [proto], "one", inputs, [onnx.ValueInfoProto(name=n) for n in proto.output if n], constants
+        )
+        imports = [onnx.helper.make_opsetid("", self._graph.opset)]
+        imports += [onnx.helper.make_opsetid(node.domain, 1)] if node.domain not in DEFAULT_DOMAINS else []
+        try:
+            found = onnx.shape_inference.infer_shapes(
+                onnx.helper.make_model(graph, opset_imports=imports), data_prop=True
+            )
+        except Exception as error:
+            raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
+        shapes = []
+        for info in found.graph.output:
+            dims = info.type.tensor_type.shape.dim
+            if not info.type.tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in dims):
+                raise OutOfScopeError(f"{node.op_type} '{node.name}', of which no inference finds the shape")
+            shapes.append(tuple(dim.dim_value for dim in dims))
+        return shapes
+
+    def _recurrent(self, node: ir.Node) -> list[Array]:
+        """A recurrent node as the ONNX text reads it."""
+        text: dict[str, Any] = {}
+        lengths = None
+        dtype = next((value.dtype for value in node.inputs[:1] if value is not None), None)
+        read = equations.read(node, dtype or ir.DataType.FLOAT)
+        for name, value in zip(equations.INPUTS, node.inputs, strict=False):
+            if value is None or not value.name:
+                continue
+            if name == "sequence_lens":
+                lengths = self._value(value)
+            elif name == "B":
+                constant = algebraic_patterns.constant(value)
+                text[name] = (
+                    equations.halves(FieldArithmetic(self.field), self._value(value)) if constant is None
+                    else equations.bias(self.field, constant, read.dtype, self._folded)
+                )  # fmt: skip
+            else:
+                text[name] = self._value(value)
+        if lengths is not None and lengths.dtype != np.int64:
+            raise OutOfScopeError("sequence_lens that floats decide")
+        results = equations.evaluate(FieldArithmetic(self.field), read, text, lengths)
+        return [results[name] for name, _ in zip(equations.OUTPUTS, node.outputs, strict=False)]
+
+
+def _refuse(reason: str) -> Array:
+    raise OutOfScopeError(reason)
+
+
+def _attributes(node: ir.Node) -> str:
+    found = {name: attribute.value for name, attribute in node.attributes.items()}
+    return repr(sorted((name, one.tobytes() if hasattr(one, "tobytes") else repr(one)) for name, one in found.items()))
+
+
+def prove_whole(
+    before: Document, after: Document, points: int, seed: int, deadline: float, exact_sizes: bool = False
+) -> Proof:
+    """Whether two models of one opset compute the same outputs of the same inputs.
+
+    exact_sizes: beyond every number that the nodes count to or compare with, too; out of scope where that is large.
+    """
+    models = [ir.serde.deserialize_model(inlined(_with_data(one))) for one in (before, after)]
+    changed = list(_interface(*models))
+    if changed:
+        return Proof((), tuple(changed))
+    rows = _rows(*models)
+    verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
+    for folded in (True, False):
+        try:
+            reason, evaluations = _difference(models, points, seed, deadline, folded, exact_sizes)
+            verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
+        except OutOfScopeError as error:
+            return _proof(rows, OUT_OF_SCOPE, str(error), 1.0, 0)
+        except WrongError as error:
+            verdict, reason = DIFFERENT, str(error)
+        if verdict == PROVED:
+            break
+    bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
+    return _proof(rows, verdict, reason, bound, evaluations)
+
+
+def _with_data(document: Document) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(document.proto)
+    if document.folder is not None:
+        protobuf.embed(proto, document.folder)
+    return proto
+
+
+def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
+    """What is proved: the loops and recurrent nodes that are in one model only, by name and operator."""
+    ours, theirs = _repeating(before), _repeating(after)
+    chosen = sorted(ours - theirs) if ours - theirs else sorted(theirs - ours)
+    names = {tuple(v.name for v in n.outputs): n.name for model in (before, after) for n, _ in nodes(model)}
+    return [(names.get(outs) or next((one for one in outs if one), "") or op, op) for op, outs in chosen]
+
+
+def _proof(rows: Sequence[tuple[str, str]], verdict: str, reason: str, bound: float, evaluations: int) -> Proof:
+    share = bound / max(1, len(rows))
+    proofs = [NodeProof(name, op_type, "", verdict, share, evaluations, reason) for name, op_type in rows]
+    return Proof(tuple(proofs))
+
+
+def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
+    """What differs of inputs and outputs."""
+    for what in ("inputs", "outputs"):
+        ours, theirs = (
+            {
+                value.name: value.dtype
+                for value in getattr(model.graph, what)
+                if what == "outputs" or not value.is_initializer()
+            }
+            for model in (before, after)
+        )
+        typed = all(None in (dtype, theirs.get(name)) or dtype == theirs[name] for name, dtype in ours.items())
+        if list(ours) != list(theirs) or not typed:
+            yield f"graph: the {what} are others"
+
+
+def _difference(
+    models: Sequence[ir.Model], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
+) -> tuple[str, int]:
+    """Where two models part, or nothing; and how often they were evaluated."""
+    count = 0
+    cases = list(_sizes(models[1]))
+    exact = all(value.dtype is None or value.dtype.is_floating_point() for value in models[1].graph.inputs)
+    draws = 1 if exact else INTEGER_DRAWS
+    if exact_sizes and len(cases) > 1:
+        cases += _beyond(models, cases[0])
+    for index, sizes in enumerate(cases):
+        for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
+            field = Field(seed * 1000 + draw % points)
+            inputs = _draw(field, models[1], sizes, np.random.default_rng((seed, draw, index)), exact_sizes)
+            try:
+                ours, theirs = (_Evaluator(field, model, deadline, folded).evaluate(inputs, model) for model in models)
+            except NoStepsError:
+                continue
+            except WrongError:
+                if index == 0 or all(sizes.values()):
+                    raise
+                continue  # of sizes with which neither runs
+            count += 1
+            for value in models[0].graph.outputs:
+                a, b = ours[str(value.name)], theirs[str(value.name)]
+                empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
+                if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
+                    shapes = {name: one.shape for name, one in inputs.items()}
+                    return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}", count
+            check_time(deadline)
+    if not count:
+        raise OutOfScopeError("no sizes with which both run")
+    return "", count
+
+
+def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
+    """Numbers for the free sizes of the inputs."""
+    free = list(dict.fromkeys(
+        name for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
+        if not isinstance(name := _symbol(value, axis, dim), int)
+    ))  # fmt: skip
+    for size in SIZES if free else SIZES[:1]:
+        yield {name: size + index if size else 0 for index, name in enumerate(free)}
+
+
+def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
+    """The numbers that a node compares with, counts to, or cuts at; not where a step cuts columns."""
+    if node.op_type not in COUNTING:
+        return
+    arrays = [algebraic_patterns.constant(value) for value in node.inputs]
+    axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
+    for index, array in enumerate(arrays):
+        if array is None or array.size > 4 or array.dtype.kind not in "iuf":
+            continue
+        if axes is not None and scope.outer is not None and index in (1, 2):
+            array = array[np.ravel(axes)[: array.size] == 0]
+        yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
+
+
+def _beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes beyond the numbers that anything is compared with, or that a loop counts to."""
+    found = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
+    large = sorted(number for number in found if number > max(SIZES))
+    if large and large[-1] > MOST_COUNTED:
+        raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
+    for number in large[-4:]:
+        for name in sizes:
+            yield {**dict.fromkeys(sizes, 2), name: number + 2}
+
+
+def _symbol(value: ir.Value, axis: int, dim: Any) -> int | str:
+    plain = plain_dim(dim)
+    return plain if plain is not None else f"{value.name}/{axis}"
+
+
+def _size(dim: Any, value: ir.Value, axis: int, sizes: Mapping[str, int]) -> int:
+    symbol = _symbol(value, axis, dim)
+    return symbol if isinstance(symbol, int) else sizes[symbol]
+
+
+def _draw(
+    field: Field, model: ir.Model, sizes: Mapping[str, int], rng: np.random.Generator, lengths: bool
+) -> dict[str, Array]:
+    """Random inputs. lengths: integers count steps, from one too few to one too many."""
+    found: dict[str, Array] = {}
+    steps = [
+        _size(dim, value, axis, sizes) for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
+    ]
+    most = max(steps, default=0) + 2 if all(steps) else 1  # beyond an empty sequence is nowhere
+    low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
+    for value in model.graph.inputs:
+        if value.is_initializer():
+            continue
+        if value.shape is None or value.dtype is None:
+            raise OutOfScopeError(f"input '{value.name}' declares no shape")
+        shape = tuple(_size(dim, value, axis, sizes) for axis, dim in enumerate(value.shape))
+        if value.dtype.is_floating_point():
+            found[str(value.name)] = field.random(shape)
+        elif value.dtype == ir.DataType.BOOL:
+            found[str(value.name)] = rng.integers(0, 2, shape).astype(bool)
+        elif value.dtype.is_integer():
+            found[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
+        else:
+            raise OutOfScopeError(f"input '{value.name}' of {value.dtype.name}")
+    return found

@@ -1,0 +1,439 @@
+"""Values of a step as sums of matrices times atoms: what it reads, functions of one number, and products.
+
+Columns, the last axis, are what is computed with; all other axes are passed over, since the proof looks at them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.walk import said
+from rnn_lower.proving.constant_inputs import content
+from rnn_lower.proving.operators import OutOfScopeError
+from rnn_lower.shapes.shape_info import Facts
+
+FUNCTIONS: dict[str, tuple[float | None, float | None]] = {
+    "Sigmoid": (None, None), "Tanh": (None, None), "Relu": (None, None), "Softsign": (None, None),
+    "Softplus": (None, None), "HardSigmoid": (0.2, 0.5), "Elu": (1.0, None), "LeakyRelu": (0.01, None),
+    "ThresholdedRelu": (1.0, None),
+}  # fmt: skip
+"""Operators that are activations, with the defaults of their attributes alpha and beta."""
+
+MOST_COLUMNS = 4096
+
+
+class NoGuessError(Exception):
+    """A value of which nothing is known that a recurrent node could be guessed from."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Atom:
+    """kind: value, function, product, clip or where.  value: of a value, or the condition of where.
+
+    parameters: name, alpha and beta of a function; the limit of a clip.  define: finds what computes a value of a step.
+    """
+
+    kind: str
+    columns: int
+    value: ir.Value | None = None
+    parameters: tuple[Any, ...] = ()
+    arguments: tuple[Sum, ...] = ()
+    define: Callable[[], Sum | None] | None = None
+
+    @functools.cached_property
+    def definition(self) -> Sum | None:
+        return None if self.define is None else self.define()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sum:
+    """Atoms times matrices [columns of the atom, columns], or times a vector where the atom works column by column.
+
+    row: the index in time, where it is known.  flipped: time runs backwards.  batch_first: the axes are exchanged.
+    """
+
+    terms: Mapping[Atom, np.ndarray]
+    number: np.ndarray
+    rank: int
+    row: int | None = None
+    flipped: bool = False
+    batch_first: bool = False
+
+    @property
+    def columns(self) -> int:
+        return len(self.number)
+
+    def atom(self) -> Atom | None:
+        """The atom that this is, if it is one."""
+        if len(self.terms) != 1 or self.number.any():
+            return None
+        ((atom, matrix),) = self.terms.items()
+        same = np.all(matrix == 1) if matrix.ndim == 1 else np.array_equal(matrix, np.eye(atom.columns))
+        return atom if same and atom.columns == self.columns else None
+
+    def plus(self, other: Sum, sign: float = 1.0) -> Sum:
+        """Their sum, or difference."""
+        a, b = _alike(self, other)
+        terms = dict(a.terms)
+        for atom, matrix in b.terms.items():
+            terms[atom] = terms[atom] + sign * matrix if atom in terms else sign * matrix
+        return _of(terms, a.number + sign * b.number, a, b)
+
+    def times(self, factors: np.ndarray) -> Sum:
+        """Each column times a number."""
+        terms = {atom: matrix * factors for atom, matrix in self.terms.items()}
+        return dataclasses.replace(self, terms=terms, number=self.number * factors)
+
+    def is_linear(self) -> bool:
+        return all(atom.kind == "value" for atom in self.terms)
+
+    def is_number(self) -> bool:
+        return not self.terms
+
+
+def same(a: Sum, b: Sum) -> bool:
+    """Whether two sums are of the same atoms in the same way."""
+    return a is b or (
+        a.terms.keys() == b.terms.keys()
+        and np.array_equal(a.number, b.number)
+        and all(np.array_equal(matrix, b.terms[atom]) for atom, matrix in a.terms.items())
+    )
+
+
+def _alike(a: Sum, b: Sum) -> tuple[Sum, Sum]:
+    """Both with as many columns: a number serves for all."""
+    if a.columns == b.columns:
+        return a, b
+    if not (a.columns == 1 and a.is_number()) and not (b.columns == 1 and b.is_number()):
+        raise NoGuessError
+    columns = max(a.columns, b.columns)
+    wide = [dataclasses.replace(one, number=np.broadcast_to(one.number, columns)) for one in (a, b)]
+    return wide[0], wide[1]
+
+
+def _of(terms: Mapping[Atom, np.ndarray], number: np.ndarray, *sources: Sum) -> Sum:
+    """A sum that lies in time as what it is made of does."""
+    rows = [one.row for one in sources if one.row is not None]
+    return Sum(
+        terms, number, max(one.rank for one in sources), rows[0] if rows else None,
+        any(one.flipped for one in sources), any(one.batch_first for one in sources),
+    )  # fmt: skip
+
+
+class Algebra:
+    """Finds the sums of values.
+
+    bound: what a body reads, by its inputs.  states: values that are read as they are, whatever computes them.
+    emitted: the nodes that lowering has emitted. On the way from X to them time may be flipped, and the batch come
+    first; before anybody else's loop there is a projection of X at most.
+    """
+
+    def __init__(
+        self, facts: Facts, opset: int, states: frozenset[ir.Value], emitted: frozenset[ir.Node] = frozenset()
+    ) -> None:
+        self._facts, self._opset, self._states, self._emitted = facts, opset, states, emitted
+        self._constants: dict[ir.Value, np.ndarray | None] = {}
+        self.own = bool(emitted)
+        self._body: ir.Graph | None = None
+        self._known: dict[ir.Value, Sum] = {}
+        self._atoms: dict[ir.Value, Atom] = {}
+        self._selected: dict[tuple[Atom, bytes], Atom] = {}
+
+    def constant(self, value: ir.Value | None) -> np.ndarray | None:
+        """What a value holds that is known, or that nodes make of constants by moving."""
+        if value is None:
+            return None
+        if value not in self._constants:
+            try:
+                self._constants[value] = content(value, self._opset)
+            except OutOfScopeError:
+                self._constants[value] = None
+        return self._constants[value]
+
+    def enter(self, body: ir.Graph, bound: Mapping[ir.Value, Sum]) -> None:
+        """From here on values of a body are asked for, whose inputs are these."""
+        self._body = body
+        self._known.update(bound)
+
+    def is_step(self, node: ir.Node) -> bool:
+        """Whether a node runs once for each step."""
+        return self._body is not None and node.graph is self._body
+
+    def of(self, value: ir.Value | None) -> Sum:
+        """The sum that a value is. Raises NoGuessError where its columns are not known."""
+        if value is None:
+            raise NoGuessError
+        if value not in self._known:
+            as_it_is = value in self._states or not self._is_followed(value)
+            self._known[value] = self.read(value) if as_it_is else self.definition(value)
+        return self._known[value]
+
+    def _is_followed(self, value: ir.Value) -> bool:
+        """Whether it is looked at what computes a value: in the step, and a projection before it."""
+        node = value.producer()
+        if node is None or self.is_step(node) or node in self._emitted:
+            return True
+        if self.own or node.op_type not in ("MatMul", "Gemm", "Add", "Split", "Slice", "Identity"):
+            return False
+        if node.op_type in ("MatMul", "Gemm"):
+            if node.inputs[0] is not None:
+                self._known.setdefault(node.inputs[0], self.read(node.inputs[0]))
+            return self.constant(node.inputs[1]) is not None
+        parts = [one for one in node.inputs if one is not None and self.constant(one) is None]
+        return len(parts) == 1 and parts[0].producer() is not None and self._is_followed(parts[0])
+
+    def definition(self, value: ir.Value) -> Sum:
+        """The sum by which a value is computed."""
+        array = self.constant(value)
+        if array is not None:
+            rows = array.reshape(-1, *array.shape[-1:]) if array.size else array
+            if array.dtype.kind not in "fV" or not array.size or (array.ndim > 1 and (rows != rows[:1]).any()):
+                raise NoGuessError
+            return Sum({}, np.atleast_1d(rows[0] if array.ndim else array).astype(np.float64), array.ndim)
+        node = value.producer()
+        rule = None if node is None or node.domain not in ("", "ai.onnx") else RULES.get(node.op_type)
+        result = None if rule is None or node is None else rule(self, node, value.index() or 0)
+        return self.read(value) if result is None else result
+
+    def read(self, value: ir.Value) -> Sum:
+        """A value as it is."""
+        shape = self._facts.shape(value)
+        columns = shape[-1] if shape else None
+        if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS:
+            raise NoGuessError
+        define = functools.partial(self._defined, value) if value in self._states else None
+        return self.atom(value, columns, len(shape or ()), define)
+
+    def rank(self, value: ir.Value | None) -> int | None:
+        """The rank of integers: of a counter, or of positions."""
+        shape = None if value is None else self._facts.shape(value)
+        return (None if value is None or value.shape is None else len(value.shape)) if shape is None else len(shape)
+
+    def _defined(self, value: ir.Value) -> Sum | None:
+        node = value.producer()
+        rule = None if node is None else RULES.get(node.op_type)
+        return None if rule is None or node is None else rule(self, node, value.index() or 0)
+
+    def refer(self, value: ir.Value, definition: Sum) -> Sum:
+        """A value as an atom of its own, of which it is known what computes it."""
+        result = self.atom(value, definition.columns, definition.rank, lambda: definition)
+        return dataclasses.replace(
+            result, row=definition.row, flipped=definition.flipped, batch_first=definition.batch_first
+        )
+
+    def atom(self, value: ir.Value, columns: int, rank: int, define: Callable[[], Sum | None] | None = None) -> Sum:
+        """The sum that is a value, as an atom."""
+        if value not in self._atoms:
+            self._atoms[value] = Atom("value", columns, value, define=define)
+        return Sum({self._atoms[value]: np.eye(columns)}, np.zeros(columns), rank)
+
+    def select(self, x: Sum, columns: np.ndarray) -> Sum:
+        """Some columns of a sum; functions of columns become functions of fewer."""
+        terms: dict[Atom, np.ndarray] = {}
+        for atom, matrix in x.terms.items():
+            if matrix.ndim == 2:
+                terms[atom] = matrix[:, columns]
+                continue
+            key = (atom, columns.tobytes())
+            if key not in self._selected:
+                arguments = tuple(self.select(argument, columns) for argument in atom.arguments)
+                self._selected[key] = dataclasses.replace(atom, columns=len(columns), arguments=arguments)
+            terms[self._selected[key]] = matrix[columns]
+        return dataclasses.replace(x, terms=terms, number=x.number[columns])
+
+    def pointwise(
+        self, kind: str, arguments: Sequence[Sum], parameters: tuple[Any, ...] = (), value: ir.Value | None = None
+    ) -> Sum:
+        """An atom that works column by column."""
+        columns = max(one.columns for one in arguments)
+        wide = tuple(one.plus(Sum({}, np.zeros(columns), 0)) for one in arguments)
+        atom = Atom(kind, columns, value, parameters, wide)
+        return _of({atom: np.ones(columns)}, np.zeros(columns), *wide)
+
+
+Rule = Callable[[Algebra, ir.Node, int], "Sum | None"]
+
+
+def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    """A product with a constant matrix, of what is read or of parts of it; of anything else as one value."""
+    left, weights = node.inputs[0], algebra.constant(node.inputs[1])
+    if left is None or weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
+        return None
+    matrix = weights.reshape(weights.shape[-2:]).astype(np.float64)
+    alpha, beta = (said(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
+    if node.op_type == "Gemm":
+        if alpha != 1 or beta not in (0, 1) or said(node, "transA", ir.AttributeType.INT, 0):
+            return None
+        matrix = matrix.T if said(node, "transB", ir.AttributeType.INT, 0) else matrix
+    x = algebra.of(left)
+    parts = x.is_linear() and not x.number.any() and all(np.isin(one, (0, 1)).all() for one in x.terms.values())
+    x = x if parts else algebra.refer(left, x)
+    if x.columns != len(matrix):
+        return None
+    terms = {atom: one @ matrix for atom, one in x.terms.items()}
+    result = dataclasses.replace(x, terms=terms, number=np.zeros(len(matrix.T)))
+    alone = len(node.inputs) < 3 or node.inputs[2] is None or beta == 0
+    return result if alone else result.plus(algebra.of(node.inputs[2]))
+
+
+def _mul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    x, y = (algebra.of(value) for value in node.inputs)
+    for a, b, value in ((x, y, node.inputs[0]), (y, x, node.inputs[1])):
+        if b.is_number():
+            a, b = _alike(a, b)
+            vector = b.columns > 1 and len(set(b.number.tolist())) > 1
+            if vector and not a.is_linear() and value is not None:
+                a = algebra.refer(value, a)
+            return a.times(b.number)
+    return algebra.pointwise("product", (x, y))
+
+
+def _div(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    x, y = (algebra.of(value) for value in node.inputs)
+    if not y.is_number() or not y.number.all():
+        return None
+    x, y = _alike(x, y)
+    return x.times(1 / y.number)
+
+
+def _function(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    alpha, beta = FUNCTIONS[node.op_type]
+    parameters = [None if default is None else float(said(node, name, ir.AttributeType.FLOAT, default))
+             for name, default in (("alpha", alpha), ("beta", beta))]  # fmt: skip
+    return algebra.pointwise("function", (algebra.of(node.inputs[0]),), (node.op_type, *parameters))
+
+
+def _clip(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    bounds = [said(node, name, ir.AttributeType.FLOAT, None) for name in ("min", "max")]
+    for index, value in enumerate(node.inputs[1:3]):
+        array = algebra.constant(value)
+        bounds[index] = None if array is None else float(array.reshape(()))
+    low, high = bounds
+    if low is None or high is None or low != -high:
+        return None
+    return algebra.pointwise("clip", (algebra.of(node.inputs[0]),), (high,))
+
+
+def _where(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    return algebra.pointwise("where", [algebra.of(value) for value in node.inputs[1:]], value=node.inputs[0])
+
+
+def _integers(algebra: Algebra, node: ir.Node, name: str, index: int) -> list[int] | None:
+    if name in node.attributes:
+        return list(node.attributes[name].value)
+    array = algebra.constant(node.inputs[index]) if index < len(node.inputs) else None
+    return None if array is None else [int(number) for number in array.ravel()]
+
+
+def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
+    """Columns, or steps."""
+    x, axis = algebra.of(node.inputs[0]), said(node, "axis", ir.AttributeType.INT, 0)
+    sizes = _integers(algebra, node, "split", 1)
+    if axis not in (-1, x.rank - 1):
+        alike = sizes is None or len(set(sizes)) == 1
+        return dataclasses.replace(x, row=index) if axis == 0 and alike else None
+    sizes = sizes or [x.columns // len(node.outputs)] * len(node.outputs)
+    start = sum(sizes[:index])
+    return algebra.select(x, np.arange(start, start + sizes[index])) if sum(sizes) == x.columns else None
+
+
+def _slice(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    x, starts, ends = (
+        algebra.of(node.inputs[0]),
+        _integers(algebra, node, "starts", 1),
+        _integers(algebra, node, "ends", 2),
+    )
+    axes, steps = _integers(algebra, node, "axes", 3), _integers(algebra, node, "steps", 4)
+    if starts is None and axes == [0] and algebra.is_step(node):
+        return x
+    if starts is None or ends is None or (steps is not None and set(steps) != {1}):
+        return None
+    for axis, start, end in zip(range(len(starts)) if axes is None else axes, starts, ends, strict=True):
+        if axis in (-1, x.rank - 1):
+            x = algebra.select(x, np.arange(x.columns)[start:end])
+        elif axis == 0 and end == start + 1:
+            x = dataclasses.replace(x, row=start)
+        elif start != 0 or end < 2**31 - 1:
+            return None
+    return x
+
+
+def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    parts = [algebra.of(value) for value in node.inputs]
+    axis = said(node, "axis", ir.AttributeType.INT, 1)
+    if axis not in (-1, max(part.rank for part in parts) - 1) or not all(part.is_linear() for part in parts):
+        return None
+    columns, start, total = sum(part.columns for part in parts), 0, None
+    for part in parts:
+        block = np.eye(columns)[start : start + part.columns]
+        start += part.columns
+        wide = dataclasses.replace(
+            part, terms={atom: one @ block for atom, one in part.terms.items()}, number=part.number @ block
+        )
+        total = wide if total is None else total.plus(wide)
+    return total
+
+
+def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    """A step, or, in what was emitted here, all steps backwards."""
+    if said(node, "axis", ir.AttributeType.INT, 0) != 0:
+        return None
+    x, index = algebra.of(node.inputs[0]), algebra.constant(node.inputs[1])
+    if index is None and algebra.is_step(node):
+        return dataclasses.replace(x, rank=x.rank - (algebra.rank(node.inputs[1]) == 0))
+    ranks = algebra.rank(node.inputs[1]) if index is None else index.ndim
+    if ranks == 0:
+        row = None if index is None else int(index)
+        return dataclasses.replace(x, rank=x.rank - 1, row=row)
+    return dataclasses.replace(x, flipped=not x.flipped) if algebra.own and ranks == 1 else None
+
+
+def _ranked(change: Callable[[Algebra, Sum, ir.Node], int | None]) -> Rule:
+    """An operator that leaves the columns alone and makes another rank."""
+
+    def rule(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+        x = algebra.of(node.inputs[0])
+        rank = change(algebra, x, node)
+        return None if rank is None else dataclasses.replace(x, rank=rank)
+
+    return rule
+
+
+def _squeezed(algebra: Algebra, x: Sum, node: ir.Node) -> int | None:
+    axes = _integers(algebra, node, "axes", 1)
+    return None if axes is None or {-1, x.rank - 1} & set(axes) else x.rank - len(axes)
+
+
+def _unsqueezed(algebra: Algebra, x: Sum, node: ir.Node) -> int | None:
+    axes = _integers(algebra, node, "axes", 1)
+    return None if axes is None or {-1, x.rank + len(axes) - 1} & set(axes) else x.rank + len(axes)
+
+
+def _reshaped(algebra: Algebra, x: Sum, node: ir.Node) -> int | None:
+    shape = _integers(algebra, node, "shape", 1)
+    return len(shape) if shape and shape[-1] in (x.columns, -1) else None
+
+
+def _transpose(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    x = algebra.of(node.inputs[0])
+    exchanged = algebra.own and list(said(node, "perm", ir.AttributeType.INTS, ())) == [1, 0, 2]
+    return dataclasses.replace(x, batch_first=not x.batch_first) if exchanged else None
+
+
+RULES: dict[str, Rule] = {
+    "Add": lambda algebra, node, _: algebra.of(node.inputs[0]).plus(algebra.of(node.inputs[1])),
+    "Sub": lambda algebra, node, _: algebra.of(node.inputs[0]).plus(algebra.of(node.inputs[1]), -1.0),
+    "Neg": lambda algebra, node, _: algebra.of(node.inputs[0]).times(np.array(-1.0)),
+    "Mul": _mul, "Div": _div, "MatMul": _matmul, "Gemm": _matmul, "Clip": _clip, "Where": _where,
+    "Split": _split, "Slice": _slice, "Concat": _concat, "Gather": _gather, "Transpose": _transpose,
+    "Identity": _ranked(lambda _, x, __: x.rank), "Cast": _ranked(lambda _, x, __: x.rank),
+    "Squeeze": _ranked(_squeezed), "Unsqueeze": _ranked(_unsqueezed), "Reshape": _ranked(_reshaped),
+    **dict.fromkeys(FUNCTIONS, _function),
+}  # fmt: skip
+"""None where an operator, or a use of it, is left as it is."""

@@ -1,0 +1,247 @@
+"""Which recurrent nodes a step could be, by the functions and products that its new state is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.raising.algebra import Atom, NoGuessError, Sum, same
+
+Function = tuple[str, float | None, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """The argument of a gate's function: matrices [inputs, hidden], [hidden, hidden], bias and peephole [hidden]."""
+
+    function: Function
+    limit: float | None
+    W: np.ndarray
+    R: np.ndarray
+    b: np.ndarray
+    Rb: np.ndarray
+    P: np.ndarray
+    x: Atom | None
+    source: Sum | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One direction of a node: gates in the order of the operator, further functions, and where X comes from.
+
+    state_c: the sum that the new cell state is.
+    """
+
+    op_type: str
+    gates: tuple[Gate, ...]
+    functions: tuple[Function, ...]
+    reset_after: bool = False
+    coupled: bool = False
+    state_c: Sum | None = None
+
+    @property
+    def x(self) -> Atom | None:
+        return next((gate.x for gate in self.gates if gate.x is not None), None)
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.gates[0].b)
+
+    @property
+    def limit(self) -> float | None:
+        return self.gates[0].limit
+
+    @property
+    def uses_peepholes(self) -> bool:
+        return any(gate.P.any() for gate in self.gates)
+
+
+def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
+    """The cells that a new state could be the first state of.
+
+    states: values that are states, or made of states.
+    """
+    while (atom := new.atom()) is not None and atom.kind == "where":
+        new = atom.arguments[0]
+    for guess in (_rnn, _gru, _lstm):
+        for attempt in guess(new):
+            try:
+                cell = attempt(states)
+            except NoGuessError:  # that is not how it is made
+                continue
+            if len({gate.limit for gate in cell.gates}) == 1 and len({gate.x for gate in cell.gates if gate.x}) < 2:
+                yield cell
+
+
+Attempt = Callable[[frozenset[ir.Value]], Cell]
+"""Reads the gates, if they are such of a cell."""
+
+
+def _rnn(new: Sum) -> Iterator[Attempt]:
+    atom = new.atom()
+    if atom is not None and atom.kind == "function":
+        yield functools.partial(_rnn_cell, atom)
+
+
+def _rnn_cell(atom: Atom, states: frozenset[ir.Value]) -> Cell:
+    gate = _gate(atom, states)
+    return Cell("RNN", (gate,), (gate.function,))
+
+
+def _gru(new: Sum) -> Iterator[Attempt]:
+    tops = _functions(new)
+    for z, n in itertools.permutations(tops) if len(tops) == 2 else ():
+        inside, _ = _argument(n)
+        products = [atom for atom in inside.terms if atom.kind == "product"]
+        if len(products) == 1 and (inside.terms[products[0]] == 1).all():
+            for reset, linear in itertools.permutations(products[0].arguments):
+                r = reset.atom()
+                if r is not None and r.kind == "function" and linear.is_linear():
+                    rest = {atom: matrix for atom, matrix in inside.terms.items() if atom is not products[0]}
+                    yield functools.partial(_gru_cell, z, r, n, dataclasses.replace(inside, terms=rest), linear)
+        for atom in inside.terms:
+            r = _reset_of(atom)
+            if r is not None:
+                yield functools.partial(_gru_cell, z, r, n, inside, None)
+
+
+def _gru_cell(z: Atom, r: Atom, n: Atom, rest: Sum, linear: Sum | None, states: frozenset[ir.Value]) -> Cell:
+    """linear: what is reset, where the product comes first."""
+    update, gate = _gate(z, states), _gate(n, states, rest)
+    if linear is not None:
+        inner = _parts(linear, states)
+        if gate.R.any() or inner.x is not None:
+            raise NoGuessError
+        gate = dataclasses.replace(gate, R=inner.R, Rb=inner.b)
+    functions = (update.function, gate.function)
+    return Cell("GRU", (update, _gate(r, states), gate), functions, reset_after=linear is not None)
+
+
+def _reset_of(atom: Atom) -> Atom | None:
+    """r where an atom is r * h."""
+    product = None if atom.definition is None else atom.definition.atom()
+    if product is None or product.kind != "product":
+        return None
+    functions = [one for one in (argument.atom() for argument in product.arguments) if one and one.kind == "function"]
+    return functions[0] if len(functions) == 1 else None
+
+
+def _lstm(new: Sum) -> Iterator[Attempt]:
+    product = new.atom()
+    if product is None or product.kind != "product":
+        return
+    for outer, shown in itertools.permutations(argument.atom() for argument in product.arguments):
+        if outer is not None and shown is not None and outer.kind == shown.kind == "function":
+            for i, f, g in _roles(shown.arguments[0]):
+                yield functools.partial(_lstm_cell, outer, shown, i, f, g)
+
+
+def _lstm_cell(o: Atom, shown: Atom, i: Atom, f: Atom | None, g: Atom, states: frozenset[ir.Value]) -> Cell:
+    """shown: the function of the new cell state.  f: None where it is 1 - i."""
+    (new,) = shown.arguments
+    forget = i if f is None else f
+    around = (_previous(new, f, g), new)
+    gates = tuple(_gate(one, states, c=around) for one in (i, o, forget, g))
+    return Cell("LSTM", gates, (gates[0].function, gates[3].function, _function(shown)), False, f is None, new)
+
+
+def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
+    """(input, forget, cell) functions of a new cell state; no forget gate where it is 1 - input."""
+    products = [atom for atom, factor in c.terms.items() if atom.kind == "product" and (factor == 1).all()]
+    if len(products) == 2 and len(c.terms) == 2:
+        for new, kept in itertools.permutations(products):
+            pair = [argument.atom() for argument in new.arguments]
+            for f in (argument.atom() for argument in kept.arguments):
+                if f is None or f.kind != "function" or any(one is None or one.kind != "function" for one in pair):
+                    continue
+                for i, g in itertools.permutations(pair):
+                    assert i is not None
+                    assert g is not None
+                    yield i, f, g
+    tops = _functions(c)
+    for i, g in itertools.permutations(tops, 2):
+        if len(tops) == 2:
+            yield i, None, g
+
+
+def _previous(c: Sum, factor: Atom | None, g: Atom) -> Sum | None:
+    """What the forget gate is multiplied by."""
+    for product in (atom for atom in c.terms if atom.kind == "product" and factor is not None):
+        sides = list(product.arguments)
+        for one, other in itertools.permutations(sides):
+            if one.atom() is factor and other.atom() is not g:
+                return other
+    states = {atom: matrix for atom, matrix in c.terms.items() if atom.kind == "value"}  # c + i * (g - c)
+    return dataclasses.replace(c, terms=states, number=np.zeros(c.columns)) if len(states) == 1 else None
+
+
+def _functions(new: Sum) -> list[Atom]:
+    """The functions that a sum is made of, through products."""
+    functions: dict[Atom, None] = {}
+    for atom in new.terms:
+        if atom.kind == "function":
+            functions[atom] = None
+        elif atom.kind == "product":
+            for argument in atom.arguments:
+                functions.update(dict.fromkeys(_functions(argument)))
+    return list(functions)
+
+
+def _function(atom: Atom) -> Function:
+    name, alpha, beta = atom.parameters
+    return name, alpha, beta
+
+
+def _argument(atom: Atom) -> tuple[Sum, float | None]:
+    """The argument of a function, and between which limits."""
+    (inside,) = atom.arguments
+    clipped = inside.atom()
+    if clipped is not None and clipped.kind == "clip":
+        return clipped.arguments[0], clipped.parameters[0]
+    return inside, None
+
+
+def _gate(
+    atom: Atom, states: frozenset[ir.Value], inside: Sum | None = None, c: tuple[Sum | None, Sum] | None = None
+) -> Gate:
+    argument, limit = _argument(atom)
+    gate = _parts(argument if inside is None else inside, states, c)
+    return dataclasses.replace(gate, function=_function(atom), limit=limit)
+
+
+def _parts(inside: Sum, states: frozenset[ir.Value], c: tuple[Sum | None, Sum] | None = None) -> Gate:
+    """What a pre-activation is made of. c: the cell state before and after the step, which peepholes read."""
+    columns = inside.columns
+    R, P, x, W = np.zeros((columns, columns)), np.zeros(columns), None, None
+    for atom, matrix in inside.terms.items():
+        if atom.kind != "value" or matrix.ndim != 2:
+            raise NoGuessError
+        if _is_cell_state(atom, c):
+            if np.count_nonzero(matrix - np.diag(np.diag(matrix))):
+                raise NoGuessError
+            P = P + np.diag(matrix)
+        elif atom.value in states or atom.define is not None:
+            if matrix.shape != R.shape or R.any():
+                raise NoGuessError
+            R = matrix
+        elif x is None:
+            x, W = atom, matrix
+        else:
+            raise NoGuessError
+    none = np.zeros((0, columns))
+    return Gate(("", None, None), None, none if W is None else W, R, inside.number, np.zeros(columns), P, x, inside)
+
+
+def _is_cell_state(atom: Atom, c: tuple[Sum | None, Sum] | None) -> bool:
+    for state in c or ():
+        if state is not None and (
+            state.atom() is atom
+            or (atom.define is not None and atom.definition is not None and same(atom.definition, state))
+        ):
+            return True
+    return False

@@ -1,0 +1,225 @@
+"""Where loops and chains of steps lie in a model, and the nodes that they could be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.walk import said
+from rnn_lower.loops.unrolling import LOOPS
+from rnn_lower.proving.algebraic_patterns import constant
+from rnn_lower.proving.program import MARK, read_by
+from rnn_lower.raising.algebra import Algebra, NoGuessError, Sum, same
+from rnn_lower.raising.guess import Cell, cells
+from rnn_lower.shapes.shape_info import Facts
+
+SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
+"""What lies between the states of the steps and the outputs of a chain."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Nodes that are perhaps one recurrent node. results: what the rest of the model reads of them.
+
+    op_type: what they were lowered from, where lowering has left its mark.
+    """
+
+    name: str
+    nodes: tuple[ir.Node, ...]
+    results: tuple[ir.Value, ...]
+    op_type: str = ""
+
+    @property
+    def loops(self) -> list[ir.Node]:
+        return [node for node in self.nodes if node.op_type in LOOPS]
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """A cell with how it runs. initial: what its states start from.  outputs: by result, what of the node it is."""
+
+    cell: Cell
+    reverse: bool
+    batch_first: bool = False
+    initial: tuple[ir.Value | None, ...] = ()
+    outputs: tuple[tuple[ir.Value, str], ...] = ()
+
+
+def regions(model: ir.Model) -> Iterator[Region]:
+    """The loops of the main graph, and what lowering has emitted in it."""
+    groups: dict[str, list[ir.Node]] = {}
+    for node in model.graph:
+        if MARK in node.metadata_props:
+            groups.setdefault(node.metadata_props[MARK], []).append(node)
+        elif node.op_type in LOOPS and node.domain == "":
+            yield Region(node.name or str(node.outputs[0].name), (node,), _results(model.graph, [node]))
+    for name, nodes in groups.items():
+        op_type = nodes[0].metadata_props.get("rnn_lower.op", "")
+        yield Region(name, tuple(nodes), _results(model.graph, nodes), op_type)
+
+
+def _results(graph: ir.Graph, nodes: Sequence[ir.Node]) -> tuple[ir.Value, ...]:
+    """What the rest of the graph reads of some nodes."""
+    inside = set(nodes)
+    read = {value for node in graph if node not in inside for value in read_by(node)} | {*graph.outputs}
+    return tuple(value for node in nodes if node.op_type != "Constant" for value in node.outputs if value in read)
+
+
+def inputs_of(region: Region) -> list[ir.Value]:
+    """What a region reads that is known at run time only."""
+    made = {value for node in region.nodes for value in node.outputs}
+    read = dict.fromkeys(value for node in region.nodes for value in read_by(node))
+    return [value for value in read if value not in made and constant(value) is None and value.name]
+
+
+def directions_of_loop(
+    loop: ir.Node, facts: Facts, opset: int, emitted: frozenset[ir.Node] = frozenset()
+) -> Iterator[Direction]:
+    """What one loop could be."""
+    body = loop.attributes["body"].as_graph()
+    algebra = Algebra(facts, opset, frozenset(), emitted)
+    first = 2 if loop.op_type == "Loop" else 0
+    count = len(loop.inputs) - (2 if loop.op_type == "Loop" else loop.attributes["num_scan_inputs"].as_int())
+    states, initial = body.inputs[first : first + count], loop.inputs[first : first + count]
+    reverse = False
+    bound: dict[ir.Value, Sum] = {}
+    for state, start in zip(states, initial, strict=True):
+        shape = None if start is None else facts.shape(start)
+        columns = (shape or state.shape or (None,))[-1]
+        if isinstance(columns, int) and columns > 0:
+            bound[state] = algebra.atom(state, columns, len(shape or state.shape or (0, 0)))
+    if loop.op_type == "Scan":
+        if any(said(loop, "scan_input_axes", ir.AttributeType.INTS, ())):
+            return
+        reverse = all(said(loop, "scan_input_directions", ir.AttributeType.INTS, (0,)))
+        for value, sequence in zip(body.inputs[count:], loop.inputs[count:], strict=True):
+            try:
+                x = algebra.of(sequence)
+            except NoGuessError:
+                continue
+            bound[value] = dataclasses.replace(x, rank=x.rank - 1)
+    algebra.enter(body, bound)
+    after = body.outputs[first - (first > 0) :]
+    sums = [_sum(algebra, value) for value in after]
+    for index, (state, new) in enumerate(zip(states, sums, strict=False)):
+        if new is None or new.rank < 2 or state not in bound:
+            continue
+        for cell in cells(new, frozenset(states)):
+            yield _direction(cell, loop, initial, sums, index, reverse)
+
+
+def _sum(algebra: Algebra, value: ir.Value) -> Sum | None:
+    try:
+        return algebra.of(value)
+    except NoGuessError:
+        return None
+
+
+def _direction(
+    cell: Cell, loop: ir.Node, initial: Sequence[ir.Value | None], sums: Sequence[Sum | None], h: int, reverse: bool
+) -> Direction:
+    new, outputs = sums[h], []
+    assert new is not None
+    c = next((k for k, one in enumerate(sums[: len(initial)]) if one is not None and cell.state_c is not None
+              and same(_unmasked(one), cell.state_c)), None)  # fmt: skip
+    for k, (value, one) in enumerate(zip(loop.outputs, sums, strict=True)):
+        if k == h:
+            outputs.append((value, "Y_h"))
+        elif k == c:
+            outputs.append((value, "Y_c"))
+        elif one is not None and k >= len(initial) and same(_unmasked(one), _unmasked(new)):
+            outputs.append((value, "Y" if one.rank == 2 else "Y_direction"))
+    source = next((gate.source for gate in cell.gates if gate.x is not None and gate.source is not None), None)
+    flipped = source is not None and source.flipped
+    starts = (initial[h], *([] if c is None else [initial[c]]))
+    return Direction(cell, reverse != flipped, source is not None and source.batch_first, starts, tuple(outputs))
+
+
+def _unmasked(new: Sum) -> Sum:
+    while (atom := new.atom()) is not None and atom.kind == "where":
+        new = atom.arguments[0]
+    return new
+
+
+def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[Direction]]:
+    """What a chain of steps could be, for each end of it that is a state of a last step."""
+    multiplied = {
+        node.inputs[0] for node in region.nodes
+        if node.op_type in ("MatMul", "Gemm") and constant(node.inputs[1]) is not None and node.inputs[0] is not None
+    }  # fmt: skip
+    inside = {value for node in region.nodes for value in node.outputs}
+    emitted = frozenset(region.nodes)
+    algebra = Algebra(facts, opset, frozenset(), emitted)
+    states = frozenset(value for value in multiplied & inside if not _is_row(algebra, value))
+    ends: list[list[Direction]] = []
+    for leaf in _leaves(region, states):
+        chain = Algebra(facts, opset, states, emitted)
+        new = _sum(chain, leaf)
+        if new is None:
+            continue
+        guesses = [cell for cell in cells(new, states) if cell.op_type == region.op_type]
+        made = []
+        for cell in guesses:
+            source = next((g.source for g in cell.gates if g.x is not None and g.source is not None), None)
+            row = None if source is None else source.row
+            made.append(Direction(cell, row == 0, source is not None and source.batch_first))
+        if made:
+            ends.append(made)
+    return ends
+
+
+def _is_row(algebra: Algebra, value: ir.Value) -> bool:
+    """Whether a value is a step of X, or of what is made of X alone."""
+    new = _sum(algebra, value)
+    return new is not None and new.is_linear() and all(atom.define is None for atom in new.terms)
+
+
+def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
+    """The values that the results are put together of, but for states that go into further steps."""
+    leaves: dict[ir.Value, None] = {}
+    waiting, seen = list(region.results), set[ir.Value]()
+    while waiting:
+        value = waiting.pop(0)
+        node = value.producer()
+        if value in seen or value in states:
+            continue
+        seen.add(value)
+        if node is None or node not in region.nodes:
+            continue
+        if node.op_type in SHAPING:
+            inputs = node.inputs[1:2] if node.op_type == "Where" else node.inputs
+            waiting += [one for one in inputs if one is not None and constant(one) is None]
+        else:
+            leaves[value] = None
+    return list(leaves)
+
+
+def arrays(directions: Sequence[Direction], dtype: np.dtype) -> dict[str, np.ndarray] | None:  # type: ignore[type-arg]
+    """W, R, B and P of a node of these directions; None where they do not fit together."""
+    stacked: dict[str, list[np.ndarray]] = {"W": [], "R": [], "B": [], "P": []}
+    sizes = {len(gate.W) for one in directions for gate in one.cell.gates if len(gate.W)}
+    if len(sizes) != 1:
+        return None
+    (features,) = sizes
+    for one in directions:
+        gates, hidden = one.cell.gates, one.cell.hidden_size
+        stacked["W"].append(np.concatenate([g.W.T if len(g.W) else np.zeros((hidden, features)) for g in gates]))
+        stacked["R"].append(np.concatenate([g.R.T for g in gates]))
+        biases = [_two_biases(g.b, g.Rb, dtype) for g in gates]
+        stacked["B"].append(np.concatenate([*(w for w, _ in biases), *(r for _, r in biases)]))
+        stacked["P"].append(np.concatenate([g.P for g in gates[:3]]) if len(gates) == 4 else np.zeros(0))
+    if len({each.shape for each in stacked["R"]}) > 1:
+        return None
+    made = {name: np.stack(parts).astype(dtype) for name, parts in stacked.items()}
+    return {name: array for name, array in made.items() if name in ("W", "R") or array.any()}
+
+
+def _two_biases(b: np.ndarray, Rb: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Wb and Rb, which hold the sum of two numbers without rounding it, where the node adds them."""
+    if Rb.any():
+        return b, Rb
+    rounded = b.astype(dtype).astype(np.float64)
+    return rounded, b - rounded

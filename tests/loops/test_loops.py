@@ -1,0 +1,378 @@
+"""Loops of exporters, in small: unrolled, raised, listed, refused; and real exports where the exporters are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import rnn_lower
+from rnn_lower import cli
+from rnn_lower.errors import UnsupportedError
+
+FLOAT, INT32, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL
+TARGETS = ("rknn", "tidl", "ethos-u", "opencv@4")
+H, I = 4, 3
+
+
+def info(name, kind=FLOAT, shape=None):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def constants(**arrays):
+    return [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+
+
+def keras_gru(after=True, steps="T", batch="N", mask=False, hard=False, seed=0):
+    """A Keras GRU as tf2onnx writes it: weights carried as states, two conditions, a Gather for each step."""
+    rng = np.random.default_rng(seed)
+    weights = constants(
+        W=rng.normal(0, 0.5, (I, 3 * H)).astype("f4"), R=rng.normal(0, 0.5, (H, 3 * H)).astype("f4"),
+        bias=rng.normal(0, 0.5, (2, 3 * H)).astype("f4"), zero=np.float32(0), width=np.array([H], "i4"), i0=np.array(0, "i4"),
+        first=np.array([0], "i8"), second=np.array([1], "i8"), inside=np.array(True),
+    )  # fmt: skip
+    main = [
+        helper.make_node("Transpose", ["x"], ["xt"], perm=[1, 0, 2]),
+        helper.make_node("Shape", ["xt"], ["sizes"]), helper.make_node("Cast", ["sizes"], ["sizes32"], to=INT32),
+        helper.make_node("Slice", ["sizes32", "first", "second", "first"], ["steps1"]),
+        helper.make_node("Squeeze", ["steps1", "first"], ["steps32"]),
+        helper.make_node("Cast", ["steps32"], ["trips"], to=INT64),
+        helper.make_node("Slice", ["sizes32", "second", "two", "first"], ["rows1"]),
+        helper.make_node("Concat", ["rows1", "width"], ["shape32"], axis=0),
+        helper.make_node("Cast", ["shape32"], ["shape"], to=INT64), helper.make_node("Expand", ["zero", "shape"], ["h0"]),
+    ]  # fmt: skip
+    weights += constants(two=np.array([2], "i8"))
+    node, nodes = helper.make_node, []
+    nodes += [
+        node("Split", ["bias_in"], ["b0", "b1"], axis=0), node("Squeeze", ["b0", "axis0"], ["wb"]),
+        node("Squeeze", ["b1", "axis0"], ["rb"]), node("Gather", ["xt", "i"], ["row"], axis=0),
+        node("MatMul", ["row", "W_in"], ["xw"]), node("Add", ["xw", "wb"], ["xb"]),
+        node("Split", ["xb"], ["xz", "xr", "xh"], axis=-1),
+    ]  # fmt: skip
+    if after:
+        nodes += [node("MatMul", ["h", "R_in"], ["hw"]), node("Add", ["hw", "rb"], ["hb"])]
+        for name, start in (("hz", 0), ("hr", 1), ("hh", 2)):
+            weights_of = (f"s{start}", f"e{start}", "both")
+            nodes.append(node("Slice", ["hb", *weights_of], [name]))
+    else:
+        nodes += [node("Slice", ["R_in", f"s{k}", f"e{k}", "both"], [f"R{k}"]) for k in range(3)]
+        nodes += [node("MatMul", ["h", f"R{k}"], [name]) for k, name in ((0, "hz"), (1, "hr"))]
+    nodes += [node("Add", ["xz", "hz"], ["az"]), node("Add", ["xr", "hr"], ["ar"])]
+    if hard:
+        for gate in "zr":
+            nodes += [node("Add", [f"a{gate}", "three"], [f"u{gate}"]), node("Clip", [f"u{gate}", "low", "six"], [f"k{gate}"]),
+                      node("Mul", [f"k{gate}", "sixth"], [gate])]  # fmt: skip
+    else:
+        nodes += [node("Sigmoid", ["az"], ["z"]), node("Sigmoid", ["ar"], ["r"])]
+    if after:
+        nodes.append(node("Mul", ["r", "hh"], ["reset"]))
+    else:
+        nodes += [node("Mul", ["r", "h"], ["rh"]), node("MatMul", ["rh", "R2"], ["reset"])]
+    nodes += [
+        node("Add", ["xh", "reset"], ["ah"]), node("Tanh", ["ah"], ["n"]), node("Sub", ["one", "z"], ["rest"]),
+        node("Mul", ["rest", "n"], ["new"]), node("Mul", ["z", "h"], ["kept"]), node("Add", ["kept", "new"], ["sum"]),
+    ]  # fmt: skip
+    if mask:
+        nodes += [node("Gather", ["mask", "i"], ["m"], axis=0), node("Where", ["m", "sum", "h"], ["h_out"])]
+    else:
+        nodes.append(node("Identity", ["sum"], ["h_out"]))
+    nodes += [
+        node("Add", ["i", "one32"], ["i_out"]), node("Cast", ["i_out"], ["if"], to=FLOAT),
+        node("Cast", ["steps_in"], ["tf"], to=FLOAT), node("Less", ["if", "tf"], ["l1"]),
+        node("Cast", ["trip"], ["cf"], to=FLOAT), node("Less", ["cf", "tf"], ["l2"]), node("And", ["l1", "l2"], ["go_out"]),
+        node("Identity", ["h_out"], ["y"]),
+    ]  # fmt: skip
+    most = np.iinfo("i4").max
+    inner = constants(
+        one=np.float32(1), one32=np.array(1, "i4"), axis0=np.array([0], "i8"), both=np.array([0, 1], "i8"),
+        three=np.float32(3), low=np.float32(0), six=np.float32(6), sixth=np.float32(1 / 6),
+        **{f"s{k}": np.array([0, k * H], "i8") for k in range(3)},
+        **{f"e{k}": np.array([most, (k + 1) * H], "i8") for k in range(3)},
+    )  # fmt: skip
+    passed = ["steps_in", "W_in", "R_in", "bias_in"]
+    ins = [info("trip", INT64, []), info("go", BOOL, []), info("i", INT32, []), info("h", FLOAT, [None, H])]
+    ins += [info("steps_in", INT32, []), *(info(name) for name in passed[1:])]
+    outs = [info("go_out", BOOL, []), info("i_out", INT32, []), info("h_out", FLOAT, [None, H])]
+    outs += [info("steps_in", INT32, []), *(info(name) for name in passed[1:]), info("y", FLOAT, [None, H])]
+    body = helper.make_graph(nodes, "body", ins, outs, inner)
+    main += [
+        helper.make_node(
+            "Loop", ["trips", "inside", "i0", "h0", "steps32", "W", "R", "bias"],
+            ["i_end", "last", "o1", "o2", "o3", "o4", "all"], name="loop", body=body,
+        ),
+        helper.make_node("Transpose", ["all"], ["Y"], perm=[1, 0, 2]),
+    ]  # fmt: skip
+    inputs = [info("x", FLOAT, [batch, steps, I])]
+    inputs += [info("mask", BOOL, [steps, batch, 1])] if mask else []
+    graph = helper.make_graph(main, "g", inputs, [info("Y"), info("last")], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def run(model, feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
+
+
+def feeds_of(model, seed=0):
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for value in model.graph.input:
+        shape = [dim.dim_value or {"N": 2, "T": 5}[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
+        is_bool = value.type.tensor_type.elem_type == BOOL
+        feeds[value.name] = rng.random(shape) < 0.6 if is_bool else rng.normal(size=shape).astype("f4")
+    return feeds
+
+
+def same(one, other, feeds):
+    return all(np.allclose(a, b, atol=1e-5) for a, b in zip(run(one, feeds), run(other, feeds), strict=True))
+
+
+def operators(graph):
+    """Of the nodes of a graph, and of those in its bodies."""
+    found = {node.op_type for node in graph.node}
+    return found.union(
+        *(operators(a.g) for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+    )
+
+
+def loops_of(model):
+    return [node.name for node in model.graph.node if node.op_type in ("Loop", "Scan")]
+
+
+VARIANTS = [{}, {"after": False}, {"mask": True}, {"hard": True}]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("target", TARGETS)
+def test_unrolled_for_a_target_it_is_right_and_taken(variant, target):
+    model = keras_gru(**variant)
+    lowered = rnn_lower.lower(model, target=target, dims={"N": 2, "T": 5})
+    assert not loops_of(lowered)
+    assert same(model, lowered, feeds_of(model))
+    before = {(one.op, one.rule) for one in rnn_lower.lint(model, target, dims={"N": 2, "T": 5}).findings}
+    assert {(one.op, one.rule) for one in rnn_lower.lint(lowered, target).findings} <= before
+    assert rnn_lower.prove(model, lowered).ok
+
+
+def test_a_step_takes_few_nodes():
+    def count(steps):
+        return len(rnn_lower.lower(keras_gru(), loops=True, dims={"N": 2, "T": steps}).graph.node)
+
+    def of_node(steps):
+        return len(
+            rnn_lower.lower(rnn_lower.raise_loops(keras_gru()), form="unroll", dims={"N": 2, "T": steps}).graph.node
+        )
+
+    assert (count(30) - count(10)) <= 1.3 * (of_node(30) - of_node(10))
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_gru_is_raised_and_lowered_from_there(after, tmp_path):
+    model = keras_gru(after)
+    raised = rnn_lower.raise_loops(model)
+    assert [node.op_type for node in raised.graph.node if node.op_type in ("Loop", "GRU")] == ["GRU"]
+    assert same(model, raised, feeds_of(model))
+    assert rnn_lower.prove(model, raised).ok
+    onnx.save(model, tmp_path / "in.onnx")
+    out = tmp_path / "out.onnx"
+    assert cli.main(["lower", str(tmp_path / "in.onnx"), "-o", str(out), "--raise-loops", "--prove", "--check"]) == 0
+    assert same(model, onnx.load(out), feeds_of(model))
+    assert not [node for node in onnx.load(out).graph.node if node.op_type in ("Loop", "GRU")]
+
+
+@pytest.mark.parametrize("variant", [{"mask": True}, {"hard": True}], ids=str)
+def test_what_no_node_computes_stays(variant, tmp_path, capsys):
+    """A mask may have holes, and 6 times a sixth is not 1 in float32."""
+    onnx.save(keras_gru(**variant), tmp_path / "in.onnx")
+    assert cli.main(["raise", str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")]) == cli.DIFFERENT
+    assert not (tmp_path / "out.onnx").exists()
+    assert "wrote nothing" in capsys.readouterr().out
+
+
+def _changed(index):
+    """A GRU of a loop of which one thing is another."""
+    model = keras_gru()
+    body = next(node for node in model.graph.node if node.op_type == "Loop").attribute[0].g
+    nodes = {node.output[0]: node for node in body.node}
+    if index == 0:
+        nodes["rest"].input[:] = ["z", "one"]  # z - 1
+    elif index == 1:
+        nodes["reset"].input[:] = ["xr", "hh"]
+    elif index == 2:
+        nodes["kept"].input[:] = ["r", "h"]
+    elif index == 3:
+        nodes["new"].input[:] = ["z", "n"]
+    elif index == 4:
+        nodes["ah"].input[:] = ["xh", "hh"]
+    elif index == 5:
+        nodes["row"].input[:] = ["xt", "i_never"]
+        body.node.insert(0, helper.make_node("Mul", ["i", "one32"], ["i_never"]))
+        nodes["h_out"].op_type = "Neg"
+    return model
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_a_near_miss_is_not_raised(index):
+    model = _changed(index)
+    raised = rnn_lower.raise_loops(model)
+    assert loops_of(raised) == ["loop"]
+
+
+def test_a_loop_that_stops_at_a_hundred_steps_is_not_raised():
+    model = keras_gru()
+    model.graph.initializer.extend(constants(most=np.array(100, "i8")))
+    loop = next(node for node in model.graph.node if node.op_type == "Loop")
+    at = list(model.graph.node).index(loop)
+    model.graph.node.insert(at, helper.make_node("Min", ["trips", "most"], ["few"]))
+    next(node for node in model.graph.node if node.op_type == "Loop").input[0] = "few"
+    assert loops_of(rnn_lower.raise_loops(model)) == ["loop"]
+
+
+def test_a_changed_unrolled_model_is_not_proved():
+    model = keras_gru()
+    lowered = rnn_lower.lower(model, loops=True, dims={"N": 2, "T": 3})
+    assert rnn_lower.prove(model, lowered).ok
+    for node in [node for node in lowered.graph.node if node.op_type in ("Sub", "Tanh", "Split")][::3]:
+        other = onnx.ModelProto.FromString(lowered.SerializeToString())
+        twin = next(one for one in other.graph.node if one.output == node.output)
+        if twin.op_type == "Split":
+            twin.output[:] = [*twin.output[1:], twin.output[0]]
+        elif twin.op_type == "Sub":
+            twin.input[:] = twin.input[::-1]
+        else:
+            twin.op_type = "Sigmoid"
+        assert not rnn_lower.prove(model, other).ok
+
+
+REFUSED = {
+    "open": ("condition depends on data or on sizes", {}, {}),
+    "many": ("left of the limit", {"max_nodes": 20}, {"N": 2, "T": 5}),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_by_name_with_what_works(what):
+    told, options, dims = REFUSED[what]
+    with pytest.raises(UnsupportedError, match=told) as found:
+        rnn_lower.lower(keras_gru(), loops=True, dims=dims or None, **options)
+    assert "Loop 'loop'" in str(found.value)
+    assert "--dim" in str(found.value) or "--max-nodes" in str(found.value)
+
+
+def test_loops_are_listed(tmp_path, capsys):
+    (loop,) = rnn_lower.inspect_loops(keras_gru())
+    assert (loop.node, loop.op, loop.recognized) == ("loop", "Loop", "GRU")
+    (loop,) = rnn_lower.inspect_loops(keras_gru(mask=True, steps=5, batch=2))
+    assert not loop.recognized
+    assert loop.unrolls
+    assert "--loops" in loop.mend
+    onnx.save(keras_gru(), tmp_path / "in.onnx")
+    assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loops"][0]["recognized"] == "GRU"
+    findings = rnn_lower.lint(keras_gru(), "rknn").findings
+    assert [one.mend for one in findings if one.op == "Loop"] == ["rnn-lower raise makes it one GRU, proved"]
+
+
+def test_an_ir_model_is_unrolled_in_place_or_left():
+    model = ir.serde.deserialize_model(keras_gru(steps=4, batch=2))
+    assert rnn_lower.lower(model, loops=True) is model
+    assert not [node for node in model.graph if node.op_type == "Loop"]
+    open_ = ir.serde.deserialize_model(keras_gru())
+    with pytest.raises(UnsupportedError):
+        rnn_lower.lower(open_, loops=True)
+    assert [node.op_type for node in open_.graph if node.op_type == "Loop"] == ["Loop"]
+
+
+def test_a_loop_in_a_branch_is_unrolled():
+    model = keras_gru(steps=3, batch=2)
+    inner = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    branch = helper.make_graph(inner, "then", [], [info("Y")])
+    other = helper.make_graph([helper.make_node("Constant", [], ["none"], value=constants(v=np.zeros((2, 3, H), "f4"))[0])],
+                              "else", [], [info("none")])  # fmt: skip
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("If", ["chosen"], ["Z"], then_branch=branch, else_branch=other))
+    model.graph.input.append(info("chosen", BOOL, []))
+    del model.graph.output[:]
+    model.graph.output.append(info("Z"))
+    lowered = rnn_lower.lower(model, loops=True)
+    assert "Loop" not in operators(lowered.graph)
+    for chosen in (True, False):
+        assert same(model, lowered, {**feeds_of(keras_gru(steps=3, batch=2)), "chosen": np.array(chosen)})
+    assert rnn_lower.prove(model, lowered).ok
+
+
+def test_a_loop_in_a_function_is_unrolled():
+    model = keras_gru(steps=3, batch=2)
+    names = [tensor.name for tensor in model.graph.initializer]
+    function = helper.make_function(
+        "own", "Layer", ["x", *names], ["Y"], list(model.graph.node), [helper.make_opsetid("", 17)]
+    )
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("Layer", ["x", *names], ["Y"], domain="own"))
+    del model.graph.output[1:]
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    lowered = rnn_lower.lower(model, loops=True)
+    assert "Loop" not in operators(lowered.graph)
+    assert same(model, lowered, feeds_of(model))
+
+
+def test_a_target_says_why_a_loop_stays(caplog):
+    with caplog.at_level("WARNING", "rnn_lower"):
+        lowered = rnn_lower.lower(keras_gru(), target="rknn")
+    assert loops_of(lowered) == ["loop"]
+    told = " ".join(record.message for record in caplog.records)
+    assert "Loop 'loop'" in told
+    assert "--dim N=N, --dim T=N" in told or "--dim" in told
+
+
+EXPORTERS = Path(os.environ.get("RNN_LOWER_EXPORTERS", "/nowhere"))
+"""The Python of an environment with keras, tensorflow and tf2onnx, or jax and jax2onnx."""
+
+EXPORT = """
+import os, sys; os.environ["KERAS_BACKEND"], os.environ["TF_CPP_MIN_LOG_LEVEL"] = "tensorflow", "3"
+import keras, tensorflow as tf, tf2onnx
+from keras import layers as L
+layers = {layers}
+i = keras.Input((5, 3)); x = i
+for one in layers: x = one(x)
+model = keras.Model(i, x)
+for w in model.trainable_weights: w.assign(tf.random.normal(w.shape, stddev=0.4, seed=1))
+spec = (tf.TensorSpec((None, 5, 3), tf.float32, name="x"),)
+tf2onnx.convert.from_function(tf.function(lambda x: model(x), input_signature=spec), input_signature=spec, opset=17, output_path=sys.argv[1])
+"""
+
+KERAS = {
+    "GRU": ("[L.GRU(4, return_sequences=True)]", 1), "GRU before": ("[L.GRU(4, reset_after=False)]", 1),
+    "Bidirectional": ("[L.Bidirectional(L.GRU(4, return_sequences=True))]", 2),
+    "stacked": ("[L.GRU(4, return_sequences=True), L.GRU(4)]", 2), "masked": ("[L.Masking(), L.GRU(4)]", 0),
+    "SimpleRNN": ("[L.SimpleRNN(4, go_backwards=True)]", 1),
+    "hard": ("[L.LSTM(4, recurrent_activation='hard_sigmoid')]", 0),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not EXPORTERS.exists(), reason="RNN_LOWER_EXPORTERS names no Python with keras and tf2onnx")
+@pytest.mark.parametrize("name", KERAS)
+def test_keras(name, tmp_path):
+    layers, raised = KERAS[name]
+    path = tmp_path / "m.onnx"
+    subprocess.run([EXPORTERS, "-c", EXPORT.format(layers=layers), path], check=True, capture_output=True)
+    model = onnx.load(path)
+    dims = {model.graph.input[0].type.tensor_type.shape.dim[0].dim_param: 1}
+    feeds = {"x": np.random.default_rng(0).normal(size=(1, 5, 3)).astype("f4")}
+    for target in TARGETS:
+        lowered = rnn_lower.lower(model, target=target, dims=dims)
+        assert not loops_of(lowered)
+        assert same(model, lowered, feeds)
+    back = rnn_lower.raise_loops(model)
+    assert sum(node.op_type in ("GRU", "RNN", "LSTM") for node in back.graph.node) == raised
+    assert same(model, back, feeds)

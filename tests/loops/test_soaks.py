@@ -1,0 +1,24 @@
+"""Small slices of the soaks: random loops unrolled, random nodes raised back, near misses."""
+
+from __future__ import annotations
+
+import pytest
+import soak_raising
+import soak_unrolling
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_loop_is_unrolled_or_refused(seed):
+    found = soak_unrolling.examine(seed)
+    assert found in ("proved", "refused") or found.startswith("no model")
+
+
+def test_random_nodes_come_back():
+    found = [soak_raising.back(seed) for seed in range(40)]
+    assert found.count("back") >= 38
+    assert not [one for one in found if one.startswith("WRONG")]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_near_miss_is_raised_to_nothing_wrong(seed):
+    assert soak_raising.near_miss(seed) in ("stays", "raised, and the same")
