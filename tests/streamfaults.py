@@ -146,6 +146,8 @@ FAULTS: tuple[Fault, ...] = (one_frame_short, border_off_by_one, not_handed_on, 
 def planted(rng: np.random.Generator) -> Iterator[tuple[str, onnx.ModelProto, making.Made, onnx.ModelProto]]:
     """What is wrong, the model, how it was streamed, and the streaming model with the fault."""
     stack, _, told = random_stack(rng)
+    if "thinned" in told:  # where frames are left out, what they rest on may be anything
+        return
     model = stack.model()
     options = Options(form="loop") if rng.integers(2) else Options()
     try:

@@ -19,6 +19,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text(encoding="utf-8"))
 MODELS = ROOT / "models"
+STREAMING, FED_BACK = str(MODELS / "torch_gru_streaming.onnx"), ("--state", "h=new_h", "--time", "x[1]")
 DENOISER, SPOTTER = str(MODELS / "torch_denoiser.onnx"), str(MODELS / "torch_keyword_spotter.onnx")
 STREAMING, FED_BACK = str(MODELS / "torch_gru_streaming.onnx"), ("--state", "h=new_h", "--time", "x[1]")
 

@@ -74,6 +74,10 @@ def one_step(document: Document) -> str | None:
     nodes = read_nodes(document.model, document.facts)
     if not nodes or not all(map(has_one_step, nodes)):
         return None
+    shapes = [(node.layout, document.facts.shape(node.inputs["X"])) for node in nodes]
+    batches = {shape[0 if layout else 1] for layout, shape in shapes if shape is not None}
+    if any(way not in batches for *_, way in free_dims(_shapes(document))):
+        return None  # a free axis that is no batch may be the stream
     for name, dims in _shapes(document).items():
         for axis, dim in enumerate(dims or ()):
             if dim == 1:

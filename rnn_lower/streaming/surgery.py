@@ -41,7 +41,8 @@ class Surgery:
     ) -> None:  # fmt: skip
         self.document, self.tracks, self.symbols, self.step = document, tracks, symbols, step
         self.graph = document.proto.graph
-        self.names = Names(taken_names(document.model))
+        self._theirs = set(taken_names(document.model))
+        self.names = Names(self._theirs)
         self.reset = self.names.unique("reset") if reset else None
         self._rows: Size | None = None
         self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}
@@ -170,7 +171,7 @@ class Surgery:
         """Whether a new node makes the value that no other reads, which has the name now."""
         new = [*self._before.get(id(message), ()), *self._behind.get(id(message), ())]
         makers = [node for node in new if value in node.output]
-        if len(makers) != 1 or any(value in node.input for node in (*new, message)):
+        if len(makers) != 1 or value in self._theirs or any(value in node.input for node in (*new, message)):
             return False
         makers[0].output[:] = [name if output == value else output for output in makers[0].output]
         return True

@@ -49,6 +49,11 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     the frames of such a model, INPUT[AXIS]; where it has none, each run is one step, and a new axis comes first.
     """
     plan = plan_with(document, states)
+    if plan.reset is not None:
+        raise UnsupportedError(
+            f"input '{plan.reset}' sets rows back, which a whole sequence does not have; stream the original without"
+            " --reset"
+        )
     if not plan.states:
         raise RnnLowerError("the model has no state that is fed back, so that there is nothing to take in")
     source = document.copied()

@@ -1488,6 +1488,12 @@ def of_nine_frames() -> Model:
     return model
 
 
+def set_back() -> Model:
+    import rnn_lower
+
+    return rnn_lower.stream(model_of("GRU", dynamic=True), axis="T", reset=True)
+
+
 def all_numbers() -> Model:
     """A streaming model of single numbers."""
     values = [
@@ -1687,6 +1693,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: 's_in' would stand for several; name {node} in it too", "--state-names")
     yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "the free sizes of its state are no batch; give them (--dim NAME=SIZE)")
     yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model is of 9 frames, which is no multiple of 2, so that no chunks make a whole run of it")
+    yield Bad("unstream of rows set back", unstreaming(set_back), "sets rows back, which a whole sequence does not have; stream the original without --reset")
     yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model says itself that the frames are along {'X': 0}", "--time")
     yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no input beside its states that could have frames")
     yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "which axis has the frames is not known; declare its sizes")

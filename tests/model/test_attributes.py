@@ -150,7 +150,7 @@ def _lowered_or_refused(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(("said", "why"), [
-    ({"perm": "text"}, "its attribute 'perm' is of type STRING; the operator takes INTS"),
+    ({"perm": "text"}, "its attribute 'perm' is of type STRING; the operator accepts INTS"),
     ({"perm": [1, 2]}, "what it says of itself does not fit its inputs"),
 ])  # fmt: skip
 def test_a_stream_tells_what_is_wrong_with_an_attribute(said, why):

@@ -120,5 +120,5 @@ def test_kept_nodes_are_told(tmp_path, capsys):
     command = ["stream", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--time", "T", "--keep-native"]
     assert cli.main(command) == 0
     told = capsys.readouterr().out
-    assert "2 recurrent node(s) stay as they are" in told
+    assert "2 recurrent nodes kept" in told
     assert "no RNN, GRU or LSTM node" not in told
