@@ -7,7 +7,6 @@ function of all that it reads: two models that agree then agree whatever it comp
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +18,19 @@ import onnx_ir as ir
 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, count_nodes, default_opset, nodes, subgraphs
+from rnn_lower.ir.walk import Scope, count_nodes, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS, RANDOM
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
-from rnn_lower.proving import algebraic_patterns, equations
+from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import Interpreter, NoStepsError, check_time
+from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.node_proof import FAILURE
-from rnn_lower.proving.operators import OPERATORS, OutOfScopeError, WrongError, known
+from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.program import MARK
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
-from rnn_lower.proving.scalar_functions import FieldArithmetic
+from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.evaluate import evaluate
 from rnn_lower.transforms.inline import inlined
@@ -42,14 +41,6 @@ MOVES = (
     "Trilu", "Unsqueeze",
 )  # fmt: skip
 """Operators that put elements elsewhere, whatever they are."""
-
-POINTWISE = (
-    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Floor", "IsInf", "Mish", "Round",
-    "Sign", "Sin", "Sinh", "Sqrt", "Tan",
-)  # fmt: skip
-"""Operators of one operand that are a function of each element."""
-
-PAIRWISE = ("Equal", "GreaterOrEqual", "LessOrEqual", "Mod", "Pow", "Xor")
 
 FEW = 1 << 20
 """Elements of numbers that are computed with."""
@@ -91,38 +82,18 @@ def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
     }
 
 
-@dataclasses.dataclass
-class _Graph:
-    """All nodes of a model, as `Interpreter` runs a program."""
+class _Evaluator(ModelInterpreter):
+    """Runs a whole model: known numbers are computed as floats, and an operator without an equation is a random
+    function."""
 
-    nodes: Sequence[ir.Node]
-    wanted: Sequence[ir.Value]
-    opset: int
-
-    @property
-    def all_nodes(self) -> Iterator[ir.Node]:
-        return iter(self.nodes)
-
-
-class _Evaluator(Interpreter):
-    """Runs a whole model. folded: sums of the biases of recurrent nodes are rounded, as those of constants are."""
-
-    def __init__(self, field: Field, model: ir.Model, deadline: float, folded: bool) -> None:
-        super().__init__(field, None, deadline)
-        self._folded = folded
+    def __init__(self, field: Field, document: Document, deadline: float, folded: bool) -> None:
+        super().__init__(field, document, folded, (), deadline)
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
-        self._graph = _Graph(list(model.graph), list(model.graph.outputs), default_opset(model.opset_imports) or 0)
 
-    def evaluate(self, inputs: Mapping[str, Array], model: ir.Model) -> dict[str, Array]:
-        """The values of the main graph by name."""
-        feeds = {value: inputs[str(value.name)] for value in model.graph.inputs if str(value.name) in inputs}
-        self.run(self._graph, feeds)  # type: ignore[arg-type]
-        outs = (out for node in self._graph.nodes for out in node.outputs if out.name)
-        found = {str(out.name): self._values[out] for out in outs if out in self._values}
-        return {**found, **{str(value.name): self._value(value) for value in self._graph.wanted}}
-
-    def _compare_shape(self, value: ir.Value, array: Array) -> None:
-        """What a model declares is not looked at here."""
+    def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of the model by name."""
+        names = (str(value.name) for value in self._graph.wanted)
+        return dict(zip(names, self.outputs(inputs), strict=True))
 
     def _operands(self, node: ir.Node) -> list[Array]:
         """A Loop without a limit ends by its condition; without a condition it is true."""
@@ -144,11 +115,11 @@ class _Evaluator(Interpreter):
         numbers = [None if one is None else self._number(one) for one in operands]
         if own and all(one is None or number is not None for one, number in zip(operands, numbers, strict=True)):
             return self._computed(node, numbers)
-        if own and node.op_type in OPERATORS:
+        if own and node.op_type in self.operators:
             try:
                 return super()._results(node)
             except (OutOfScopeError, WrongError):
-                pass  # a use of it that no lowering makes
+                pass  # a use of it that has no equation
         return self._other(node, operands)
 
     def _if(self, node: ir.Node) -> list[Array]:
@@ -211,16 +182,8 @@ class _Evaluator(Interpreter):
             if op_type in RANDOM:
                 raise OutOfScopeError(f"{op_type}, of which each run is another")
             first = operands[0]
-            if first is not None and (op_type in POINTWISE or (op_type == "Cast" and first.dtype == np.uint64)):
+            if first is not None and op_type == "Cast" and first.dtype == np.uint64:
                 return [field.function(f"{op_type} {_attributes(node)}", first)]
-            if op_type in ("And", "Or"):
-                a, b = (self._as_field(one) for one in operands if one is not None)
-                both = field.multiply(a, b)
-                return [both if op_type == "And" else field.subtract(field.add(a, b), both)]
-            if op_type in (*PAIRWISE, "Less", "Greater") and len(operands) == 2:
-                a, b = (self._as_field(one) for one in operands if one is not None)
-                mixed = field.add(field.multiply(a, field.function("pair", np.ones((), np.uint64))), b)
-                return [field.function(f"{op_type} {_attributes(node)}", mixed)]
         return self._unknown(node, operands)
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
@@ -270,30 +233,6 @@ class _Evaluator(Interpreter):
             shapes.append(tuple(dim.dim_value for dim in dims))
         return shapes
 
-    def _recurrent(self, node: ir.Node) -> list[Array]:
-        """A recurrent node as the ONNX text reads it."""
-        text: dict[str, Any] = {}
-        lengths = None
-        dtype = next((value.dtype for value in node.inputs[:1] if value is not None), None)
-        read = equations.read(node, dtype or ir.DataType.FLOAT)
-        for name, value in zip(equations.INPUTS, node.inputs, strict=False):
-            if value is None or not value.name:
-                continue
-            if name == "sequence_lens":
-                lengths = self._value(value)
-            elif name == "B":
-                constant = algebraic_patterns.constant(value)
-                text[name] = (
-                    equations.halves(FieldArithmetic(self.field), self._value(value)) if constant is None
-                    else equations.bias(self.field, constant, read.dtype, self._folded)
-                )  # fmt: skip
-            else:
-                text[name] = self._value(value)
-        if lengths is not None and lengths.dtype != np.int64:
-            raise OutOfScopeError("sequence_lens that floats decide")
-        results = equations.evaluate(FieldArithmetic(self.field), read, text, lengths)
-        return [results[name] for name, _ in zip(equations.OUTPUTS, node.outputs, strict=False)]
-
 
 def _refuse(reason: str) -> Array:
     raise OutOfScopeError(reason)
@@ -311,7 +250,8 @@ def prove_whole(
 
     exact_sizes: beyond every number that the nodes count to or compare with, too; out of scope where that is large.
     """
-    models = [ir.serde.deserialize_model(inlined(_with_data(one))) for one in (before, after)]
+    documents = [Document(inlined(_with_data(one))) for one in (before, after)]
+    models = [document.model for document in documents]
     changed = list(_interface(*models))
     if changed:
         return Proof((), tuple(changed))
@@ -319,7 +259,7 @@ def prove_whole(
     verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
     for folded in (True, False):
         try:
-            reason, evaluations = _difference(models, points, seed, deadline, folded, exact_sizes)
+            reason, evaluations = _difference(documents, points, seed, deadline, folded, exact_sizes)
             verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
         except OutOfScopeError as error:
             return _proof(rows, OUT_OF_SCOPE, str(error), 1.0, 0)
@@ -370,10 +310,10 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
 
 
 def _difference(
-    models: Sequence[ir.Model], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
+    documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
 ) -> tuple[str, int]:
     """Where two models part, or nothing; and how often they were evaluated."""
-    count = 0
+    count, models = 0, [document.model for document in documents]
     cases = list(_sizes(models[1]))
     exact = all(value.dtype is None or value.dtype.is_floating_point() for value in models[1].graph.inputs)
     draws = 1 if exact else INTEGER_DRAWS
@@ -384,7 +324,7 @@ def _difference(
             field = Field(seed * 1000 + draw % points)
             inputs = _draw(field, models[1], sizes, np.random.default_rng((seed, draw, index)), exact_sizes)
             try:
-                ours, theirs = (_Evaluator(field, model, deadline, folded).evaluate(inputs, model) for model in models)
+                ours, theirs = (_Evaluator(field, one, deadline, folded).evaluate(inputs) for one in documents)
             except NoStepsError:
                 continue
             except WrongError:
