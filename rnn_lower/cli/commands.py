@@ -84,6 +84,7 @@ def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
 def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower import api
     from rnn_lower.modelio.statistics import count_file
+    from rnn_lower.targeting import find_target
 
     options = _options(arguments)
     if arguments.fold and arguments.prove:
@@ -120,6 +121,8 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     written = arguments.output if all(report.ok for report in reports) else None
     with _stdout_for_text(written, arguments):
         printing.print_lowered(arguments, written, records, counts, reports)
+        if arguments.target is not None and not arguments.json:
+            printing.print_native(find_target(arguments.target), records)
     return DONE if written else DIFFERENT
 
 

@@ -159,6 +159,14 @@ def print_lowered(
     _print(f"wrote {written}: {change}" if written else NOTHING_WRITTEN)
 
 
+def print_native(target: Target, records: Sequence[Record]) -> None:
+    """A hint where nodes were lowered that the target runs right itself, and no slower."""
+    count = sum(target.keeps(record.node) for record in records)
+    if count:
+        nodes = f"{count} of {_count(len(records), 'node')}"
+        _print(f"{target.name} was measured to run {nodes} right natively; --keep-native keeps them")
+
+
 NOTHING_WRITTEN = "nothing written, since the models were not seen to be the same"
 
 
