@@ -128,14 +128,20 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     changed = False
 
     def change(model: ir.Model) -> None:
+        nonlocal changed
+        declared: dict[str | None, ir.Shape] = {}
         if options.dims:
             fixed_dims.fix_dims(model, options.dims)
             for value, shape in of_fixed_sizes(model, Facts(model)).items():
-                said, value.shape = value.shape or shape, shape
-                if value.is_graph_output() and not unrolls:  # which tells the sizes of what loops give
-                    warn_of_output(value, said, shape)
-        nonlocal changed
+                if value.is_graph_output():
+                    declared[value.name] = value.shape or shape
+                value.shape = shape
         changed = _change_all(model, options, unrolls)
+        outputs = [value for value in model.graph.outputs if value.name in declared]
+        facts = Facts(model)  # folding and unrolling find more sizes
+        for value in outputs:
+            value.shape = ir.Shape(facts.confirmed(value))
+            warn_of_output(value, declared[value.name], value.shape)
 
     made, left = document.changed(change), dataclasses.replace(options, dims=None, fold=False, loops=False)
     return (made, left) if changed else (document, dataclasses.replace(options, loops=False))

@@ -247,3 +247,13 @@ def test_the_second_layer_is_read_with_its_sizes():
     document = Document(two_layers()).fixed({"time": 19, "batch": 2})
     second = read_nodes(document.model, document.facts)[1]
     assert (second.static_length, second.static_batch) == (19, 2)
+
+
+def test_folding_at_fixed_sizes_keeps_the_sizes_of_outputs(caplog):
+    """What nodes compute of sizes is known once it is folded, and not before."""
+    model = onnx.load(ROOT / "models" / "torch_denoiser.onnx")
+    with caplog.at_level(logging.WARNING, logger="rnn_lower"):
+        lowered = rnn_lower.lower(model, target="ethos-u", dims={"batch": 1, "time": 20}, fold=True, legalize_all=True)
+    assert [dim.dim_value for dim in lowered.graph.output[0].type.tensor_type.shape.dim] == [1, 20, 16]
+    assert "declares" not in caplog.text
+    assert rnn_lower.lint(lowered, "ethos-u").ok
