@@ -68,12 +68,14 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
 
 
 def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[str, ...]:
-    """Which nodes are other functions, and where their values part, as far as a few seconds show it."""
+    """Which nodes are other functions, and where their values part, as far as a few seconds show it; none where more
+    than the nodes has changed, as by folding, so that no node can be looked at alone."""
     try:
         proof = prove_models(original, lowered, 1, 0, seconds)
     except RnnLowerError:
         return ()
-    return tuple(f"{node.name}: {node.reason}" for node in proof.nodes if node.verdict == DIFFERENT)
+    differing = (node for node in proof.nodes if node.verdict == DIFFERENT and not proof.changed)
+    return tuple(f"{node.name}: {node.reason}" for node in differing)
 
 
 def without_unread_weights(lowered: Document, original: Document) -> Document:

@@ -170,3 +170,9 @@ def test_external_weights(tmp_path):
     wanted = run_onnxruntime(onnx.load(DENOISER), {"x": x})
     for streaming in (made, tmp_path / "out.onnx"):
         close([rnn_lower.StreamingSession(streaming).run(x)["y"]], wanted)
+
+
+def test_a_folded_step_is_checked_and_proved(tmp_path):
+    """Folding drops outputs of the recurrent node that nothing reads, so that it is not looked at alone."""
+    command = ["stream", DENOISER, str(tmp_path / "out.onnx"), "--time", "time", "--step", "1", "--dim", "batch=1"]
+    assert cli.main([*command, "--fold", "--check", "--prove"]) == cli.DONE
