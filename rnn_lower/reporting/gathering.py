@@ -322,5 +322,7 @@ def _runtime(name: str, ones: Sequence[One], trial: dict[tuple[str, str], Record
         for one in ones:
             trial = trial.replace(f"{one.node.describe()}: ", "")
         return Runtime(*native, f"{trial.replace(f'target {name}', 'it')}; {mend}", False)
-    record = trial[node.name, node.path]
+    record = trial.get((node.name, node.path))
+    if record is None:
+        return Runtime(*native, "its loop is unrolled", True)
     return Runtime(*native, f"{record.emitted:,} nodes, {record.form}", True)

@@ -215,7 +215,7 @@ def test_what_nothing_computes_is_wrong():
 
 @pytest.mark.parametrize(
     ("attribute", "told"),
-    [({"axes": [0]}, "does not take attribute 'axes'"), ({}, "Squeeze at opset 14 does not take 3 inputs")],
+    [({"axes": [0]}, "does not accept attribute 'axes'"), ({}, "Squeeze at opset 14 does not accept 3 inputs")],
 )
 def test_nodes_that_their_opset_does_not_have_are_wrong(attribute, told):
     model, _ = build(Case("RNN", 14, T=1))
