@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -68,8 +70,36 @@ class UnmetRequirementError(UnsupportedError):
         self.requirements = tuple(requirements)
 
 
+COMMAND_LINE = contextvars.ContextVar("rnn_lower.command_line", default=False)
+"""Whether the caller is the command line, which writes options as flags."""
+
+_NAMES = {"dim": "dims", "input-shape": "dims", "time": "axis", "set": "set_inputs", "exclude": "select"}
+_VALUED = "form|opset|max-nodes|step|target|inputs|time|states|state-names"
+_DIM = r"--dim (\S+?)=(\d+|SIZE)"
+
+
+def for_python(text: str) -> str:
+    """The text with options as keyword arguments instead of flags: form="scan", dims={"T": 5}, fold."""
+
+    def dims(found: re.Match[str]) -> str:
+        pairs = (f'"{name.strip(chr(39))}": {size}' for name, size in re.findall(_DIM, found[0]))
+        return f"dims={{{', '.join(pairs)}}}"
+
+    def valued(found: re.Match[str]) -> str:
+        value = found[2] if found[2].isdecimal() else f'"{found[2]}"'
+        return f"{_name(found[1])}={value}"
+
+    text = re.sub(rf"{_DIM}(?: {_DIM})*", dims, text)
+    text = re.sub(rf"--({_VALUED}) ([\w.@/\[\]']+)", valued, text)
+    return re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", lambda found: _name(found[1]), text)
+
+
+def _name(flag: str) -> str:
+    return _NAMES.get(flag, flag.replace("-", "_"))
+
+
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """For what callers call: a lack of memory is an RnnLowerError, too. Within, it stays Python's own."""
+    """For what callers call: a lack of memory is an RnnLowerError, too, and messages are for Python."""
 
     @functools.wraps(function)
     def guarded(*arguments: P.args, **keywords: P.kwargs) -> R:
@@ -79,6 +109,10 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             raise
         except MemoryError as error:
             raise OutOfMemoryError from error
+        except RnnLowerError as error:
+            if not COMMAND_LINE.get():
+                error.args = tuple(for_python(part) if isinstance(part, str) else part for part in error.args)
+            raise
 
     return guarded
 

@@ -13,6 +13,7 @@ from onnxscript import rewriter
 from paths import own_models
 
 import rnn_lower
+from rnn_lower import cli
 
 
 def test_ir_model_is_lowered_in_place():
@@ -62,7 +63,7 @@ def test_sizes_computed_in_the_graph():
     model = onnx.load(next(path for path in own_models() if path.stem == "torch_lstm_tagger"))
     dims = {"time": 3, "batch": 2}
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"needs a known batch size, here it is unknown .* --dim batch=1"
+        rnn_lower.UnsupportedError, match=r"needs a known batch size, here it is unknown .* dims=.*batch.*1"
     ):
         rnn_lower.lower(model, target="opencv", dims={"time": 3})
     assert rnn_lower.check(model, rnn_lower.lower(model, target="opencv", dims=dims)).ok
@@ -218,3 +219,14 @@ def test_a_lack_of_memory_is_an_error_of_ours_too(tmp_path, monkeypatch):
         streaming.run(feeds["x"] if "x" in feeds else next(iter(feeds.values())))
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), str(again)) == (type(caught.value), str(caught.value))
+
+
+def test_messages_for_python_name_arguments_and_those_of_the_command_line_flags(tmp_path, capsys):
+    model = build(Case("GRU", dynamic=True))[0]
+    with pytest.raises(rnn_lower.UnsupportedError, match=r'use form="scan" or form="loop"'):
+        rnn_lower.lower(model, form="unroll")
+    with pytest.raises(rnn_lower.UnsupportedError, match=r'add dims=\{"N": 1, "T": 16\}|add dims=\{"T": 16, "N": 1\}'):
+        rnn_lower.lower(model, target="opencv")
+    onnx.save(model, tmp_path / "m.onnx")
+    assert cli.main(["lower", str(tmp_path / "m.onnx"), str(tmp_path / "o.onnx"), "--form", "unroll"]) == cli.BAD
+    assert "use --form scan or --form loop" in capsys.readouterr().err

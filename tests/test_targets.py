@@ -334,7 +334,7 @@ def test_a_form_whose_operator_is_not_taken_is_not_chosen(avoid, form, tmp_path)
     case = Case("GRU", 17, optional=("B",))
     assert holds(case, path) is None
     assert form in emitted(rnn_lower.lower(build(case)[0], target=path))
-    with pytest.raises(rnn_lower.UnsupportedError, match=rf"equivalent is known; use --form {form.lower()}$"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=rf"equivalent is known; use form {form.lower()}$"):
         rnn_lower.lower(build(case)[0], target=path, form=avoid.lower())
 
 

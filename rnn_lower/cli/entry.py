@@ -18,7 +18,7 @@ from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parse
 from rnn_lower.cli.commands import COMMANDS
 from rnn_lower.cli.deferred import defer
 from rnn_lower.cli.printing import one_line
-from rnn_lower.errors import RnnLowerError, public
+from rnn_lower.errors import COMMAND_LINE, RnnLowerError, public
 from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", category=UserWarning, module=rf"{noisy}\b")
     command: Callable[[argparse.Namespace], int] = arguments.command
+    token = COMMAND_LINE.set(True)
     try:
         _check_folder()
         resolve_files(arguments)
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = f"{type(error).__name__}: {error}"[:500]
         return _fail(UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+    finally:
+        COMMAND_LINE.reset(token)
 
 
 def _check_folder() -> None:

@@ -49,11 +49,11 @@ def test_max_nodes_bounds_every_form():
     for form in ("scan", "loop", "unroll"):
         count = len(every_node(rnn_lower.lower(model, form=form)))
         assert rnn_lower.lower(model, form=form, max_nodes=count)
-        with pytest.raises(rnn_lower.UnsupportedError, match="--max-nodes"):
+        with pytest.raises(rnn_lower.UnsupportedError, match="max_nodes"):
             rnn_lower.lower(model, form=form, max_nodes=count - 1)
     both = two_nodes(Case("LSTM", 14, optional=("B",)))
     for lower in (rnn_lower.lower, through_rules):  # the limit is the model's, not each node's
-        with pytest.raises(rnn_lower.UnsupportedError, match=r"'other'.*--max-nodes"):
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"'other'.*max_nodes"):
             lower(both, form="scan", max_nodes=30)
 
 

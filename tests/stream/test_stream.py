@@ -365,6 +365,6 @@ def test_strides_ask_for_multiples():
     with pytest.raises(rnn_lower.RnnLowerError, match="a chunk must be of a multiple of 2 frames"):
         session.run(np.zeros((1, 3, 6), np.float32))
     with pytest.raises(
-        rnn_lower.UnsupportedError, match="--step 3: the strides of the model over time take multiples of 2"
+        rnn_lower.UnsupportedError, match="step=3: the strides of the model over time take multiples of 2"
     ):
         rnn_lower.stream(model, axis="T", step=3)
