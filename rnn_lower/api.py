@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
-    from rnn_lower.streaming.making import Made
     from rnn_lower.streaming.proof import StreamProof
+    from rnn_lower.streaming.stream_model import Made
     from rnn_lower.streaming.whole import Whole
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
@@ -158,14 +158,16 @@ def stream(
     That every value is computed frame by frame is proved by a table of rules, docs/streaming.md has them; the first
     node of which it is not raises UnsupportedError. Raises otherwise as `lower`.
     """
-    from rnn_lower.streaming import making  # for those who stream
+    from rnn_lower.streaming import stream_model  # for those who stream
 
     document, path = files.open_model(model)
-    wish = making.Wish(axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names)
+    wish = stream_model.Wish(
+        axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names
+    )
     chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        made = making.make(document, wish, chosen)
+        made = stream_model.make(document, wish, chosen)
         return _whole(made.document, made.dims)
 
     return _told_with(path, result)
@@ -185,19 +187,21 @@ def stream_file(
 
     accept: called with the path of the finished file, and with what was made, before it is put in place.
     """
-    from rnn_lower.streaming import making  # for those who stream
+    from rnn_lower.streaming import stream_model  # for those who stream
 
     document = files.load(source)
-    wish = making.Wish(axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names)
+    wish = stream_model.Wish(
+        axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names
+    )
     chosen = _of_stream(options)
 
     def work() -> Made:
-        made = making.make(document, wish, chosen)
+        made = stream_model.make(document, wish, chosen)
         with (
             files.staged(
                 made.document, destination, progress, made.dims, _kept(document, source, destination)
             ) as staged,
-            making.staged_states(destination, made.plan) as place,
+            stream_model.staged_states(destination, made.plan) as place,
         ):
             if accept is None or accept(os.fspath(staged.path), made):
                 place(staged.commit)
@@ -289,12 +293,12 @@ def check_streaming(
 
     Recurrent nodes that were lowered are compared in exact arithmetic too where that is cheap.
     """
-    from rnn_lower.checking import outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking
 
     streamed = made.streamed
     given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
-    return outliving.outlived(model, None, checking.check_streaming, *given)
+    return subprocess_run.outlived(model, None, checking.check_streaming, *given)
 
 
 @public
@@ -358,13 +362,13 @@ def compare_whole(
     atol: float = 1e-5,
 ) -> list[CheckReport | StreamProof]:  # fmt: skip
     """What `unstream` has made, compared with chunks of the model that it was made of: by running, by proof."""
-    from rnn_lower.checking import outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking, proof
 
     (whole, _), found = files.open_model(model), list[Any]()
     if check:
         given = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
-        found.append(outliving.outlived(model, None, checking.check_streaming, *given))
+        found.append(subprocess_run.outlived(model, None, checking.check_streaming, *given))
     return found + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
 
 
@@ -500,10 +504,10 @@ def check(
     Raises RnnLowerError when a model cannot be read, when no inputs were found with which the original runs, or when
     the runtime has ended its process.
     """
-    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
     given = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
-    return outliving.outlived(original, on, checker.compare_models, *given)
+    return subprocess_run.outlived(original, on, checker.compare_models, *given)
 
 
 @public
@@ -525,10 +529,10 @@ def prove(
     proof = prover.prove_models(original, lowered, points, seed)
     if counterexample is None or proof.ok:
         return proof
-    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
     compared = (original, lowered, None, 3, seed, 1e-3, 1e-5, False, None, counterexample)
-    report = outliving.outlived(original, None, checker.compare_models, *compared)
+    report = subprocess_run.outlived(original, None, checker.compare_models, *compared)
     return dataclasses.replace(proof, counterexample=report.counterexample)
 
 

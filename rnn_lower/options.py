@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from rnn_lower.asked import check_number, check_numbers
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.validation import check_number, check_numbers
 
 if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode

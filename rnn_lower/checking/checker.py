@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.checking import guard, runtimes, samples
 from rnn_lower.checking.compare import Comparison
 from rnn_lower.checking.node_runs import NodeRun, NodeRuns
@@ -33,6 +32,7 @@ from rnn_lower.proving.report import DIFFERENT, CheckReport, Proof
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.fold import dead_nodes
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.validation import check_numbers, check_texts
 
 FURTHER_TRIES = 5
 """How often all kinds of inputs are tried for recurrent nodes that are not proved and have not run."""

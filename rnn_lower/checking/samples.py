@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
@@ -68,7 +68,7 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
             raise RnnLowerError(f"inputs must be arrays by name; {error}") from None
     else:
         try:
-            with np.load(foreign.plain(source), allow_pickle=False) as archive:
+            with np.load(untrusted.plain(source), allow_pickle=False) as archive:
                 feeds = {name: archive[name] for name in archive.files}
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None

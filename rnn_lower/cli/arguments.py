@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import rnn_lower
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, Dims, Options
 
@@ -324,7 +324,7 @@ def fixed_inputs(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         try:
-            fixed[name] = foreign.loads(value)
+            fixed[name] = untrusted.loads(value)
         except ValueError:
             equals = ""
         if not equals or not name:

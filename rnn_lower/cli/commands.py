@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
-    from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.stream_model import Made
     from rnn_lower.streaming.whole import Whole
 
 

@@ -16,10 +16,10 @@ from typing import BinaryIO, TextIO
 
 from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser, one_value_each, resolve_files
 from rnn_lower.cli.commands import COMMANDS
-from rnn_lower.cli.deferred import defer
+from rnn_lower.cli.lazy_imports import defer
 from rnn_lower.cli.printing import one_line
 from rnn_lower.errors import RnnLowerError, public
-from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
+from rnn_lower.signals import stopped_as_by_ctrl_c, was_stopped
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
 

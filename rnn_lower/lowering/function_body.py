@@ -14,7 +14,6 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
@@ -34,6 +33,7 @@ from rnn_lower.lowering.node import (
     read_node,
     version_at,
 )
+from rnn_lower.validation import check_numbers, check_texts
 
 Finish = Callable[[RecurrentNode, GraphBuilder, list[ir.Node], list[ir.Value]], tuple[list[ir.Node], list[ir.Value]]]
 """(node, builder, nodes, results) -> nodes and results in their place."""

@@ -24,7 +24,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination, name_of, to_stdout
 from rnn_lower.modelio.stale_files import Inode, inode_of
 from rnn_lower.options import Dims
-from rnn_lower.stopping import signals_blocked
+from rnn_lower.signals import signals_blocked
 
 logger = logging.getLogger("rnn_lower")
 

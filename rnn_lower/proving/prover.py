@@ -13,7 +13,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.asked import check_numbers
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
@@ -31,6 +30,7 @@ from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.whole import prove_whole, rewrites_loops
 from rnn_lower.shapes.fixed_dims import place
+from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.checking import checker
-from rnn_lower.checking.outliving import outlived
+from rnn_lower.checking.subprocess_run import outlived
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised, prepared
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.driver.suggestions import unlogged
@@ -29,6 +28,7 @@ from rnn_lower.proving.report import CheckReport, NodeProof, Proof
 from rnn_lower.reporting import drawing, page, steps
 from rnn_lower.targeting import TARGETS
 from rnn_lower.targeting.native_support import features
+from rnn_lower.validation import check_numbers, check_texts
 
 Failed = str
 """Why something could not be found out, in words, in place of it."""

@@ -12,10 +12,10 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
-from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Accumulated, Held
+from rnn_lower.streaming.causality import Walk
+from rnn_lower.streaming.data_flow import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
+from rnn_lower.streaming.delays import Accumulated, Held
 from rnn_lower.streaming.positions import Position
-from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError
 

@@ -8,12 +8,12 @@ from fractions import Fraction
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.modelio.document import Document
-from rnn_lower.streaming.carrying import carry_recurrence
-from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.causality import Walk
+from rnn_lower.streaming.graph_editor import Surgery
 from rnn_lower.streaming.plan import FIXED, Plan
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.sizes import size
-from rnn_lower.streaming.surgery import Surgery
+from rnn_lower.streaming.state_caches import carry_recurrence
 
 
 def with_states(document: Document, symbols: Mapping[str, tuple[str, int]], step: int | None, reset: bool) -> Surgery:

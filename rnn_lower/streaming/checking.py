@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from rnn_lower.asked import check_numbers
 from rnn_lower.checking import samples
 from rnn_lower.checking.checker import OriginalFails, Pair
 from rnn_lower.checking.compare import Comparison
@@ -20,6 +19,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.report import CheckReport
 from rnn_lower.streaming.plan import LAST, Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
+from rnn_lower.validation import check_numbers
 
 LENGTHS = (5, 12, 1, 23, 40)
 """Chunks of the least length that make a whole run."""

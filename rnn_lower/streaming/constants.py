@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.walk import subgraphs
+from rnn_lower.streaming.axis_info import Track
 from rnn_lower.streaming.contents import LONGEST
 from rnn_lower.streaming.rules import RANDOM
-from rnn_lower.streaming.track import Track
 from rnn_lower.transforms.evaluate import evaluate
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from rnn_lower.streaming.axis_info import Content, Look, Track
 from rnn_lower.streaming.sizes import ONE, UNKNOWN, Size, size
-from rnn_lower.streaming.track import Content, Look, Track
 
 LONGEST = 64
 """Elements up to which a tensor of integers may hold sizes."""

@@ -12,11 +12,11 @@ from onnx import helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
 from rnn_lower.options import OP_TYPES
-from rnn_lower.streaming.first import FromInput
+from rnn_lower.streaming.graph_editor import Surgery, put
+from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.sizes import Size
-from rnn_lower.streaming.surgery import Surgery, put
 
 
 def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:

@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
+from rnn_lower.streaming.graph_editor import declared_size
 from rnn_lower.streaming.plan import Plan, State
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.surgery import declared_size
 
 FIELDS = ("node", "state", "end", "index")
 """What a template may name: the node, what its state is, "in" or "out", and the number of the state."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rnn_lower.streaming.late import Accumulated, Masked, Reduced
+from rnn_lower.streaming.axis_info import Look, Track, along
+from rnn_lower.streaming.delays import Accumulated, Masked, Reduced
 from rnn_lower.streaming.shapes import same_frames
 from rnn_lower.streaming.sizes import ONE, Size, broadcast, size
-from rnn_lower.streaming.track import Look, Track, along
 
 
 def elementwise(look: Look) -> list[Track]:

@@ -7,8 +7,8 @@ import dataclasses
 import onnx_ir as ir
 
 from rnn_lower.streaming import shapes
+from rnn_lower.streaming.axis_info import Look, Track
 from rnn_lower.streaming.sizes import ONE, TIME, Size, size
-from rnn_lower.streaming.track import Look, Track
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rnn_lower.asked import check_numbers
 from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio.document import Document
@@ -37,6 +36,7 @@ from rnn_lower.streaming.checking import (
 )
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
+from rnn_lower.validation import check_numbers
 
 MORE = 7
 """Steps beyond all that is remembered."""

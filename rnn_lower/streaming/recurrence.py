@@ -6,9 +6,9 @@ import dataclasses
 from fractions import Fraction
 
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.streaming.late import held, later
+from rnn_lower.streaming.axis_info import Look, Track, along
+from rnn_lower.streaming.delays import held, later
 from rnn_lower.streaming.sizes import ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,15 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, stream_axis
+from rnn_lower.streaming.axis_info import Track
 from rnn_lower.streaming.calls import plan_of, with_states
-from rnn_lower.streaming.carrying import (
+from rnn_lower.streaming.causality import Walk
+from rnn_lower.streaming.delays import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
+from rnn_lower.streaming.graph_editor import Surgery
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
+from rnn_lower.streaming.positions import Numbered, Position, is_read
+from rnn_lower.streaming.recurrence import Length, Recurrence
+from rnn_lower.streaming.state_caches import (
     carry_cache,
     carry_held,
     carry_joined,
@@ -38,13 +45,6 @@ from rnn_lower.streaming.carrying import (
     tell_length,
     tell_sizes,
 )  # fmt: skip
-from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
-from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
-from rnn_lower.streaming.positions import Numbered, Position, is_read
-from rnn_lower.streaming.recurrence import Length, Recurrence
-from rnn_lower.streaming.surgery import Surgery
-from rnn_lower.streaming.track import Track
 from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined

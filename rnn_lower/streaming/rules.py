@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rnn_lower.options import OP_TYPES
 from rnn_lower.streaming import pointwise, positions, recurrence, shapes, windows
-from rnn_lower.streaming.track import Look, Track
+from rnn_lower.streaming.axis_info import Look, Track
 
 
 @dataclasses.dataclass(frozen=True)

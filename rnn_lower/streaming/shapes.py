@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.streaming.late import Arguments, Guessed, Sizes, cropped, settled
+from rnn_lower.streaming.axis_info import Look, Track, along, with_lead
+from rnn_lower.streaming.delays import Arguments, Guessed, Sizes, cropped, settled
 from rnn_lower.streaming.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
-from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""

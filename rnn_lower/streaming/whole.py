@@ -21,11 +21,11 @@ from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import free_proto_dim, place
 from rnn_lower.streaming.axes import axes_of, opened
+from rnn_lower.streaming.causality import Walk
 from rnn_lower.streaming.checking import fixed_step
-from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.naming import names_of, rename
 from rnn_lower.streaming.plan import KEY, LAST, Plan, State
-from rnn_lower.streaming.reach import inputs_of, outputs_of
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.session import plan_with
 from rnn_lower.streaming.sizes import GROWS

@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.streaming import shapes
-from rnn_lower.streaming.late import Arguments, Changed, Held, Masked, held, settled
+from rnn_lower.streaming.axis_info import Look, Track, along, with_lead
+from rnn_lower.streaming.delays import Arguments, Changed, Held, Masked, held, settled
 from rnn_lower.streaming.sizes import ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.options import FORMS, OP_TYPES
@@ -229,7 +229,7 @@ def load_target(path: Path) -> Target:
 def read_keys(path: Path) -> dict[str, Any]:
     """What a target's file says, every key checked. Raises as `load_target`."""
     try:
-        text = tomllib.loads(foreign.plain(path).read_text(encoding="utf-8"))
+        text = tomllib.loads(untrusted.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except RecursionError:

@@ -1824,9 +1824,9 @@ def _checked(model: Model) -> None:
     from rnn_lower import api
     from rnn_lower.modelio import files
     from rnn_lower.options import Options
-    from rnn_lower.streaming import making
+    from rnn_lower.streaming import stream_model
 
-    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    made = stream_model.make(files.open_model(model)[0], stream_model.Wish("T"), Options())
     api.check_streaming(made, made.document.write_back(made.dims))
 
 

@@ -12,15 +12,15 @@ from onnx import helper, numpy_helper
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
-from rnn_lower.streaming.first import FromInput
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
+from rnn_lower.streaming.data_flow import gives_back, inputs_of, is_part_of_input, outputs_of
+from rnn_lower.streaming.delays import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
+from rnn_lower.streaming.graph_editor import Surgery, put
+from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.positions import Numbered, Position
-from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input, outputs_of
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.surgery import Surgery, put
 from rnn_lower.streaming.windows import Cache, Joined, Overlap
 
 END = 2**63 - 1

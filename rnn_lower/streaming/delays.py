@@ -23,8 +23,8 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.streaming.axis_info import Look, Track, along, with_lead
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.lower_pass import Record, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
@@ -26,14 +25,15 @@ from rnn_lower.modelio import files, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
-from rnn_lower.stopping import signals_blocked
+from rnn_lower.signals import signals_blocked
+from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import Streamed, streamed
-from rnn_lower.streaming.surgery import MADE
 from rnn_lower.targeting import find_target
 from rnn_lower.targeting.lint import unsupported
 from rnn_lower.targeting.profile import Target
+from rnn_lower.validation import check_numbers, check_texts
 
 logger = logging.getLogger("rnn_lower")
 

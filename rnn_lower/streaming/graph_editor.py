@@ -16,10 +16,10 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of, taken_names
 from rnn_lower.modelio.document import Document
-from rnn_lower.streaming.first import FromInput, evaluate
+from rnn_lower.streaming.axis_info import Track
+from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.sizes import ONE, Size
-from rnn_lower.streaming.track import Track
 
 MADE = "stream/"
 """With which the names of nodes begin that carry what the stream remembers."""

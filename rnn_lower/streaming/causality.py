@@ -14,13 +14,13 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
 from rnn_lower.ir.walk import Scope, roots, subgraphs
 from rnn_lower.lowering.node import Dim, RecurrentNode, display_name, read_node
 from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
+from rnn_lower.streaming.axis_info import Look, Track, UnknownShapeError
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
-from rnn_lower.streaming.late import settle, settled, wait_for_each_other
+from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import keeps_numbers
 from rnn_lower.streaming.rules import RANDOM, RULES
 from rnn_lower.streaming.sizes import TIME, Size, size
-from rnn_lower.streaming.track import Look, Track, UnknownShapeError
 
 
 class Walk:
