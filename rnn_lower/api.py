@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
     from rnn_lower.streaming.proof import StreamProof
-    from rnn_lower.streaming.stream_model import Made
+    from rnn_lower.streaming.stream_model import StreamResult
     from rnn_lower.streaming.whole import Whole
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
@@ -161,13 +161,13 @@ def stream(
     from rnn_lower.streaming import stream_model  # for those who stream
 
     document, path = files.open_model(model)
-    wish = stream_model.Wish(
+    requested = stream_model.StreamOptions(
         axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names
     )
     chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        made = stream_model.make(document, wish, chosen)
+        made = stream_model.make(document, requested, chosen)
         return _whole(made.document, made.dims)
 
     return _told_with(path, result)
@@ -180,9 +180,9 @@ def stream_file(
     axis: str | None = None, step: int | None = None,
     set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
     states: Literal["each", "packed"] = "each", state_names: str | None = None,
-    accept: Callable[[str, Made], bool] | None = None, progress: files.Progress | None = None,
+    accept: Callable[[str, StreamResult], bool] | None = None, progress: files.Progress | None = None,
     **options: Unpack[Keywords],
-) -> Made:  # fmt: skip
+) -> StreamResult:  # fmt: skip
     """`stream` from file to file, as `lower_file`; the first states are written beside it, as DESTINATION.state.npz.
 
     accept: called with the path of the finished file, and with what was made, before it is put in place.
@@ -190,13 +190,13 @@ def stream_file(
     from rnn_lower.streaming import stream_model  # for those who stream
 
     document = files.load(source)
-    wish = stream_model.Wish(
+    requested = stream_model.StreamOptions(
         axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names
     )
     chosen = _of_stream(options)
 
-    def work() -> Made:
-        made = stream_model.make(document, wish, chosen)
+    def work() -> StreamResult:
+        made = stream_model.make(document, requested, chosen)
         with (
             files.staged(
                 made.document, destination, progress, made.dims, _kept(document, source, destination)
@@ -287,7 +287,7 @@ def _of_stream(options: Keywords) -> Options:
 
 @public
 def check_streaming(
-    made: Made, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
+    made: StreamResult, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
 ) -> CheckReport:
     """Compare whole runs of the original with runs in random chunks of a streaming model that was made of it.
 
@@ -393,7 +393,7 @@ def function_body(
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
     given = {"hidden_size": hidden_size, **attributes}
-    said = function_bodies.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
+    said = function_bodies.FunctionContext(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
     return ir.serde.serialize_function(function_bodies.body(said, form, domain, limit))
 
 

@@ -143,7 +143,9 @@ def delay_missing(graph: onnx.GraphProto, state: State) -> bool:
 FAULTS: tuple[Fault, ...] = (one_frame_short, border_off_by_one, not_handed_on, not_read, delay_missing)
 
 
-def planted(rng: np.random.Generator) -> Iterator[tuple[str, onnx.ModelProto, stream_model.Made, onnx.ModelProto]]:
+def planted(
+    rng: np.random.Generator,
+) -> Iterator[tuple[str, onnx.ModelProto, stream_model.StreamResult, onnx.ModelProto]]:
     """What is wrong, the model, how it was streamed, and the streaming model with the fault."""
     stack, _, told = random_stack(rng)
     if "thinned" in told:  # where frames are left out, what they rest on may be anything
@@ -151,7 +153,7 @@ def planted(rng: np.random.Generator) -> Iterator[tuple[str, onnx.ModelProto, st
     model = stack.model()
     options = Options(form="loop") if rng.integers(2) else Options()
     try:
-        made = stream_model.make(Document(model), stream_model.Wish("T", delay=stack.cut), options)
+        made = stream_model.make(Document(model), stream_model.StreamOptions("T", delay=stack.cut), options)
     except rnn_lower.RnnLowerError:
         return
     for state in made.plan.states:

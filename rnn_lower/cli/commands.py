@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
-    from rnn_lower.streaming.stream_model import Made
+    from rnn_lower.streaming.stream_model import StreamResult
     from rnn_lower.streaming.whole import Whole
 
 
@@ -160,7 +160,7 @@ def _stream(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     reports: list[Any] = []
 
-    def accept(path: str, made: Made) -> bool:
+    def accept(path: str, made: StreamResult) -> bool:
         if arguments.check:
             with _unnamed(path):
                 reports.append(api.check_streaming(made, path, **comparison(arguments)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
-    from rnn_lower.streaming.stream_model import Made
+    from rnn_lower.streaming.stream_model import StreamResult
     from rnn_lower.streaming.whole import Whole
     from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
@@ -163,7 +163,7 @@ NOTHING_WRITTEN = "nothing written, since the models were not seen to be the sam
 
 
 def print_streamed(
-    arguments: argparse.Namespace, written: str | None, made: Made, reports: Sequence[CheckReport]
+    arguments: argparse.Namespace, written: str | None, made: StreamResult, reports: Sequence[CheckReport]
 ) -> None:
     """The states of a streaming model, the chunks that it accepts, and what became of its recurrent nodes."""
     plan = made.plan

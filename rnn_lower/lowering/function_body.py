@@ -93,7 +93,7 @@ class _Declared:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class FunctionContext:
     """What is said of an operator whose body is asked for; see `rnn_lower.function_body`."""
 
     op_type: str
@@ -138,7 +138,7 @@ class Said:
         return opset
 
 
-def body(said: Said, form: str, domain: str, max_nodes: int) -> ir.Function:
+def body(said: FunctionContext, form: str, domain: str, max_nodes: int) -> ir.Function:
     """The operator as a function. Raises as `rnn_lower.function_body`."""
     check_texts(domain=domain)
     opset, node = said.opset_of_body, _node(said)
@@ -151,7 +151,7 @@ def body(said: Said, form: str, domain: str, max_nodes: int) -> ir.Function:
         raise UnsupportedError(f"{error}; take scan or loop") from None
 
 
-def _node(said: Said) -> RecurrentNode:
+def _node(said: FunctionContext) -> RecurrentNode:
     """A node of no model, with sizes that nobody knows but hidden_size, which is an attribute, and seq_length."""
     wanted = said.operator.outputs if said.outputs is None else said.outputs
     if not wanted:

@@ -12,9 +12,9 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
-from rnn_lower.streaming.causality import Walk
+from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
-from rnn_lower.streaming.delays import Accumulated, Held
+from rnn_lower.streaming.delays import Accumulated, DelayBuffer
 from rnn_lower.streaming.positions import Position
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError
@@ -88,18 +88,18 @@ def one_step(document: Document) -> str | None:
 
 
 def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
-    walk = Walk(document.model, document.facts, axes_of(document, way), baked=baked)
+    analysis = CausalityAnalysis(document.model, document.facts, axes_of(document, way), baked=baked)
     try:
-        walk.run()
+        analysis.run()
     except PaddedError as error:
         raise UnsupportedError(str(error)) from None
-    return walk.carried
+    return analysis.carried
 
 
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        isinstance(one, (Cache, Held, Accumulated, Overlap, Position))
+        isinstance(one, (Cache, DelayBuffer, Accumulated, Overlap, Position))
         or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
         or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried

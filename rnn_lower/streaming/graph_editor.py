@@ -16,7 +16,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of, taken_names
 from rnn_lower.modelio.document import Document
-from rnn_lower.streaming.axis_info import Track
+from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.sizes import ONE, Size
@@ -25,7 +25,7 @@ MADE = "stream/"
 """With which the names of nodes begin that carry what the stream remembers."""
 
 
-class Surgery:
+class GraphEditor:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
     states, notes: what is carried, and what a user should know.
@@ -36,10 +36,10 @@ class Surgery:
     """
 
     def __init__(
-        self, document: Document, tracks: Mapping[ir.Value, Track], symbols: Mapping[str, tuple[str, int]],
+        self, document: Document, infos: Mapping[ir.Value, AxisInfo], symbols: Mapping[str, tuple[str, int]],
         reset: bool, step: int | None = None,
     ) -> None:  # fmt: skip
-        self.document, self.tracks, self.symbols, self.step = document, tracks, symbols, step
+        self.document, self.infos, self.symbols, self.step = document, infos, symbols, step
         self.graph = document.proto.graph
         self._theirs = set(taken_names(document.model))
         self.names = Names(self._theirs)
@@ -84,13 +84,13 @@ class Surgery:
 
     def _forget_lengths(self) -> None:
         """Take back numbers that are declared as the length of the stream: those of the example of an export."""
-        timed = {str(value.name): track for value, track in self.tracks.items() if track.axis is not None}
-        for info in (*self.graph.value_info, *self.graph.output):
-            dims, track = info.type.tensor_type.shape.dim, timed.get(info.name)
-            if track is not None and track.axis is not None and track.axis < len(dims):
-                dims[track.axis].ClearField("dim_value")
-                if track.late:  # of another size than others of this name, which runtimes would reuse the memory of
-                    dims[track.axis].ClearField("dim_param")
+        timed = {str(value.name): info for value, info in self.infos.items() if info.axis is not None}
+        for declared in (*self.graph.value_info, *self.graph.output):
+            dims, info = declared.type.tensor_type.shape.dim, timed.get(declared.name)
+            if info is not None and info.axis is not None and info.axis < len(dims):
+                dims[info.axis].ClearField("dim_value")
+                if info.late:  # of another size than others of this name, which runtimes would reuse the memory of
+                    dims[info.axis].ClearField("dim_param")
 
     @property
     def opset(self) -> int:
@@ -104,7 +104,7 @@ class Surgery:
         if given is None:
             return np.zeros([one.number or 1 for one in shape], dtype.numpy()), shape
         try:
-            found, known = evaluate(self.document, self.tracks, given, shape)
+            found, known = evaluate(self.document, self.infos, given, shape)
         except FromInput:
             raise
         except UnsupportedError as error:

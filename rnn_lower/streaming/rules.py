@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rnn_lower.options import OP_TYPES
 from rnn_lower.streaming import pointwise, positions, recurrence, shapes, windows
-from rnn_lower.streaming.axis_info import Look, Track
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Rule:
     """
 
     operators: tuple[str, ...]
-    follow: Callable[[Look], list[Track]]
+    follow: Callable[[RuleContext], list[AxisInfo]]
     accepted: str
     refused: str
     lead: bool = False

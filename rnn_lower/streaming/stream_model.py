@@ -29,7 +29,7 @@ from rnn_lower.signals import signals_blocked
 from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
-from rnn_lower.streaming.rewriting import Streamed, streamed
+from rnn_lower.streaming.rewriting import StreamedModel, streamed
 from rnn_lower.targeting import find_target
 from rnn_lower.targeting.lint import unsupported
 from rnn_lower.targeting.profile import Target
@@ -42,7 +42,7 @@ MARK = b"first states, written by rnn-lower stream"
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
+class StreamOptions:
     """How a model is to be streamed; see `rnn_lower.stream`."""
 
     axis: str | None = None
@@ -56,13 +56,13 @@ class Wish:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class StreamResult:
     """A streaming model that is ready to be written. dims: sizes that were fixed in it; kept: nodes that stay."""
 
     document: Document
     dims: Dims | None
     records: list[Record]
-    streamed: Streamed
+    streamed: StreamedModel
     kept: int = 0
 
     @property
@@ -70,17 +70,19 @@ class Made:
         return self.streamed.plan
 
 
-def make(document: Document, wish: Wish, options: Options) -> Made:
+def make(document: Document, requested: StreamOptions, options: Options) -> StreamResult:
     """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
-    check_texts(axis=wish.axis, state_names=wish.state_names)
-    if wish.step is not None:
-        check_numbers(step=wish.step)
-    if wish.set_inputs is not None and not isinstance(wish.set_inputs, Mapping):
-        raise RnnLowerError(f"set_inputs is {wish.set_inputs!r}; it must map names of inputs to values")
+    check_texts(axis=requested.axis, state_names=requested.state_names)
+    if requested.step is not None:
+        check_numbers(step=requested.step)
+    if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):
+        raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
-    found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step, wish.delay)
-    found = dataclasses.replace(found, plan=_arranged(found, wish))
-    if wish.keep_native and found.late and wish.step is None:
+    found = streamed(
+        document, requested.axis, requested.set_inputs, requested.reset, options.dims, requested.step, requested.delay
+    )
+    found = dataclasses.replace(found, plan=_arranged(found, requested))
+    if requested.keep_native and found.late and requested.step is None:
         raise UnsupportedError(
             f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not"
             " support; drop --keep-native"
@@ -88,16 +90,16 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     dims: dict[str, int | Sequence[int]] = {}
     if found.length is not None and found.time is not None:
         dims[found.time] = found.length
-    if wish.step is not None and found.time is not None:
-        dims[found.time] = wish.step
+    if requested.step is not None and found.time is not None:
+        dims[found.time] = requested.step
         if options.form == "auto" and "unroll" in target.forms:
             options = dataclasses.replace(options, form="unroll")
     options = dataclasses.replace(options, dims=dims or None)
-    if found.late and wish.step is None and options.form in ("auto", "scan"):
+    if found.late and requested.step is None and options.form in ("auto", "scan"):
         options = _for_empty_chunks(options, target, str(found.late[0]))
-    if wish.keep_native and options.target is not None:
+    if requested.keep_native and options.target is not None:
         options = dataclasses.replace(options, keep_native=True)
-    elif wish.keep_native:
+    elif requested.keep_native:
         options = dataclasses.replace(options, select=lambda _: False)
     ready, left = prepared(Document(found.document.proto, found.document.folder).copied(), options)
     if options.target is not None:
@@ -110,7 +112,7 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     for name, frames in found.plan.warm_up.items():
         logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
     kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
-    return Made(ready, left.dims, records, found, kept)
+    return StreamResult(ready, left.dims, records, found, kept)
 
 
 def _is_made(node: ir.Node) -> bool:
@@ -128,15 +130,15 @@ def _check_made(document: Document, target: Target) -> None:
             )
 
 
-def _arranged(found: Streamed, wish: Wish) -> Plan:
+def _arranged(found: StreamedModel, requested: StreamOptions) -> Plan:
     """The plan with states packed and named as requested, in the model too."""
     plan, model = found.plan, found.document.proto
-    if wish.states == "packed":
+    if requested.states == "packed":
         plan = packed(model, plan)
-    elif wish.states != "each":
-        raise RnnLowerError(f"states is {wish.states!r}; it must be 'each' or 'packed'")
-    if wish.state_names is not None:
-        plan = renamed(model, plan, wish.state_names)
+    elif requested.states != "each":
+        raise RnnLowerError(f"states is {requested.states!r}; it must be 'each' or 'packed'")
+    if requested.state_names is not None:
+        plan = renamed(model, plan, requested.state_names)
     if plan is not found.plan:
         plan.write(model)
     return plan

@@ -21,7 +21,7 @@ from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import free_proto_dim, place
 from rnn_lower.streaming.axes import axes_of, opened
-from rnn_lower.streaming.causality import Walk
+from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.checking import fixed_step
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.naming import names_of, rename
@@ -86,10 +86,10 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
     """The plan with the axis of the frames of inputs and outputs."""
     work, name, size = opened(document.copied(), time)
     inputs = axes_of(work, name)
-    walk = Walk(work.model, work.facts, inputs, True)
+    analysis = CausalityAnalysis(work.model, work.facts, inputs, True)
     fed, outputs = {state.output for state in plan.states}, dict(plan.outputs)
     try:
-        walk.run()
+        analysis.run()
     except UnsupportedError:  # then by what is declared
         axis = next(iter(inputs.values()))
         for value in document.proto.graph.output:
@@ -102,9 +102,9 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
                 outputs[value.name] = axis
     else:
         for value in work.model.graph.outputs:
-            track = walk.tracks[value]
-            if value.name in outputs and track.axis is not None:
-                outputs[str(value.name)] = track.axis
+            info = analysis.infos[value]
+            if value.name in outputs and info.axis is not None:
+                outputs[str(value.name)] = info.axis
     return dataclasses.replace(plan, inputs=inputs, outputs=outputs)
 
 
@@ -154,14 +154,14 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
     (name, axis), *_ = plan.inputs.items()
     work, symbol, _ = opened(document.copied(), place(name, axis))
     try:
-        walk = Walk(work.model, work.facts, axes_of(work, symbol))
-        walk.run()
+        analysis = CausalityAnalysis(work.model, work.facts, axes_of(work, symbol))
+        analysis.run()
     except UnsupportedError:
         return False
-    if any(not isinstance(one, Recurrence) for one in walk.carried) or axes_of(work, symbol) != dict(plan.inputs):
+    if any(not isinstance(one, Recurrence) for one in analysis.carried) or axes_of(work, symbol) != dict(plan.inputs):
         return False
     fed = {state.input: state.output for state in plan.states}
-    for one in walk.carried if exactly else ():
+    for one in analysis.carried if exactly else ():
         for letter in one.read.operator.states:
             first, last = one.read.inputs.get(f"initial_{letter}"), one.read.outputs.get(f"Y_{letter}")
             inputs = set() if first is None else {str(value.name) for value in inputs_of(work.model, first)}

@@ -1826,7 +1826,7 @@ def _checked(model: Model) -> None:
     from rnn_lower.options import Options
     from rnn_lower.streaming import stream_model
 
-    made = stream_model.make(files.open_model(model)[0], stream_model.Wish("T"), Options())
+    made = stream_model.make(files.open_model(model)[0], stream_model.StreamOptions("T"), Options())
     api.check_streaming(made, made.document.write_back(made.dims))
 
 

@@ -129,7 +129,7 @@ def test_what_is_left_is_compared_in_chunks(free, tmp_path, capsys):
 
 
 def test_a_check_of_no_chunks_fails():
-    made = stream_model.make(Document(beside("", 1, padded=False)), stream_model.Wish(), Options())
+    made = stream_model.make(Document(beside("", 1, padded=False)), stream_model.StreamOptions(), Options())
     alone = dataclasses.replace(made.plan, states=(), inputs={})
     wrong = dataclasses.replace(made, streamed=dataclasses.replace(made.streamed, plan=alone))
     report = api.check_streaming(wrong, made.document.proto, runs=1)

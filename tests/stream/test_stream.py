@@ -330,7 +330,7 @@ def test_statistics_of_each_place():
 def test_check_finds_a_state_that_is_lost():
     """A streaming model whose state comes back as it went in is not the same."""
     model, _ = build(Case("GRU", dynamic=True))
-    made = stream_model.make(files.open_model(model)[0], stream_model.Wish("T"), Options())
+    made = stream_model.make(files.open_model(model)[0], stream_model.StreamOptions("T"), Options())
     proto = made.document.write_back(made.dims)
     assert api.check_streaming(made, proto).ok
     for node in proto.graph.node:
@@ -345,7 +345,7 @@ def test_check_finds_a_state_that_is_lost():
 def test_check_finds_a_changed_node():
     """A weight that matters to no sampled input by more than the tolerance is found in exact arithmetic."""
     model, _ = build(Case("GRU", dynamic=True))
-    made = stream_model.make(files.open_model(model)[0], stream_model.Wish("T"), Options())
+    made = stream_model.make(files.open_model(model)[0], stream_model.StreamOptions("T"), Options())
     proto = made.document.write_back(made.dims)
     weight = next(t for t in proto.graph.initializer if t.name.endswith("W_transposed"))
     array = onnx.numpy_helper.to_array(weight).copy()
