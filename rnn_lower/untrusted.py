@@ -1,4 +1,4 @@
-"""What somebody else may have written: JSON in metadata of a model, files in a folder, arguments."""
+"""Reading untrusted input: JSON in a model's metadata, files in a folder, arguments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 UNSOUND = (AttributeError, LookupError, TypeError, ValueError)
-"""What reading values of any shape as those that were expected may raise."""
+"""Exceptions of code that reads a value which may have any structure."""
 
 
 def loads(text: str | bytes) -> Any:
-    """The value. Raises ValueError for whatever is no JSON, or nested too deeply to be read."""
+    """The value. Raises ValueError for anything that is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -20,8 +20,8 @@ def loads(text: str | bytes) -> Any:
 
 
 def plain(path: str | os.PathLike[str]) -> Path:
-    """The path of what can be read to its end. Raises OSError for what may have none: a device, or a FIFO."""
-    found = Path(path)
-    if found.exists() and not found.is_file() and not found.is_dir():  # which says by itself that it is none
+    """The path of a finite file. Raises OSError for a device or a FIFO, which may never end."""
+    regular = Path(path)
+    if regular.exists() and not regular.is_file() and not regular.is_dir():  # opening a folder raises by itself
         raise OSError(0, "not a file")
-    return found
+    return regular

@@ -258,7 +258,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or ("node.svg" if arguments.svg else "report.html")
     if output.endswith(".onnx"):
-        raise RnnLowerError(f"-o {output}: a report is no model; name it .html, or .svg with --svg")
+        raise RnnLowerError(f"-o {output}: a report is not a model; name it .html, or .svg with --svg")
     options = _options(arguments)
     require(arguments, "svg", ("node",))
     if arguments.svg:

@@ -81,7 +81,7 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except OSError:
-        raise RnnLowerError("the working folder does not exist any more; change to another one") from None
+        raise RnnLowerError("the working folder no longer exists; change to another one") from None
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -166,5 +166,5 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         except RnnLowerError as error:
             text = str(error).replace(path, "-")
             if f"{folder}{os.sep}" in text:  # where there is nothing but the model
-                text = "-: the model has weights in a file of their own, which a pipe cannot carry; name a file"
+                text = "-: the model has external weights, which a pipe cannot carry; name a file"
             raise type(error)(text) from None

@@ -101,7 +101,7 @@ def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
         _print(f"all {_count(report.nodes, 'node')} supported by {target}")
         return
     mended = sum(finding.lowering_mends for finding in report.findings)
-    more = f"; lowering mends {mended}" if mended else ""
+    more = f"; lowering replaces {mended}" if mended else ""
     _print(f"{len(report.findings)} of {_count(report.nodes, 'node')} not supported by {target}{more}")
 
 
@@ -139,7 +139,7 @@ def print_kit_report(arguments: argparse.Namespace, written: str | None, report:
     elif report.proposal:
         print(f"proposed target:\n\n{report.proposal}")
     else:
-        _print("no target is proposed: nothing lowered came out right; write a kit for another target")
+        _print("no target is proposed, because no lowered model came out right; write a kit for another target")
 
 
 def print_lowered(
@@ -159,7 +159,7 @@ def print_lowered(
     _print(f"wrote {written}: {change}" if written else NOTHING_WRITTEN)
 
 
-NOTHING_WRITTEN = "nothing written, since the models were not seen to be the same"
+NOTHING_WRITTEN = "nothing written, since the comparison did not pass"
 
 
 def print_streamed(
@@ -198,7 +198,7 @@ def print_whole(
         print_json({"output": written, "states": states, "inputs": inputs, **_report_data(reports)})
         return
     for state in made.plan.states:
-        _print(f"state {state.input} -> {state.output} is inside of the model now")
+        _print(f"state {state.input} -> {state.output} is now inside of the model")
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 

@@ -128,13 +128,13 @@ class FunctionContext:
             raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known are {known}")
         if opset < FIRST_OPSET:
             raise UnsupportedError(
-                f"a body needs opset {FIRST_OPSET} or newer, not {opset}: Scan and Loop as they are now"
+                f"a body needs opset {FIRST_OPSET} or newer, not {opset}, for the present Scan and Loop"
             )
         if opset > newest_opset():
             raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows up to {newest_opset()}")
         there = version_at(self.op_type, opset)
         if there != self.version:
-            raise UnsupportedError(f"{self.op_type} is of version {there} at opset {opset}, not {self.version}")
+            raise UnsupportedError(f"{self.op_type} has version {there} at opset {opset}, not {self.version}")
         return opset
 
 
@@ -143,19 +143,19 @@ def body(said: FunctionContext, form: str, domain: str, max_nodes: int) -> ir.Fu
     check_texts(domain=domain)
     opset, node = said.opset_of_body, _node(said)
     if form == "unroll" and node.static_length is None:
-        raise UnsupportedError("form unroll needs a known sequence length; give seq_length, or take scan or loop")
+        raise UnsupportedError("form unroll needs a known sequence length; set seq_length, or use scan or loop")
     chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
     try:
         return function_of(node, chosen, opset, domain, said.op_type, max_nodes, said.operator.inputs)
     except UnmetRequirementError as error:
-        raise UnsupportedError(f"{error}; take scan or loop") from None
+        raise UnsupportedError(f"{error}; use scan or loop") from None
 
 
 def _node(said: FunctionContext) -> RecurrentNode:
     """A node of no model, with sizes that nobody knows but hidden_size, which is an attribute, and seq_length."""
     wanted = said.operator.outputs if said.outputs is None else said.outputs
     if not wanted:
-        raise RnnLowerError(f"outputs lists none; {said.op_type} has {', '.join(said.operator.outputs)}")
+        raise RnnLowerError(f"outputs is empty; {said.op_type} has {', '.join(said.operator.outputs)}")
     text = (("input", said.inputs, said.operator.inputs), ("output", wanted, said.operator.outputs))
     for what, names, known in text:
         for name in names:

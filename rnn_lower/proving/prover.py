@@ -43,7 +43,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     after, _ = files.open_model(lowered)
     for document in (before, after):
         if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
-            raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
+            raise RnnLowerError("the weights are in files, and the folder is unknown; provide the path of the model")
     try:
         read_nodes(before.model, before.facts)  # only to refuse what is no valid node
         try:

@@ -161,7 +161,7 @@ class _Evaluator(Interpreter):
         rest = field.subtract(np.ones((), np.uint64), condition.reshape(()))
         return [
             field.add(field.multiply(condition.reshape(()), self._as_field(a)), field.multiply(rest, self._as_field(b)))
-            if a.shape == b.shape else _refuse("If of two shapes on what floats decide")
+            if a.shape == b.shape else _refuse("If with branches of two shapes and a condition that depends on floats")
             for a, b in zip(then, other, strict=True)
         ]  # fmt: skip
 
@@ -187,7 +187,7 @@ class _Evaluator(Interpreter):
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """What an operator makes of numbers, by onnx's evaluator."""
         if node.op_type in RANDOM:
-            raise OutOfScopeError(f"{node.op_type}, of which each run is another")
+            raise OutOfScopeError(f"{node.op_type}, whose output is random")
         return [self._known(array) for array in self._run(node, numbers)]
 
     def _run(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
@@ -209,7 +209,7 @@ class _Evaluator(Interpreter):
             if op_type in MOVES:
                 return self._run(node, operands)
             if op_type in RANDOM:
-                raise OutOfScopeError(f"{op_type}, of which each run is another")
+                raise OutOfScopeError(f"{op_type}, whose output is random")
             first = operands[0]
             if first is not None and (op_type in POINTWISE or (op_type == "Cast" and first.dtype == np.uint64)):
                 return [field.function(f"{op_type} {_attributes(node)}", first)]
@@ -266,7 +266,7 @@ class _Evaluator(Interpreter):
         for info in found.graph.output:
             dims = info.type.tensor_type.shape.dim
             if not info.type.tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in dims):
-                raise OutOfScopeError(f"{node.op_type} '{node.name}', of which no inference finds the shape")
+                raise OutOfScopeError(f"{node.op_type} '{node.name}', whose shape is unknown")
             shapes.append(tuple(dim.dim_value for dim in dims))
         return shapes
 
@@ -290,7 +290,7 @@ class _Evaluator(Interpreter):
             else:
                 text[name] = self._value(value)
         if lengths is not None and lengths.dtype != np.int64:
-            raise OutOfScopeError("sequence_lens that floats decide")
+            raise OutOfScopeError("sequence_lens that depend on floats")
         results = equations.evaluate(FieldArithmetic(self.field), read, text, lengths)
         return [results[name] for name, _ in zip(equations.OUTPUTS, node.outputs, strict=False)]
 
@@ -366,7 +366,7 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
         )
         typed = all(None in (dtype, theirs.get(name)) or dtype == theirs[name] for name, dtype in ours.items())
         if list(ours) != list(theirs) or not typed:
-            yield f"graph: the {what} are others"
+            yield f"graph: the {what} differ"
 
 
 def _difference(
@@ -400,7 +400,7 @@ def _difference(
                     return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}", count
             check_time(deadline)
     if not count:
-        raise OutOfScopeError("no sizes with which both run")
+        raise OutOfScopeError("there are no sizes with which both run")
     return "", count
 
 

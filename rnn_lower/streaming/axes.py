@@ -55,7 +55,7 @@ def outside(document: Document) -> str | None:
             if way in free:
                 return None
             raise RnnLowerError(
-                f"the state is an input already, but something else is carried over {way}: say that it is the stream"
+                f"the state is an input already, but something else is carried over {way}; make it the stream"
                 f" (--time {way})"
             )
         found += [way] if theirs <= over else []
@@ -63,7 +63,7 @@ def outside(document: Document) -> str | None:
         return found[0]
     if refused is not None:
         raise UnsupportedError(
-            f"{refused}; the state is an input already, but what else has to be carried is not known: if nothing has,"
+            f"{refused}; the state is an input already, but whether anything else has to be carried is unknown; if not,"
             " lower the model instead (rnn-lower lower)"
         )
     return CALLS
@@ -133,8 +133,8 @@ def stream_axis(document: Document, step: int | None) -> str:
     if len(ways) != 1:
         text = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
         if one_step(document) is not None:
-            raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes: say so (--step 1)")
-        raise RnnLowerError(f"{text}: say which axis is the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
+            raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes (use --step 1)")
+        raise RnnLowerError(f"{text}; choose the axis of the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
     return ways[0]
 
 
@@ -163,7 +163,7 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
             f"--time {time}: no input has a symbolic size of this name; there are {', '.join(ways) or 'none'}"
         )
     if len({name for name, _ in found}) < len(found):
-        raise RnnLowerError(f"--time {time}: more than one axis of input '{found[0][0]}' is called so")
+        raise RnnLowerError(f"--time {time}: more than one axis of input '{found[0][0]}' has this name")
     return dict(found)
 
 

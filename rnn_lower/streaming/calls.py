@@ -28,11 +28,11 @@ def with_states(
     editor = GraphEditor(work, analysis.infos, symbols, reset)
     for node in read_nodes(work.model, work.facts):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
-            raise UnsupportedError(f"{node.describe()}: one step of it has no state that the next run could go on from")
+            raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")
         shape = work.facts.shape(node.inputs["X"])
         batch = None if shape is None else shape[0 if node.layout else 1]
         if batch is None:
-            raise UnsupportedError(f"{node.describe()}: the size of its batch is unknown; give it (--dim NAME=SIZE)")
+            raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
         carry_recurrence(editor, Recurrence(node, size(batch), Fraction(1), 0))
     return editor
 

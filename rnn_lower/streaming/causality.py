@@ -56,12 +56,12 @@ class CausalityAnalysis:
                 raise UnsupportedError(f"output '{value.name}' has {info.lead} more frames than the stream")
             if info.last and info.cut:
                 raise UnsupportedError(
-                    f"output '{value.name}' is the last of the stream, of which nodes before it look ahead"
+                    f"output '{value.name}' is the last frame of the stream, and nodes before it look ahead"
                 )
             if info.axis is not None and info.outer != size(1):
                 raise UnsupportedError(
-                    f"output '{value.name}' has the frames of the stream merged into its batch, where those of a chunk"
-                    " do not follow each other"
+                    f"output '{value.name}' has the frames of the stream merged into its batch, where the frames of a"
+                    " chunk are not contiguous"
                 )
 
     def _input(self, value: ir.Value) -> AxisInfo:
@@ -135,9 +135,9 @@ class CausalityAnalysis:
         except RnnLowerError:
             raise
         except UnknownShapeError:
-            raise ctx.refuse("the shape of an input is not known") from None
+            raise ctx.refuse("the shape of an input is unknown") from None
         except (IndexError, ValueError, ZeroDivisionError) as error:  # sizes and axes that are not there
-            raise ctx.refuse("what it says of itself does not fit its inputs") from error
+            raise ctx.refuse("its attributes do not match its inputs") from error
 
     def _followed(self, ctx: RuleContext, seen: Sequence[AxisInfo], scope: Scope) -> list[AxisInfo]:
         node = ctx.node
@@ -150,16 +150,16 @@ class CausalityAnalysis:
             self._constants.put(node.outputs[0], content)
             return [content]
         if node.op_type in RANDOM:
-            raise ctx.refuse("what it gives is another thing at each run")
+            raise ctx.refuse("its output is random")
         if not timed:
             cut = any(info.cut for info in seen)
             return [dataclasses.replace(self._fixed(value, last), cut=cut) for value in node.outputs]
         if last:
-            raise ctx.refuse("it uses a state of the stream so far for each of its frames")
+            raise ctx.refuse("it uses a final state for each frame")
         if rule is None:
             raise ctx.refuse("there is no rule for it")
         if not rule.lead and any(info.lead for info in seen):
-            raise ctx.refuse("its input has padded frames in front of the stream")
+            raise ctx.refuse("its input has left padding")
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
             raise ctx.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
         wait_for_each_other(ctx)

@@ -130,9 +130,9 @@ def held(ctx: RuleContext, x: AxisInfo, reach: int, place: int = 0, **changes: A
     """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
     axis = along(ctx, x)
     if ctx.opset < 11:
-        raise ctx.refuse(f"its frames come late, which needs opset 11; the model is at opset {ctx.opset}")
+        raise ctx.refuse(f"its frames are delayed, which needs opset 11; the model is at opset {ctx.opset}")
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.lead != changes.get("lead", 0):
-        raise ctx.refuse("its frames come late, and are merged with other axes or padded")
+        raise ctx.refuse("its frames are delayed, and merged with other axes or padded")
     shape = (*x.sizes[:axis], size(GROWS), *x.sizes[axis + 1 :])
     return DelayBuffer(ctx.node, place, shape, axis, ctx.dtype(place), reach, x.late, **changes)
 

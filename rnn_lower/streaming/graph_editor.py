@@ -75,9 +75,9 @@ class GraphEditor:
         """Put everything in place."""
         if self.reset is not None:
             if theirs := [state.input for state in self.states if state.first is None]:
-                raise UnsupportedError(f"reset: '{theirs[0]}' is given by the caller, who alone can set it back")
+                raise UnsupportedError(f"reset: '{theirs[0]}' comes from the caller, and only the caller can reset it")
             if self._rows is None:
-                raise UnsupportedError("reset: the model has no state of its own that could be set back")
+                raise UnsupportedError("reset: the model has no state of its own to reset")
             self.graph.input.append(self.declared(self.reset, onnx.TensorProto.BOOL, (self._rows,)))
         self._forget_lengths()
         self._insert(self.graph, self._dead())
@@ -114,7 +114,7 @@ class GraphEditor:
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:
         if any(symbol not in self.symbols for one in shape for symbol in one.of):
             raise UnsupportedError(
-                f"{owner}: the size of its state does not follow from those of the inputs; give them (--dim NAME=SIZE)"
+                f"{owner}: the size of its state does not follow from the inputs' sizes; fix them (--dim NAME=SIZE)"
             )
 
     def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> None:
@@ -132,7 +132,7 @@ class GraphEditor:
         if self.opset < 9:
             raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
         if axis is None:
-            raise UnsupportedError(f"reset: which axis of state '{source}' is the batch is not known")
+            raise UnsupportedError(f"reset: the batch axis of state '{source}' is unknown")
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
@@ -195,7 +195,7 @@ class GraphEditor:
     ) -> str:  # fmt: skip
         """Whether a chunk, or each of some frames of it, comes before the first that means something."""
         if self.opset < 9:
-            raise UnsupportedError(f"frames that come late step by step need opset 9; the model is at {self.opset}")
+            raise UnsupportedError(f"delayed frames with --step need opset 9; the model is at {self.opset}")
         seen = self.warm_up(message)
         limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
         text, scaled = self.names.unique("warm_up/early"), self.names.unique("warm_up/scaled")

@@ -22,11 +22,11 @@ def elementwise(ctx: RuleContext) -> list[AxisInfo]:
             if info.axis - info.rank != back:
                 raise ctx.refuse("the stream is along different axes of its inputs")
             if info.sizes[info.axis] != one.sizes[along(ctx, one)]:
-                raise ctx.refuse("its inputs have the stream among other axes in different ways")
+                raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
         elif info.is_timed:
             raise ctx.refuse("it computes with the length of the stream")
         elif info.rank >= -back and info.sizes[back] != ONE:
-            raise ctx.refuse(f"input {index} has values of its own for the frames of the stream")
+            raise ctx.refuse(f"input {index} has different values for each frame of the stream")
     shape = joined(ctx, infos)
     shape[back] = one.sizes[along(ctx, one)]
     return [one.moved(len(shape) + back, shape)]
@@ -55,11 +55,11 @@ def matmul(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("the rank of an input is unknown")
     if min(a.rank, b.rank) < 2:
         if b.rank != 1 or a.rank < 2 or b.is_timed or along(ctx, a) == a.rank - 1:
-            raise ctx.refuse("it adds frames of the stream up")
+            raise ctx.refuse("it sums over frames of the stream")
         return [a.moved(along(ctx, a), a.sizes[:-1])]
     one = same_frames(ctx, [a, b])
     if a.axis == a.rank - 1 or b.axis == b.rank - 2:
-        raise ctx.refuse("it adds frames of the stream up")
+        raise ctx.refuse("it sums over frames of the stream")
     heads = [AxisInfo(a.sizes[:-2], a.axis), AxisInfo(b.sizes[:-2], b.axis)]
     shape = [*joined(ctx, heads), a.sizes[-2], b.sizes[-1]]
     back = along(ctx, one) - one.rank
@@ -71,7 +71,7 @@ def matmul(ctx: RuleContext) -> list[AxisInfo]:
         if info.axis is not None and info.axis - info.rank != back:
             raise ctx.refuse("it multiplies frames of the stream with each other")
         if info.axis is None and info.rank >= -back and info.sizes[back] != ONE:
-            raise ctx.refuse("an input has values of its own for the frames of the stream")
+            raise ctx.refuse("an input has different values for each frame of the stream")
     shape[back] = one.sizes[along(ctx, one)]
     return [one.moved(len(shape) + back, shape)]
 
@@ -88,7 +88,7 @@ def einsum(ctx: RuleContext) -> list[AxisInfo]:
         made = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
     infos = [ctx.input(index) for index in range(len(ctx.inputs))]
     if len(terms) != len(infos) or any(info.rank != len(term) for info, term in zip(infos, terms, strict=True)):
-        raise ctx.refuse("the ranks of its inputs are not those of its equation")
+        raise ctx.refuse("the ranks of its inputs do not match its equation")
     one = same_frames(ctx, infos)
     pairs = list(zip(infos, terms, strict=True))
     labels = {term[info.axis] for info, term in pairs if info.axis is not None}
@@ -96,14 +96,14 @@ def einsum(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it multiplies frames of the stream with each other")
     stream = labels.pop()
     if any(stream in term for info, term in pairs if info.axis is None):
-        raise ctx.refuse("an input has values of its own for the frames of the stream")
+        raise ctx.refuse("an input has different values for each frame of the stream")
     if any(term.count(stream) > 1 for term in terms):
-        raise ctx.refuse("it takes a diagonal of the stream")
+        raise ctx.refuse("it selects a diagonal of the stream")
     if made.count(stream) != 1:
         raise ctx.refuse(f"it sums over label '{stream}', which is the stream")
     sizes = {info.sizes[info.axis] for info in infos if info.axis is not None}
     if len(sizes) > 1:
-        raise ctx.refuse("its inputs have the stream among other axes in different ways")
+        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
     columns = {
         label: [t.sizes[k] for t, term in pairs for k, each in enumerate(term) if each == label] for label in left
     }
@@ -123,7 +123,7 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.attribute("reverse", 0):
         raise ctx.refuse("it sums from the end of the stream (reverse)")
     if not x.is_plain:
-        raise ctx.refuse("its input has padded frames in front of the stream, or is merged with other axes")
+        raise ctx.refuse("its input has left padding, or is merged with other axes")
     if ctx.opset < 11:
         raise ctx.refuse(f"it needs opset 11; the model is at opset {ctx.opset}")
     shape = (*x.sizes[:time], ONE, *x.sizes[time + 1 :])
@@ -169,7 +169,7 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
         if not same:
             raise ctx.refuse("it resizes the stream over time")
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("it resizes frames that come late, of which a chunk may have none")
+        raise ctx.refuse("it resizes delayed frames, and a chunk may have none")
     shape[time] = x.sizes[time]
     return [x.moved(time, shape)]
 
@@ -178,10 +178,10 @@ def gemm(ctx: RuleContext) -> list[AxisInfo]:
     a, b = ctx.x(), ctx.input(1)
     rows = 1 if ctx.attribute("transA", 0) else 0
     if along(ctx, a) != rows:
-        raise ctx.refuse("it adds frames of the stream up")
+        raise ctx.refuse("it sums over frames of the stream")
     c = ctx.inputs[2] if len(ctx.inputs) > 2 else None
     if c is not None and (c.shape is None or (c.rank > 1 and c.sizes[0] != ONE)):
-        raise ctx.refuse("input 2 has values of its own for the frames of the stream")
+        raise ctx.refuse("input 2 has different values for each frame of the stream")
     if b.shape is None:
         raise ctx.refuse("the rank of input 1 is unknown")
     columns = b.sizes[0] if ctx.attribute("transB", 0) else b.sizes[1]
@@ -194,7 +194,7 @@ def not_channels(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.attribute("training_mode", 0) or len([out for out in ctx.node.outputs if out.name]) > 1:
         raise ctx.refuse("it normalizes by statistics of its input, over time")
     if along(ctx, x) == 1:
-        raise ctx.refuse("each frame of the stream has numbers of its own in it")
+        raise ctx.refuse("its parameters differ for each frame of the stream")
     scale = ctx.input(1)
     if scale.shape is None or scale.rank != 1:  # as spatial=0 had it
         raise ctx.refuse("its statistics are not one for each channel")
@@ -219,10 +219,10 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it normalizes over time")
     for index, given in enumerate(ctx.inputs[1:], 1):  # they are broadcast to all of the input
         if given is not None and (given.shape is None or given.rank > x.rank):
-            raise ctx.refuse(f"the shape of input {index} does not follow from that of its input")
+            raise ctx.refuse(f"the shape of input {index} does not follow from its input shape")
         back = along(ctx, x) - x.rank
         if given is not None and given.rank >= -back and given.sizes[back] != ONE:
-            raise ctx.refuse(f"input {index} has values of its own for the frames of the stream")
+            raise ctx.refuse(f"input {index} has different values for each frame of the stream")
     rest = [AxisInfo((), None) for _ in ctx.node.outputs[1:]]
     if any(out.uses() or out.is_graph_output() for out in ctx.node.outputs[1:]):
         raise ctx.refuse("its mean and deviation are used")
@@ -269,7 +269,7 @@ def quantize(ctx: RuleContext) -> list[AxisInfo]:
     """One scale for all, or one for each row of another axis."""
     x, scale = ctx.x(), ctx.input(1)
     if scale.shape is None or (scale.rank and scale.sizes != (size(1),) and ctx.axis(1, x.rank) == along(ctx, x)):
-        raise ctx.refuse("each frame of the stream has a scale of its own")
+        raise ctx.refuse("its scales differ for each frame of the stream")
     if scale.rank > 1:
-        raise ctx.refuse("its scales are of blocks")
+        raise ctx.refuse("its scales are blocked")
     return [x]

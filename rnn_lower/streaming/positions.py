@@ -46,7 +46,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
         return shapes.gather(ctx)
     others = [one for axis, one in enumerate(indices.sizes) if axis != indices.axis]
     if not data.is_plain or data.outer != ONE or indices.sizes[indices.axis] != data.frames or set(others) - {ONE}:
-        raise ctx.refuse("it takes frames by numbers of another stream")
+        raise ctx.refuse("it selects frames by the indices of another stream")
     ctx.carry(Numbered(ctx.node, tuple(data.axis + k for k in range(indices.rank) if k != indices.axis)))
     shape = (*data.sizes[: data.axis], *indices.sizes, *data.sizes[data.axis + 1 :])
     return [data.moved(data.axis + indices.axis, shape)]
@@ -85,7 +85,7 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     """The numbers of the frames."""
     frames = _frames(ctx, 1)
     if frames is None or not _is_number(ctx, 0, 0) or not _is_number(ctx, 2, 1):
-        raise ctx.refuse("it counts something else than all frames from 0 on")
+        raise ctx.refuse("it does not count all frames from 0")
     ctx.carry(Position(ctx.node, ctx.dtype(0)))
     return [AxisInfo((frames,), 0, every=1 / frames.times, counts=True)]
 
@@ -98,7 +98,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(3, "axes", 10)
     steps = ctx.integers(4, "steps", 10) or [1]
     if table.shape is None or axes is None or steps != [1] or not _is_number(ctx, 1, 0) or table.last:
-        raise ctx.refuse("it takes rows of a table in another way than one for each frame")
+        raise ctx.refuse("it does not select one row of a table for each frame")
     axis = axes[0] % table.rank
     ctx.carry(Position(ctx.node, ir.DataType.INT64))
     shape = [frames if place == axis else one for place, one in enumerate(table.shape)]

@@ -43,13 +43,13 @@ def recurrent(ctx: RuleContext) -> list[AxisInfo]:
     elif x.axis == batch:
         infos = _over_another_axis(ctx, read, x, time)
     else:
-        raise ctx.refuse("it adds frames of the stream up: they are its features")
+        raise ctx.refuse("it sums over frames of the stream, which are its features")
     return infos[: len(ctx.node.outputs)]
 
 
 def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -> list[AxisInfo]:
     if read.direction != "forward":
-        raise ctx.refuse(f"it is {read.direction} over time, so that its first result needs the whole stream")
+        raise ctx.refuse(f"it is {read.direction} over time, so its first result needs the whole stream")
     if not x.is_plain:
         raise ctx.refuse("its sequence is the stream merged with other axes")
     states = ctx.inputs[4:7]
@@ -60,7 +60,7 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
     rows, units = x.sizes[batch], size(read.hidden_size)
     if x.late and ctx.step is not None:
         if len(states) > 0 and states[0] is not None:
-            raise ctx.refuse("its frames come late, and its sequence_lens count them from the first chunk on")
+            raise ctx.refuse("its frames are delayed, but its sequence_lens count from the first chunk")
         if more := -x.late % max(1, int(ctx.step / x.every)):  # a state is held for whole chunks
             ctx.carry(held(ctx, x, more + 1, crop=0))
             x = later(x, x.late + more, cut=True)
@@ -76,7 +76,7 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
     for index, place in places.items():
         given = ctx.inputs[index] if index < len(ctx.inputs) else None
         if given is not None and (given.axis != place or given.sizes[place] != x.sizes[along(ctx, x)]):
-            raise ctx.refuse(f"its {'lengths' if index == 4 else 'initial states'} are not those of each frame")
+            raise ctx.refuse(f"its {'lengths' if index == 4 else 'initial states'} differ from frame to frame")
     directions, units = size(read.num_directions), size(read.hidden_size)
     steps, rows = x.sizes[time], x.sizes[along(ctx, x)]
     if steps.number is not None:
@@ -91,7 +91,7 @@ def choice(ctx: RuleContext) -> list[AxisInfo]:
     """One branch or the other, the same for the whole stream; both must give the stream in the same way."""
     condition = ctx.input(0)
     if condition.is_timed or condition.last:
-        raise ctx.refuse("which branch is taken depends on the stream")
+        raise ctx.refuse("its condition depends on the stream")
     names = ["then_branch", "else_branch"]
     if condition.content is not None and len(condition.content) == 1 and condition.content[0].number is not None:
         names = names[:1] if condition.content[0].number else names[1:]  # the other one never runs

@@ -84,8 +84,7 @@ def streamed(
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
     if read_plan(document.proto) is not None:
         raise RnnLowerError(
-            "it is a streaming model already: take it as it is, lower it (rnn-lower lower), or stream the one that it"
-            " was made of"
+            "it is a streaming model already; use it as it is, lower it (rnn-lower lower), or stream its original"
         )
     ready = _ready(document, set_inputs or {}, dims)
     axis = stream_axis(ready, step) if time is None else time
@@ -112,7 +111,7 @@ def streamed(
     if step is not None and step < 1:
         raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
     if step is not None and step % every:
-        raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
+        raise UnsupportedError(f"--step {step}: the strides of the model over time need multiples of {every} frames")
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), reset, step)
     numbered = {one.node for one in analysis.carried if isinstance(one, Numbered)}
     for one in analysis.carried:
@@ -194,7 +193,7 @@ def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
 def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
     """A value in the type and shape that the input declares."""
     if value.dtype is None:
-        raise RnnLowerError(f"input '{value.name}' declares no element type, so that it cannot be set")
+        raise RnnLowerError(f"input '{value.name}' declares no element type, so it cannot be set")
     try:
         array = np.asarray(given).astype(value.dtype.numpy())
     except (TypeError, ValueError):
@@ -204,7 +203,7 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
         array = np.full([n for n in shape if isinstance(n, int)], array.reshape(()), array.dtype)
     fits = zip(shape, array.shape, strict=False)
     if len(shape) != array.ndim or any(isinstance(n, int) and n != m for n, m in fits):
-        raise RnnLowerError(f"input '{value.name}' is of shape {list(shape)}; the value set is of {list(array.shape)}")
+        raise RnnLowerError(f"input '{value.name}' has shape {list(shape)}; the value has {list(array.shape)}")
     return array
 
 

@@ -84,19 +84,19 @@ TABLE = (
     Rule(("ArgMax", "ArgMin"), pointwise.arg_reduce, "over other axes", "over time"),
     Rule(("QuantizeLinear", "DequantizeLinear"), pointwise.quantize, "known scales", "a scale for each frame"),
     Rule(("Conv",), windows.convolution,
-         "over time, dilated or strided: the frames that it looks back at are carried; outputs are delayed where the left"
-         " padding is less than the window, and where there is right padding (`--delay`)",
+         "over time, dilated or strided: the frames that it looks back at are carried; outputs are delayed where the"
+         " left padding is less than the window, and where there is right padding (`--delay`)",
          "right padding without `--delay`; padding that depends on the length", lead=True),
     Rule(("MaxPool", "AveragePool", "LpPool"), windows.pooling, "as Conv",
          "as Conv; averages that exclude the padding", lead=True),
     Rule(("GlobalAveragePool", "GlobalMaxPool"), windows.global_pooling, "frames in the batch", "over time"),
     Rule(("ConvTranspose",), windows.transposed_convolution,
-         "over time: the frames that it looks back at are carried, or with strides the outputs beyond the chunk; outputs"
-         " beyond the end are cut off, or left out (`--delay`)",
+         "over time: the frames that it looks back at are carried, or with strides the outputs beyond the chunk;"
+         " outputs beyond the end are cut off, or left out (`--delay`)",
          "strides over time that are larger than the window", lead=True),
     Rule(("Pad",), windows.pad,
-         "constant left padding: these frames are carried, and a later node may cut frames off at the end; right padding"
-         " that a later node cuts off, or with `--delay`; other axes",
+         "constant left padding: these frames are carried, and a later node may cut frames off at the end; right"
+         " padding that a later node cuts off, or with `--delay`; other axes",
          "right padding without `--delay`; reflection over time", lead=True),
     Rule(("If",), recurrence.choice,
          "a condition that is the same for the whole stream; states in a branch are carried",

@@ -27,16 +27,14 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.opset < 5:
         target = tuple(map(size, ctx.attribute("shape", ())))
     if target is None:
-        raise ctx.refuse("the shape that it makes is not known")
+        raise ctx.refuse("its output shape is unknown")
     if ctx.attribute("allowzero", 0) and size(0) in target:
-        raise ctx.refuse("it makes an axis of size 0 (allowzero)")
+        raise ctx.refuse("its output has an axis of size 0 (allowzero)")
     unknown = [k for k, one in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in one.of)]
     if len(unknown) == 1 and size(-1) not in target:
         stays = unknown[0] == x.axis and x.is_plain
         if ctx.may_lack_frames(x) and not stays:
-            raise ctx.refuse(
-                "its frames come late, and the shape that it makes is computed from the length of the stream"
-            )
+            raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
         ctx.carry(Guessed(ctx.node, unknown[0], len(target), 0 if stays else -1))
         target = tuple(size(0 if stays else -1) if k == unknown[0] else one for k, one in enumerate(target))
     if len([one for one in target if one == size(-1)]) > 1:
@@ -47,14 +45,14 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     rest = product(one for one in copied if one != size(-1))
     guess = product(x.sizes).over(rest)
     if size(-1) in copied and guess is None:
-        raise ctx.refuse("what -1 stands for in its shape is not known")
+        raise ctx.refuse("the size of -1 in its shape is unknown")
     made = _regrouped(ctx, x, [guess if one == size(-1) and guess else one for one in copied])
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != made.axis:
         guessed = (guess if one == size(-1) and guess else one for one in target)
         same = [k < x.rank and one == x.sizes[k] for k, one in enumerate(copied)]
         sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
         if any(one.is_timed for one in sizes):
-            raise ctx.refuse("its frames come late, and its shape has -1 for another size")
+            raise ctx.refuse("its frames are delayed, and its shape has -1 for another size")
         ctx.carry(Sizes(ctx.node, sizes))
     return [made]
 
@@ -94,7 +92,7 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
     """The frames after the elements were grouped into other axes, their order being the same."""
     before = product(x.sizes[: along(ctx, x)]) * x.outer
     if product(shape) != product(x.sizes):
-        raise ctx.refuse("the shape that it makes does not follow from that of its input")
+        raise ctx.refuse("its output shape does not follow from its input shape")
     for axis, one in enumerate(shape):
         outer = before.over(product(shape[:axis]))
         if outer is None or not one.is_timed:
@@ -104,7 +102,7 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
             return x.moved(axis, shape, outer=outer)
         grouped = (outer * x.frames).over(one)
         if grouped is not None and grouped.number and x.late:
-            raise ctx.refuse("it makes one frame of several, which come late")
+            raise ctx.refuse("it merges several frames, which are delayed")
         if grouped is not None and grouped.number:  # several frames become one
             return x.moved(axis, shape, outer=outer, every=x.every * grouped.number)
     raise ctx.refuse("it mixes frames of the stream with each other")
@@ -114,7 +112,7 @@ def squeeze(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.x()
     axes = ctx.integers(1, "axes", 13)
     if axes is None:
-        raise ctx.refuse("it names no axes, so that a stream of one frame would lose its axis")
+        raise ctx.refuse("it lists no axes, so a stream of one frame would lose its axis")
     gone = {axis % x.rank for axis in axes}
     if along(ctx, x) in gone:
         raise ctx.refuse("it removes the axis of the stream")
@@ -155,7 +153,7 @@ def concat(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it joins frames over time")
     for info in infos:
         if info.axis is None:
-            raise ctx.refuse("it joins the stream with what has a fixed number of frames")
+            raise ctx.refuse("it joins the stream with a fixed number of frames")
     if len({info.axis for info in infos}) > 1:
         raise ctx.refuse("the stream is along different axes of its inputs")
     shape = list(first.sizes)
@@ -173,7 +171,7 @@ def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:
     if len({info.lead for info in found}) > 1:
         raise ctx.refuse("its inputs are padded by different numbers of frames")
     if len(found) > 1:
-        raise ctx.refuse("its inputs have the stream among other axes in different ways")
+        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
     return next(info for info in infos if info.axis is not None)
 
 
@@ -206,7 +204,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return [_shortened(ctx, x, (start, behind), cut, sizes)]
     x = settled(x, ctx.delay)
     if start != 0 or end < WHOLE or step != 1:
-        raise ctx.refuse(f"it takes frames {start} to {end} by {step} of the stream")
+        raise ctx.refuse(f"it selects frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
 
@@ -215,7 +213,7 @@ def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> Axi
     """One of so many frames, where chunks are a multiple of them."""
     x, time = settled(x, ctx.delay), along(ctx, x)
     if not x.is_plain or x.outer != ONE or x.late:
-        raise ctx.refuse("it takes some of the frames of what is padded, merged with other axes, or comes late")
+        raise ctx.refuse("it selects frames of a value that is padded, merged with other axes, or delayed")
     found = dataclasses.replace(x, every=x.every * step)
     sizes[time] = found.frames
     return found.moved(time, sizes)
@@ -233,7 +231,7 @@ def _trimmed(
     end = max(0, behind - x.trail)
     lead = x.lead - start - end
     if lead < 0:
-        raise ctx.refuse(f"it takes frames {start} to {-behind} of the stream, of which {x.lead} are padded in front")
+        raise ctx.refuse(f"it selects frames {start} to {-behind} of the stream, of which {x.lead} are left padding")
     if x.outer != ONE or x.sizes[time] != with_lead(x.frames, x.lead):
         raise ctx.refuse("it cuts frames off axes that are merged with the stream")
     if end != behind:
@@ -288,9 +286,9 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     if axis == time:
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
             text = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
-            raise ctx.refuse(f"it takes fixed frames of the stream: {text}")
+            raise ctx.refuse(f"it selects fixed frames of the stream: {text}")
         if data.late:
-            raise ctx.refuse("it takes the last frame of what comes late; use Slice ([-1:])")
+            raise ctx.refuse("it selects the last frame of a delayed value; use Slice ([-1:])")
         middle = (ONE,) * chosen.ndim
         return [data.ended([*data.sizes[:axis], *middle, *data.sizes[axis + 1 :]])]
     if indices.shape is None:
@@ -303,7 +301,7 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
     """Also what has no time is spread over it, as exporters make initial states of rows that are frames."""
     x, target = ctx.input(0), ctx.input(1).content
     if target is None:
-        raise ctx.refuse("the shape that it makes is not known")
+        raise ctx.refuse("its output shape is unknown")
     if x.shape is None:
         raise ctx.refuse("the rank of its input is unknown")
     if x.axis is None and x.is_timed:
@@ -317,7 +315,7 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
     time = x.axis + rank - x.rank
     others = [one for axis, one in enumerate(want) if axis != time]
     if want[time] not in (ONE, have[time]) or any(one.is_timed for one in others):
-        raise ctx.refuse("it spreads the stream over time")
+        raise ctx.refuse("it broadcasts the stream over time")
     shape[time] = have[time]
     return [x.moved(time, shape)]
 
@@ -325,7 +323,7 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
 def constant_of_shape(ctx: RuleContext) -> list[AxisInfo]:
     shape = ctx.input(0).content
     if shape is None:
-        raise ctx.refuse("the shape that it makes is not known")
+        raise ctx.refuse("its output shape is unknown")
     return [_spread(ctx, list(shape), [ONE] * len(shape))]
 
 
@@ -344,7 +342,7 @@ def tile(ctx: RuleContext) -> list[AxisInfo]:
     """Other axes are repeated; one row for all frames is spread over them."""
     x, repeats = ctx.input(0), ctx.input(1).content if ctx.opset >= 6 else None
     if repeats is None or x.shape is None or len(repeats) != x.rank:
-        raise ctx.refuse("how often it repeats its input is not known")
+        raise ctx.refuse("its number of repeats is unknown")
     if x.axis is None and x.is_timed:
         raise ctx.refuse("it computes with the length of the stream")
     shape = [one * times for one, times in zip(x.shape, repeats, strict=True)]

@@ -114,7 +114,7 @@ def _callers(work: GraphEditor, one: Recurrence, given: ir.Value) -> str:
                 f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
                 " of its own"
             )
-    work.notes.append(f"{one.read.describe()}: its state is input '{given.name}' already, which is left as it is")
+    work.notes.append(f"{one.read.describe()}: its state is input '{given.name}' already, which stays")
     return str(given.name)
 
 
@@ -122,7 +122,7 @@ def _left(work: GraphEditor, one: Recurrence, reason: str) -> None:
     """A state that the model takes from an input and gives back in ways of its own."""
     read = one.read
     if "sequence_lens" in read.inputs:
-        raise UnsupportedError(f"{read.describe()}: {reason}, which does not go with sequence_lens")
+        raise UnsupportedError(f"{read.describe()}: {reason}, which sequence_lens do not allow")
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
@@ -132,14 +132,14 @@ def _left(work: GraphEditor, one: Recurrence, reason: str) -> None:
             continue
         if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
             raise UnsupportedError(
-                f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
+                f"{read.describe()}: {reason}, and its state is not returned unchanged; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
         for given in inputs_of(model, start):
             work.left.add(str(given.name))
             work.back.setdefault(str(given.name), (set(), read.describe()))[0].update(back)
-    work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
+    work.notes.append(f"{read.describe()}: {reason}, so the caller has to feed it back, as in the original")
 
 
 def _reshaped_input(value: ir.Value) -> ir.Value | None:
@@ -159,7 +159,7 @@ def _given_back(work: GraphEditor, one: Recurrence, letter: str, given: ir.Value
     read, (_, place), source = one.read, STATES[letter], str(given.name)
     message = work.document.message(read.node)
     if work.is_nested(message) or given.dtype is None:
-        raise UnsupportedError(f"{read.describe()}: its state in a branch is not given back; make it an output")
+        raise UnsupportedError(f"{read.describe()}: its state in a branch is not an output; make it one")
     final = message.output[place] if place < len(message.output) else ""
     if not final:
         final = work.names.unique(f"{read.name}/{letter}_last")
@@ -213,7 +213,7 @@ def carry_joined(work: GraphEditor, one: Joined) -> None:
     try:
         first, shape = work.first(described, one.front, one.shape, one.dtype)
     except FromInput as error:
-        raise UnsupportedError(f"{described}: what it joins in front of the stream: {error}") from None
+        raise UnsupportedError(f"{described}: what it joins to the start of the stream: {error}") from None
     source, result = (work.names.unique(f"{name}/cache_{end}") for end in ("in", "out"))
     work.add_input(source, one.dtype, shape)
     free = [axis for axis, each in enumerate(shape) if each.of]
@@ -232,7 +232,7 @@ def carry_held(work: GraphEditor, one: DelayBuffer) -> None:
     message = work.document.message(one.node)
     text, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
     if work.reset is not None:
-        raise UnsupportedError(f"{text}: its frames come late, so that no row begins anew on its own; drop --reset")
+        raise UnsupportedError(f"{text}: its frames are delayed, so single rows cannot be reset; drop --reset")
     if work.step is not None:
         _carry_delayed(work, one, text)
         return
@@ -293,7 +293,7 @@ def _carry_delayed(work: GraphEditor, one: DelayBuffer, owner: str) -> None:
         late = (one.late + max(0, one.reach - 1 - one.before - one.lead)) // one.stride
         length = late * one.stride + one.before - one.late
         if length < 0:
-            raise UnsupportedError(f"{owner}: its frames come late by less than its stride; drop --step")
+            raise UnsupportedError(f"{owner}: its delay is less than its stride; drop --step")
     joined = message.input[one.place]
     if length:
         shape = tuple(size(length) if axis == one.axis else each for axis, each in enumerate(one.shape))
@@ -377,7 +377,9 @@ def carry_position(work: GraphEditor, one: Position) -> None:
     message, name = work.document.message(one.node), display_name(one.node)
     text = f"{one.node.op_type} '{name}'"
     if work.reset is not None:
-        raise UnsupportedError(f"{text}: it counts frames for all rows alike, so that none begins anew; drop --reset")
+        raise UnsupportedError(
+            f"{text}: it counts frames for all rows together, so single rows cannot be reset; drop --reset"
+        )
     source, result = (work.names.unique(f"{name}/position_{end}") for end in ("in", "out"))
     work.add_input(source, ir.DataType.INT64, (ONE,))
     total = work.names.unique(f"{name}/total")

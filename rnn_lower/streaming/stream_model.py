@@ -84,7 +84,7 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     found = dataclasses.replace(found, plan=_arranged(found, requested))
     if requested.keep_native and found.late and requested.step is None:
         raise UnsupportedError(
-            f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not"
+            f"{found.late[0]}: its frames are delayed, so the first chunks have none, which native operators do not"
             " support; drop --keep-native"
         )
     dims: dict[str, int | Sequence[int]] = {}
@@ -108,9 +108,9 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if options.target is not None:
         _check_made(ready.copied().fixed(left.dims) if left.dims else ready, target)
     for name, frames in found.plan.late.items():
-        logger.info("output '%s' comes %d frames late", name, frames)
+        logger.info("output '%s' is delayed by %d frames", name, frames)
     for name, frames in found.plan.warm_up.items():
-        logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
+        logger.info("the first %d frames of output '%s' are the warm-up and are invalid", frames, name)
     kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
     return StreamResult(ready, left.dims, records, found, kept)
 
@@ -151,10 +151,10 @@ def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
     """
     if options.target is not None and not target.name.startswith("onnxruntime"):
         raise UnsupportedError(
-            f"{late}: its frames come late, so that a chunk may have none, which target {target.name} was not seen to"
+            f"{late}: its frames are delayed, so a chunk may have none, which target {target.name} was not seen to"
             " run; stream without --target, or for onnxruntime"
         )
-    logger.info("form loop, since frames come late and a Scan does not run on a chunk that has none yet")
+    logger.info("form loop, because frames are delayed and a Scan cannot run on a chunk without frames")
     return dataclasses.replace(options, form="loop")
 
 
@@ -172,7 +172,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
     if place.exists() and not (place.is_file() and (_has_states(path) or _is_ours(place))):
         raise RnnLowerError(
-            f"{place}: the first states go there, and it is there already, of something else; move it away"
+            f"{place}: the initial states would overwrite this file, which is not rnn_lower's; move it away"
         )
     made, before = (
         place.with_name(f".{stale_files.stem_of(place)}.{secrets.token_hex(8)}{stale_files.TMP}") for _ in range(2)

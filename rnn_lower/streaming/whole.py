@@ -51,14 +51,14 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     plan = plan_with(document, states)
     if plan.reset is not None:
         raise UnsupportedError(
-            f"input '{plan.reset}' sets rows back, which a whole sequence does not have; stream the original without"
+            f"input '{plan.reset}' resets rows, which whole sequences do not support; stream the original without"
             " --reset"
         )
     if not plan.states:
-        raise RnnLowerError("the model has no state that is fed back, so that there is nothing to take in")
+        raise RnnLowerError("the model has no state that is fed back")
     source = document.copied()
     if time is not None and plan.inputs:
-        raise RnnLowerError(f"--time {time}: the model says itself that the frames are along {dict(plan.inputs)}")
+        raise RnnLowerError(f"--time {time}: the model's metadata has the frames along {dict(plan.inputs)}")
     if time is not None:
         plan = _with_axes(source, plan, time)
     elif not plan.inputs:
@@ -97,7 +97,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
             if value.name in outputs and value.name not in fed:
                 if size is None or axis >= len(dims) or dims[axis].dim_value != size:
                     raise UnsupportedError(
-                        f"output '{value.name}': which axis has the frames is not known; declare its sizes"
+                        f"output '{value.name}': the axis of the frames is unknown; declare its sizes"
                     ) from None
                 outputs[value.name] = axis
     else:
@@ -136,7 +136,7 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
         plan, inputs=dict.fromkeys((one.name for one in inputs), 0), outputs={**kinds, **kept}, symbols=symbols
     )
     if not inputs:
-        raise RnnLowerError("the model has no input beside its states that could have frames")
+        raise RnnLowerError("the model has no inputs besides its states")
     return Document(work, document.folder), plan
 
 
@@ -229,7 +229,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     if (opset_of(model) or 0) < 9:
         raise UnsupportedError(f"a Scan over chunks needs opset 9; the model is at opset {opset_of(model)}")
     if grown := next((one for one in plan.states if any(GROWS in each.of for each in one.shape)), None):
-        raise UnsupportedError(f"{grown.node}: its state '{grown.input}' is of another size after each chunk")
+        raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
     graph = model.graph
     names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
     given = {value.name: value for value in graph.input}

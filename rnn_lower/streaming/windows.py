@@ -124,7 +124,7 @@ def convolution(ctx: RuleContext) -> list[AxisInfo]:
     if along(ctx, x) == 0:  # frames in the batch
         return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
     if along(ctx, x) == 1:
-        raise ctx.refuse("it adds frames of the stream up: they are its channels")
+        raise ctx.refuse("it sums over frames of the stream, which are its channels")
     return _windowed(ctx, x, 0.0)
 
 
@@ -133,7 +133,7 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
     if along(ctx, x) < 2:
         return [x.moved(along(ctx, x), [*x.sizes[:2], *ctx.sizes(x.rank)[2:]])]
     if len(ctx.node.outputs) > 1:
-        raise ctx.refuse("it tells where in the whole input the largest values are")
+        raise ctx.refuse("it returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
     if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x).before:
         raise ctx.refuse("its first frames are averages of fewer values (count_include_pad is 0)")
@@ -155,7 +155,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     if along(ctx, x) == 0:
         return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
     if along(ctx, x) == 1:
-        raise ctx.refuse("it adds frames of the stream up: they are its channels")
+        raise ctx.refuse("it sums over frames of the stream, which are its channels")
     window, axis, x = _window(ctx, x), along(ctx, x), settled(x, ctx.delay)
     if ctx.attribute("output_shape"):
         raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
@@ -169,7 +169,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     if window.stride > 1 or extra:
         return [_overlapping(ctx, x, window, extra, shape)]
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.late:
-        raise ctx.refuse("its input is merged with other axes, or comes late")
+        raise ctx.refuse("its input is merged with other axes, or delayed")
     before, trail = window.reach - 1, window.reach - 1 - window.behind
     if trail < 0:
         raise ctx.refuse("it cuts frames off the stream")
@@ -185,10 +185,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     else:
         raise ctx.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
     shape[axis] = with_lead(x.frames, lead)
-    blame = ctx.refuse(
-        f"it makes {trail} frames behind the stream of the last ones; cut them off, or let them come"
-        " when the stream goes on (--delay)"
-    )
+    blame = ctx.refuse(f"it makes {trail} frames beyond the end of the stream; cut them off, or delay them (--delay)")
     return [dataclasses.replace(x, lead=lead, trail=trail, blame=str(blame)).moved(axis, shape)]
 
 
@@ -196,9 +193,9 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     """Each frame makes several, and adds to those of the next ones: what reaches beyond the chunk is kept."""
     axis, rest = along(ctx, x), window.reach + extra - window.stride
     if not x.is_plain or x.outer != ONE or ctx.may_lack_frames(x):
-        raise ctx.refuse("its input is padded, merged with other axes, or comes late")
+        raise ctx.refuse("its input is padded, merged with other axes, or delayed")
     if rest < 0:
-        raise ctx.refuse("it leaves gaps between the frames that it makes")
+        raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
         raise PaddedError(ctx.node, axis)
     if x.late:
@@ -211,8 +208,7 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
         tail = (*shape[:axis], size(rest), *shape[axis + 1 :])
         ctx.carry(Overlap(ctx.node, tail, axis, rest, ctx.dtype(0)))
         error = ctx.refuse(
-            f"it makes {rest} frames behind the stream of the last ones; cut them off, or let them come when the stream"
-            " goes on (--delay)"
+            f"it makes {rest} frames beyond the end of the stream; cut them off, or delay them (--delay)"
         )
         made = dataclasses.replace(made, blame=str(error))
     return made.moved(axis, shape)
@@ -246,7 +242,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     if x.lead and window.before:
         raise ctx.refuse("it pads the stream once more")
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
-        raise ctx.refuse("its windows go over other axes that are merged with the stream")
+        raise ctx.refuse("its windows cover axes that are merged with the stream")
     before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
         lead = before - (window.reach - 1)
@@ -263,8 +259,8 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     if (made_up > 0 and not ctx.delay) or (trail and window.behind):
         error = ctx.refuse(
             f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
-            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or let outputs"
-            " come late (--delay)"
+            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or delay the"
+            " outputs (--delay)"
         )
         if not trail:
             raise error
@@ -288,7 +284,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
 
 def _held_back(ctx: RuleContext, x: AxisInfo, window: _Window, fill: Any) -> DelayBuffer:
     if window.stride > window.reach:
-        raise ctx.refuse("its frames come late, and it leaves some of them out")
+        raise ctx.refuse("its frames are delayed, and it skips some of them")
     attributes = _without_padding(ctx, x, along(ctx, x))
     return held(
         ctx, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes, lead=x.lead
@@ -353,8 +349,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     before, behind = pads[axis], pads[axis + x.rank]
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
-        text = f"it looks ahead by {behind} frames: it pads {behind} frames behind the stream"
-        blame = str(ctx.refuse(f"{text}; let outputs come late (--delay)"))
+        text = f"it looks ahead by {behind} frames: it pads {behind} frames after the end"
+        blame = str(ctx.refuse(f"{text}; delay the outputs (--delay)"))
     if before < 0 or end > x.lead + before:
         raise ctx.refuse("it cuts frames off the stream")
     if not before and not behind:
@@ -369,7 +365,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if (x.lead and (before or end)) or (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or (len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None):
-        raise ctx.refuse("it pads the stream in a form of Pad that is not taken apart; use one with pads of all axes")
+        raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
     given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
     if given is None:
         raise ctx.refuse("the value that it pads with is computed")
@@ -393,7 +389,7 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
         return None
     length = front.sizes[x.axis].number
     if length is None or x.lead or (x.outer, x.sizes[x.axis]) != (ONE, x.frames) or x.late:
-        raise ctx.refuse("it joins frames in front of a stream that is padded, merged with other axes, or late")
+        raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
     shape = (*x.sizes[: x.axis], size(length), *x.sizes[x.axis + 1 :])
     ctx.carry(Joined(ctx.node, value, shape, x.axis, length, ctx.dtype(1)))
     made = [with_lead(x.frames, length) if axis == x.axis else one for axis, one in enumerate(x.sizes)]

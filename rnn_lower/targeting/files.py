@@ -139,11 +139,11 @@ def _are_rewrites(value: Any) -> bool:
 
 
 LIMITS: dict[str, Key] = {
-    "inputs": Key(_is_pair, "the least and the greatest number of inputs, such as [2, 2]"),
-    "outputs": Key(_is_pair, "the least and the greatest number of outputs, such as [1, 4]"),
-    "constant": Key(_are_places, "a list of the places of inputs that must be constants, such as [1]"),
+    "inputs": Key(_is_pair, "the smallest and the largest number of inputs, such as [2, 2]"),
+    "outputs": Key(_is_pair, "the smallest and the largest number of outputs, such as [1, 4]"),
+    "constant": Key(_are_places, "a list of the indices of inputs that must be constants, such as [1]"),
     "variable": Key(_is_count, "the number of inputs that may be computed"),
-    "ranks": Key(_is_pair, "the least and the greatest rank of what is data, such as [2, 4]"),
+    "ranks": Key(_is_pair, "the smallest and the largest rank of data inputs, such as [2, 4]"),
     "axes": Key(_are_places, "a list of axes; those below 0 count from the end"),
     "steps": Key(_are_places, "a list of steps, such as [1]"),
     "elements": Key(_is_count, "how many numbers each parameter holds, such as 4"),

@@ -134,4 +134,4 @@ def test_a_check_of_no_chunks_fails():
     wrong = dataclasses.replace(made, streamed=dataclasses.replace(made.streamed, plan=alone))
     report = api.check_streaming(wrong, made.document.proto, runs=1)
     assert not report
-    assert "no state was handed on" in report.verdict
+    assert "no state was carried from chunk to chunk" in report.verdict

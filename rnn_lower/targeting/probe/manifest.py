@@ -83,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
         text = untrusted.loads(untrusted.plain(path).read_text(encoding="utf-8"))
         if text["schema"] != SCHEMA:
             found = text["schema"]
-            raise RnnLowerError(f"{path}: a kit of schema {found}, and {SCHEMA} is known here; write the kit again")
+            raise RnnLowerError(f"{path}: a kit of schema {found}; this version reads {SCHEMA}; write the kit again")
         return Manifest(
             str(text["target"]), str(text["made_by"]), tuple(map(_case, text["cases"])),
             tuple(Refused(**one) for one in text["refused"]),
