@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
-    from rnn_lower.streaming.making import Made
     from rnn_lower.streaming.proof import StreamProof
+    from rnn_lower.streaming.stream_model import StreamResult
     from rnn_lower.streaming.whole import Whole
 
 M = TypeVar("M", onnx.ModelProto, ir.Model)
@@ -47,42 +47,41 @@ R = TypeVar("R")
 def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M | onnx.ModelProto:
     """Replace the RNN, GRU and LSTM nodes of a model by primitive operators that compute the same values.
 
-    model: an onnx.ModelProto, which is left as it is and answered by a new one, an onnx_ir.Model or a
-        torch.onnx.ONNXProgram, which is lowered in place and returned, or the path of a file, answered by an
-        onnx.ModelProto. Any opset from 1 on; nodes in
-        subgraphs and functions are lowered too.
+    model: an onnx.ModelProto, which stays unchanged, or the path of a file; both return a new onnx.ModelProto. An
+        onnx_ir.Model or a torch.onnx.ONNXProgram is lowered in place and returned. Any opset from 1 on; nodes in
+        subgraphs and functions are lowered, too.
     form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" is Scan, or Loop below opset 9,
-        and unrolled for one step, or for as many as are faster on the target.
-    target: name of a runtime whose limits the result keeps to; with "auto" it gives the form. None is the canonical
-        graph, with no regard to any runtime.
+        and unrolled for one step, or for as many steps as are faster unrolled on the target.
+    target: a runtime; the result uses only what it supports, and form "auto" follows its preference. None makes the
+        canonical graph, independent of any runtime.
     op_types: which of "RNN", "GRU", "LSTM" to lower, one or several.
-    select: called with each RecurrentNode, False leaves it.
-    opset: convert the whole model to this opset, the recurrent nodes being lowered at it; without, a model is
-        converted where the target does not take its own opset, to the nearest that it takes, which is logged.
+    select: called with each RecurrentNode; False keeps the node.
+    opset: convert the whole model to this opset, and lower the recurrent nodes at it. By default, a model is converted
+        only if the target does not support its opset, to the nearest that it supports; the conversion is logged.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, or for all axes of an input, e.g.
         {"x": (4, 100, 16)}, fixed before lowering.
-    fold: fold the constants of the whole model first (onnxscript), and inline functions that differ by call (onnx_ir).
-    keep_native: leave the nodes that the target runs right as they are, by what was measured feature by feature, and
-        not slower than lowered.
-    as_function: keep each lowered node as a call of a model-local function with its weights as inputs; nodes of the
-        same sizes and attributes call the same one. Needs IR version 8, to which an older model is raised.
-    loops: unroll the model's own Loop and Scan nodes too; those whose steps nobody can count raise UnsupportedError.
-        A target that has neither has it done by itself, where it can be.
-    raise_loops: first put recurrent nodes in the place of loops that are proved to be such, as `raise_loops` does.
+    fold: fold the constants of the whole model first (onnxscript), and inline functions that depend on the
+        call site (onnx_ir).
+    keep_native: keep the nodes that the target was measured to run right natively, and no slower than lowered.
+    as_function: make each lowered node a call of a model-local function with its weights as inputs; nodes with the
+        same sizes and attributes call the same one. The IR version of an older model becomes 8.
+    loops: unroll the model's own Loop and Scan nodes, too; one with an unknown number of steps raises
+        UnsupportedError. For a target that has neither, this is automatic where possible.
+    raise_loops: first replace loops that are proved to be recurrent nodes, as `raise_loops` does.
     fuse_directions: let both directions of a node (hidden size up to 64, all sequences as long as X) share one loop
         as a block-diagonal cell; a NaN or infinity of one direction then reaches the other.
-    legalize_all: with a target, replace other nodes too that it does not support, where supported ones serve.
-    max_nodes: limit of emitted nodes, against unrolling by mistake.
+    legalize_all: with a target, replace other nodes too that it does not support, where supported ones exist.
+    max_nodes: limit of emitted nodes, against accidental unrolling.
 
-    Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when what was asked
-    for is impossible, RnnLowerError for an unknown form, target, operator or dimension. A model that raised is as it
-    was.
+    Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when the request
+    is impossible, RnnLowerError for an unknown form, target, operator or dimension. After an error, the model is
+    unchanged.
     """
     chosen = Options(**options)
     held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # as an ONNXProgram holds one
     if isinstance(held, ir.Model):
         if chosen.raise_loops:
-            raise RnnLowerError("raise_loops takes an onnx.ModelProto or a file; raise the model first")
+            raise RnnLowerError("raise_loops accepts an onnx.ModelProto or a file; raise the model first")
         lower_in_place(held, chosen)
         return model  # type: ignore[return-value]
     if isinstance(model, onnx.ModelProto):
@@ -110,14 +109,14 @@ def lower_file(
     progress: files.Progress | None = None,
     **options: Unpack[Keywords],
 ) -> list[Record]:
-    """`lower` from file to file, for models of any size; the answer has one Record per lowered node.
+    """`lower` from file to file, for models of any size; returns one Record per lowered node.
 
-    Source and destination may be the same file. The destination appears by one rename, whole or not at all; a link is
-    followed, a device or FIFO is written to, "-" is the standard output. Weights in external files are copied, never
-    loaded, to one new file beside it, `DESTINATION.<16 hex digits>.data`; the one of the replaced model is removed
-    where no other model beside it refers to it. Data under other names stays.
-    accept: called with the path of the finished file before it is put in place; False leaves the destination as it is.
-    progress: called with (name, index, total) per written weight.
+    Source and destination may be the same file. One rename publishes the destination, so it is never incomplete. Links
+    are followed, devices and FIFOs are written to, and "-" is the standard output. Weights in external files are
+    copied, without loading them, to one new file in the same folder, `DESTINATION.<16 hex digits>.data`; the data file
+    of the replaced model is removed unless another model in the folder refers to it. Data under other names stays.
+    accept: called with the path of the finished file before the rename; False leaves the destination unchanged.
+    progress: called with (name, index, total) for each written weight.
     Raises as `lower`, with the file in the message, and RnnLowerError when a file cannot be read or written.
     """
     chosen = Options(**options)
@@ -143,29 +142,31 @@ def stream(
     states: Literal["each", "packed"] = "each", state_names: str | None = None,
     **options: Unpack[Keywords],
 ) -> onnx.ModelProto:  # fmt: skip
-    """A model that takes a sequence chunk by chunk: states become inputs NAME/h_in and outputs NAME/h_out, and so on.
+    """A model that processes a sequence chunk by chunk: states become inputs NAME/h_in, outputs NAME/h_out, and so on.
 
-    Feeding the outputs back continues the sequence; `rnn_lower.StreamingSession` does. The model itself stays as it is.
+    Feeding the outputs back continues the sequence; `rnn_lower.StreamingSession` does that. The model stays unchanged.
     axis: the symbolic size of the inputs that is the stream, or INPUT[AXIS]; not needed where there is only one.
     step: the only length of chunks; the recurrent nodes are unrolled.  keep_native: do not lower them; with a target,
-    those that it runs right.
-    set_inputs: values by name for inputs that become constants, whose branches are folded away.
-    reset: add an input `reset`, bool [batch], that sets rows back to their first states.
-    delay: take padding behind the stream too: outputs come late, and their last frames when the stream goes on.
+    keep those that it runs right.
+    set_inputs: values by name for inputs that become constants; branches that depend on them are folded away.
+    reset: add an input `reset`, bool [batch], that resets rows to their initial states.
+    delay: accept right padding, too: outputs are delayed, and their last frames come when the stream continues.
     states: a tensor for each, or "packed", one for each element type.  state_names: a template for their names, such as
     "{state}_{end}"; {node}/{state}_{end} are the defaults.
     Other options as for `lower`.
-    That every value is computed frame by frame is proved by a table of rules, docs/streaming.md has them; the first
-    node of which it is not raises UnsupportedError. Raises otherwise as `lower`.
+    A table of rules (docs/streaming.md) proves that every value is computed frame by frame; the first node for which it
+    does not raises UnsupportedError. Other errors as for `lower`.
     """
-    from rnn_lower.streaming import making  # for those who stream
+    from rnn_lower.streaming import stream_model  # for those who stream
 
     document, path = files.open_model(model)
-    wish = making.Wish(axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names)
+    requested = stream_model.StreamOptions(
+        axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names
+    )
     chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        made = making.make(document, wish, chosen)
+        made = stream_model.make(document, requested, chosen)
         return _whole(made.document, made.dims)
 
     return _told_with(path, result)
@@ -178,26 +179,28 @@ def stream_file(
     axis: str | None = None, step: int | None = None,
     set_inputs: Mapping[str, Any] | None = None, reset: bool = False, delay: bool = False,
     states: Literal["each", "packed"] = "each", state_names: str | None = None,
-    accept: Callable[[str, Made], bool] | None = None, progress: files.Progress | None = None,
+    accept: Callable[[str, StreamResult], bool] | None = None, progress: files.Progress | None = None,
     **options: Unpack[Keywords],
-) -> Made:  # fmt: skip
-    """`stream` from file to file, as `lower_file`; the first states are written beside it, as DESTINATION.state.npz.
+) -> StreamResult:  # fmt: skip
+    """`stream` from file to file, as `lower_file`; the initial states are written to DESTINATION.state.npz.
 
-    accept: called with the path of the finished file, and with what was made, before it is put in place.
+    accept: called with the path of the finished file, and with the result, before the rename.
     """
-    from rnn_lower.streaming import making  # for those who stream
+    from rnn_lower.streaming import stream_model  # for those who stream
 
     document = files.load(source)
-    wish = making.Wish(axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names)
+    requested = stream_model.StreamOptions(
+        axis, step, options.pop("keep_native", False), set_inputs, reset, delay, states, state_names
+    )
     chosen = _of_stream(options)
 
-    def work() -> Made:
-        made = making.make(document, wish, chosen)
+    def work() -> StreamResult:
+        made = stream_model.make(document, requested, chosen)
         with (
             files.staged(
                 made.document, destination, progress, made.dims, _kept(document, source, destination)
             ) as staged,
-            making.staged_states(destination, made.plan) as place,
+            stream_model.staged_states(destination, made.plan) as place,
         ):
             if accept is None or accept(os.fspath(staged.path), made):
                 place(staged.commit)
@@ -207,7 +210,7 @@ def stream_file(
 
 
 def _raised(document: Document, options: Options) -> tuple[Document, Options]:
-    """The document with loops raised, where that was requested, and what is left to be done."""
+    """The document, with loops raised if requested, and the remaining options."""
     if not options.raise_loops:
         return document, options
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
@@ -221,10 +224,10 @@ def _raised(document: Document, options: Options) -> tuple[Document, Options]:
 
 @public
 def raise_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> onnx.ModelProto:
-    """The model with RNN, GRU and LSTM nodes in the place of the loops that they are, and of what `lower` has emitted.
+    """The model with RNN, GRU and LSTM nodes in place of equivalent loops, and of nodes that `lower` emitted.
 
-    A node is guessed from the functions and weights of a step, and proved in exact arithmetic to be the same function
-    (docs/loops.md); a loop for which that fails stays as it is.  dims: as for `lower`, sizes that are fixed first.
+    The functions and weights of a step suggest a node, which exact arithmetic proves to be the same function
+    (docs/loops.md); a loop for which that fails stays.  dims: as for `lower`, sizes that are fixed first.
     """
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
 
@@ -241,7 +244,7 @@ def raise_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *, dims: Dims | None = None,
     progress: files.Progress | None = None,
 ) -> list[Raised]:  # fmt: skip
-    """`raise_loops` from file to file: what has become of each loop. Nothing is written if all loops stay."""
+    """`raise_loops` from file to file; returns the result for each loop. Nothing is written if all loops stay."""
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
 
     document = files.load(source)
@@ -258,7 +261,7 @@ def raise_file(
 
 @public
 def inspect_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> list[LoopInfo]:
-    """The loops of a model: trips, states, the recurrent node that each is, and which command mends it.
+    """The loops of a model: trips, states, the recurrent node that each is, and which command replaces it.
 
     dims: as for `inspect`.
     """
@@ -277,31 +280,31 @@ def _kept(document: Document, source: Any, destination: Any) -> frozenset[stale_
 def _of_stream(options: Keywords) -> Options:
     chosen = Options(**options)
     if chosen.as_function:
-        raise RnnLowerError("a stream is a model of its own, with states in and out; as_function is for lower")
+        raise RnnLowerError("as_function is for lower, not for stream")
     return chosen
 
 
 @public
 def check_streaming(
-    made: Made, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
+    made: StreamResult, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
 ) -> CheckReport:
-    """Compare whole runs of the original with runs in random chunks of a streaming model that was made of it.
+    """Compare whole runs of the original with runs of its streaming model in random chunks.
 
-    Recurrent nodes that were lowered are compared in exact arithmetic too where that is cheap.
+    Lowered recurrent nodes are also compared in exact arithmetic where that is cheap.
     """
-    from rnn_lower.checking import outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking
 
     streamed = made.streamed
     given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
-    return outliving.outlived(model, None, checking.check_streaming, *given)
+    return subprocess_run.outlived(model, None, checking.check_streaming, *given)
 
 
 @public
 def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0) -> StreamProof:
-    """Show in exact arithmetic that a streaming model is, in chunks of any length, the original over the whole.
+    """Prove in exact arithmetic that a streaming model, in chunks of any length, equals the original.
 
-    original, model: models or paths. The original is to have the inputs set that were set for `stream`.
+    original, model: models or paths. Inputs that were set for `stream` must be set in the original, too.
     """
     from rnn_lower.streaming import plan as plans
     from rnn_lower.streaming import proof
@@ -309,7 +312,7 @@ def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0
     (before, _), (after, path) = files.open_model(original), files.open_model(model)
     plan = plans.read_plan(after.proto)
     if plan is None:
-        raise RnnLowerError("it is no streaming model: make one (rnn-lower stream)")
+        raise RnnLowerError("not a streaming model; make one (rnn-lower stream)")
     return _told_with(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
 
 
@@ -320,9 +323,9 @@ def unstream(
 ) -> onnx.ModelProto:  # fmt: skip
     """A streaming model as one over whole sequences: its step is the body of a Scan, or its axis of frames is free.
 
-    states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  axis: INPUT[AXIS],
-    where its frames are; without it each run is one step, and a new axis comes first. States whose first values are
-    known begin with these; the others stay inputs and outputs. The model itself stays as it is.
+    states: outputs by the inputs to which they are fed back, for a model that `stream` did not make.
+    axis: INPUT[AXIS], where its frames are; without it each run is one step, and a new axis comes first. Known initial
+    states become constants; the others stay inputs and outputs. The model stays unchanged.
     """
     from rnn_lower.streaming import whole
 
@@ -358,13 +361,13 @@ def compare_whole(
     atol: float = 1e-5,
 ) -> list[CheckReport | StreamProof]:  # fmt: skip
     """What `unstream` has made, compared with chunks of the model that it was made of: by running, by proof."""
-    from rnn_lower.checking import outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking, proof
 
     (whole, _), found = files.open_model(model), list[Any]()
     if check:
         given = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
-        found.append(outliving.outlived(model, None, checking.check_streaming, *given))
+        found.append(subprocess_run.outlived(model, None, checking.check_streaming, *given))
     return found + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
 
 
@@ -376,20 +379,20 @@ def function_body(
 ) -> onnx.FunctionProto:  # fmt: skip
     """The operator as a function of primitive operators, as the ONNX standard could ship it.
 
-    That is a context-dependent body; what depends on the context is what a node says: hidden_size and the other
+    This is a context-dependent body; the context is what a node specifies: hidden_size and the other
     attributes (direction, activations, activation_alpha, activation_beta, clip, layout, linear_before_reset,
     input_forget), which inputs and outputs it has, and their element type ("float", "double", "float16", "bfloat16").
-    Sizes of time, batch and features are found out when it runs. Formal inputs are all those of the operator, in its
-    order; those not in `inputs` are not read. Outputs are those of the operator up to the last one in `outputs`, so
-    that both are matched by place.
+    The body reads the sizes of time, batch and features at run time. Formal inputs are all those of the operator, in
+    its order; those not in `inputs` are not read. Outputs are those of the operator up to the last one in `outputs`, so
+    that both are matched by position.
     version: of the operator.  opset: of the body, 9 or newer, one in which the operator is of that version; the first
-    such without.  form: "scan", "loop", or "unroll" with a known `seq_length`.  domain: for a function of a model.
+    such by default.  form: "scan", "loop", or "unroll" with a known `seq_length`.  domain: for a function of a model.
     Raises UnsupportedError for an opset before 9 or of another version, InvalidNodeError for attributes that
     contradict the ONNX text, RnnLowerError for unknown names.
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
     given = {"hidden_size": hidden_size, **attributes}
-    said = function_bodies.Said(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
+    said = function_bodies.FunctionContext(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
     return ir.serde.serialize_function(function_bodies.body(said, form, domain, limit))
 
 
@@ -397,9 +400,9 @@ def function_body(
 def inspect(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *, dims: Dims | None = None
 ) -> list[RecurrentNode]:
-    """All recurrent nodes of a model, wherever they are, as read and checked.
+    """All recurrent nodes of a model, in any graph or function, read and validated.
 
-    dims: as for `lower`, sizes that the model will have; the model is left as it is.
+    dims: sizes that the model will have, as for `lower`; the model stays unchanged.
     Raises InvalidNodeError for a bad node, RnnLowerError when a file cannot be read or for an unknown dimension.
     """
     if isinstance(model, ir.Model):
@@ -411,7 +414,7 @@ def inspect(
 def inspect_file(
     model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None
 ) -> tuple[list[ir.Value], list[RecurrentNode]]:
-    """The inputs that a caller has to provide, and the recurrent nodes. Arguments and errors as of `inspect`."""
+    """The inputs that a caller has to provide, and the recurrent nodes. Arguments and errors as for `inspect`."""
     document, path = _opened(model, dims)
 
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
@@ -422,7 +425,7 @@ def inspect_file(
 
 
 def _opened(model: Any, dims: Dims | None) -> tuple[Document, str | os.PathLike[str] | None]:
-    """A model that is only read, at the sizes that it will have, and its path."""
+    """The document of a model that is only read, with its sizes fixed, and its path."""
     document, path = files.open_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
     if dims:
         document = _told_with(path, lambda: document.copied().fixed(Options(dims=dims).dims or {}))
@@ -431,7 +434,7 @@ def _opened(model: Any, dims: Dims | None) -> tuple[Document, str | os.PathLike[
 
 @public
 def targets() -> list[Target]:
-    """All runtimes that `target` knows by name; `explained()` of each lists what it supports."""
+    """All runtimes that `target` accepts by name; `explained()` of each lists what it supports."""
     return list(TARGETS.values())
 
 
@@ -439,10 +442,10 @@ def targets() -> list[Target]:
 def lint(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str, *, dims: Dims | None = None
 ) -> LintReport:
-    """Each node of a whole model that a runtime does not support, by which rule, and what lowering would mend.
+    """The nodes of a whole model that a runtime does not support, with the rule, and whether lowering replaces them.
 
-    target: a name (see `targets`), or the path of a .toml file.  dims: as for `lower`, sizes that the model
-    will have. The model is left as it is.
+    target: a name (see `targets`), or the path of a .toml file.  dims: sizes that the model will
+    have, as for `lower`. The model stays unchanged.
     Raises as `inspect`, and RnnLowerError for an unknown target.
     """
     document, path = _opened(model, dims)
@@ -475,35 +478,35 @@ def check(
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
     inputs: arrays by input name, or an .npz file of such; they are used for one run, and sampled ones only for nodes in
-    branches and loops that these do not reach. Without, `runs` sets of inputs are made from `seed`: symbolic sizes
-    are sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
+    branches and loops that these do not reach. By default, `seed` determines `runs` sets of inputs: symbolic sizes are
+    sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
     numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
-    First, what can be proved within a few seconds is proved, as by `prove`. A node that is another function is no
-    agreement, unless others have worked on the model since; a node that is proved need not run. Runs then test
-    rounding and the runtime. Where all nodes are proved and nothing else has changed, integers may differ: rounding
-    decides them.
-    Every other replaced node must run three steps, with rows of different length where it has sequence_lens. Further
-    inputs are tried for it; what still has not run so is listed as unreached, and is no agreement.
-    Neither are outputs that are all empty, or the same in all runs, where not all is proved.
-    Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * size, the size being the
-    largest |original| of the same index of the last axis, or that of most of these; NaN agrees with NaN; in a type
+    `check` first proves what it can within a few seconds, as `prove` does. A node that is another function is a
+    difference, unless other tools have changed the model since; a proved node need not run. Runs then test rounding
+    and the runtime. Where all nodes are proved and nothing else has changed, integers may differ, since they
+    depend on rounding.
+    Every other replaced node must run three steps, with rows of different length where it has sequence_lens. `check`
+    samples further inputs for it; a node that still has not run is listed as unreached, and the models do not agree.
+    Nor do they if all outputs are empty, or the same in all runs, unless all nodes are proved.
+    Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * size, where size is the
+    largest |original| at the same index of the last axis, or that of most indices; NaN agrees with NaN; in a type
     that is coarser than rtol one unit in the last place is allowed. Everything else must be equal.
     counterexample: an .npz file to write with inputs that show a difference, for `inputs`.
 
     on: run the lowered model on this runtime, which must be installed: "openvino", "tract", "opencv", "onnx2torch",
     "tinygrad", "tvm", "iree" or "onnx-reference"; every size is fixed to that of the inputs first.
 
-    Otherwise both run on onnxruntime, in a child process, which some models end; in this one where there is no fork, or
-    other threads run. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
+    By default both run on onnxruntime, in a child process, because some models crash it; in this process where there is
+    no fork, or other threads run. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
     below 7, empty sequences or batches) the original runs on onnx.reference with rnn_lower.checking.reference; the
     report says so.
     Raises RnnLowerError when a model cannot be read, when no inputs were found with which the original runs, or when
     the runtime has ended its process.
     """
-    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
     given = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
-    return outliving.outlived(original, on, checker.compare_models, *given)
+    return subprocess_run.outlived(original, on, checker.compare_models, *given)
 
 
 @public
@@ -511,24 +514,24 @@ def prove(
     original: Any, lowered: Any, *, points: int = 2, seed: int = 0,
     counterexample: str | os.PathLike[str] | None = None,
 ) -> Proof:  # fmt: skip
-    """Show that a lowered model is the same function as the original, without inputs and without a tolerance.
+    """Prove that a lowered model is the same function as the original, without inputs and without a tolerance.
 
-    Models as for `check`. Every recurrent node that is no longer there is compared with the subgraph in its place in
+    Models as for `check`. Every replaced recurrent node is compared with its subgraph in
     exact arithmetic modulo a prime, at `points` random points that `seed` chooses; docs/proof.md has the argument and
-    says what it does not cover, rounding above all. Everything else must be the same message. Needs no runtime, works
-    for every element type and opset.
-    counterexample: an .npz file to write with inputs that show a difference, as found by running both models.
-    Raises RnnLowerError when a model cannot be read; whatever a lowered model holds, the Proof tells.
+    says what it does not cover, rounding above all. Everything else must be unchanged. Needs no runtime, and supports
+    every element type and opset.
+    counterexample: an .npz file to write with inputs that show a difference, found by running both models.
+    Raises RnnLowerError when a model cannot be read; anything wrong in a lowered model is in the Proof.
     """
     from rnn_lower.proving import prover
 
     proof = prover.prove_models(original, lowered, points, seed)
     if counterexample is None or proof.ok:
         return proof
-    from rnn_lower.checking import checker, outliving  # onnxruntime is for those who compare
+    from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
     compared = (original, lowered, None, 3, seed, 1e-3, 1e-5, False, None, counterexample)
-    report = outliving.outlived(original, None, checker.compare_models, *compared)
+    report = subprocess_run.outlived(original, None, checker.compare_models, *compared)
     return dataclasses.replace(proof, counterexample=report.counterexample)
 
 
@@ -540,11 +543,11 @@ def report(
     runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
     **options: Unpack[Keywords],
 ) -> Report:  # fmt: skip
-    """What becomes of the recurrent nodes of a model, whether it is right, and what it costs; `.html` is a page of it.
+    """How the recurrent nodes of a model are lowered, checked and proved, and what it costs; `.html` is a page.
 
     The model is lowered with the options (as for `lower`), compared (`inputs` to `atol` are as for `check`),
-    proved, run on onnxruntime with its profiler, and lowered for each target; it stays as it is. The page holds
-    drawings as SVG and refers to nothing outside. Drawing needs the packages of the extra `report`.
+    proved, run on onnxruntime with its profiler, and lowered for each target; it stays unchanged. The page
+    contains drawings as SVG and loads nothing. Drawing needs the packages of the extra `report`.
     Raises as `lower`, and RnnLowerError when these packages are missing.
     """
     from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
@@ -558,10 +561,10 @@ def report(
 def draw(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], node: str | None = None, **options: Unpack[Keywords]
 ) -> str:
-    """A recurrent node and the nodes that take its place, as the text of an SVG file.
+    """A drawing of a recurrent node and of the nodes that replace it, as SVG.
 
     node: its name; not needed where there is only one.  Options as for `lower`, but `select`.
-    Raises as `lower`, and RnnLowerError when no node is called so or the packages of the extra `report` are missing.
+    Raises as `lower`, and RnnLowerError when no node has this name or the packages of the extra `report` are missing.
     """
     from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
 
@@ -573,7 +576,7 @@ def _of_file(model: Any, work: Callable[[], R]) -> R:
 
 
 def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
-    """The model as it has become, with the weights in it."""
+    """The lowered model, with its weights embedded."""
     proto = document.write_back(dims)
     if document.folder is not None:
         protobuf.embed(proto, document.folder)
@@ -581,7 +584,7 @@ def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
 
 
 def _told_with(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:
-    """Do it; an error names the file."""
+    """The result of `work`; its errors name the file."""
     try:
         with one_child():
             return work()

@@ -1,6 +1,6 @@
-"""What can be asked of a lowering: the names, defaults and help of its options, for Python and the command line alike.
+"""The options of a lowering: names, defaults and help, for Python and for the command line.
 
-Needs nothing but the standard library, so that the command line shows its help at once.
+Imports only the standard library, so that the command line shows its help at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from rnn_lower.asked import check_number, check_numbers
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.validation import check_number, check_numbers
 
 if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
@@ -24,7 +24,7 @@ FORMS = ("auto", "scan", "loop", "unroll")
 Select = Callable[["RecurrentNode"], bool]
 
 Dims = Mapping[str, int | Sequence[int]]
-"""What to fix: by symbol, by INPUT[AXIS], or by the name of an input, which has one size for each of its axes."""
+"""Sizes to fix: by symbol, by INPUT[AXIS], or all sizes of an input by its name."""
 
 
 def _option(default: Any, text: str) -> Any:
@@ -35,36 +35,38 @@ def _option(default: Any, text: str) -> Any:
 class Options:
     """The options of a lowering, checked as far as that is possible without a model."""
 
-    form: str = _option("auto", "how the steps are computed; auto is what suits the model and the target")
+    form: str = _option("auto", "how to compute the steps; auto chooses what suits the model and the target")
     target: str | None = _option(
         None, "emit only what this runtime supports: a name (see `rnn-lower targets`) or a .toml file"
     )
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
     opset: int | None = _option(
-        None, "convert the whole model to this opset; without, a target converts to the nearest that it supports"
+        None, "convert the whole model to this opset; by default, to the nearest that the target supports"
     )
     dims: Dims | None = _option(
         None,
-        "fix a symbolic size of the inputs, or INPUT[AXIS], before lowering; several may follow",
+        "fix a symbolic size of the inputs, or INPUT[AXIS], before lowering; accepts several",
     )
-    fold: bool = _option(False, "first fold the constants of the whole model, and inline functions that differ by call")
+    fold: bool = _option(
+        False, "first fold the constants of the whole model, and inline functions that depend on the call site"
+    )
     keep_native: bool = _option(
         False, "keep the nodes that the target was measured to run right, and no slower than lowered"
     )
-    as_function: bool = _option(False, "keep each lowered node as a call of a function; nodes alike share one")
+    as_function: bool = _option(False, "make each lowered node a function call; equal nodes share a function")
     fuse_directions: bool = _option(
-        False, "compute both directions of a small node in one loop; a NaN of one then reaches the other"
+        False, "compute both directions of a small node in one loop; a NaN in one then reaches the other"
     )
     loops: bool = _option(
         False, "also unroll Loop and Scan nodes of the model; automatic for a target that has neither"
     )
     raise_loops: bool = _option(False, "first replace loops that are proved to be recurrent nodes by these nodes")
     legalize_all: bool = _option(
-        False, "also replace other nodes that the target does not support, where supported ones serve"
+        False, "also replace other nodes that the target does not support, where supported ones exist"
     )
-    dequantize: bool = _option(False, "make the weights of DynamicQuantizeLSTM floats, and compute in floats")
-    max_nodes: int = _option(200_000, "limit of emitted nodes, in case of unrolling by mistake")
+    dequantize: bool = _option(False, "convert the weights of DynamicQuantizeLSTM to floats, and compute in floats")
+    max_nodes: int = _option(200_000, "limit of emitted nodes, against accidental unrolling")
 
     def __post_init__(self) -> None:
         if self.dims is not None and not isinstance(self.dims, Mapping):
@@ -73,27 +75,27 @@ class Options:
             object.__setattr__(self, "op_types", (self.op_types,))
         if not isinstance(self.op_types, (list, tuple, set, frozenset)):
             raise RnnLowerError(f"op_types is {self.op_types!r}; it must list operators")
-        for name, given in (self.dims or {}).items():
+        for name, sizes in (self.dims or {}).items():
             if not isinstance(name, str):
-                raise RnnLowerError(f"dims has {name!r} among its names; it must map names to sizes")
-            for size in _each(given):
+                raise RnnLowerError(f"dims has the key {name!r}; it must map names to sizes")
+            for size in _each(sizes):
                 check_number(name, size)
         if self.opset is not None:
-            check_numbers(opset=self.opset)  # which there are, onnx knows
+            check_numbers(opset=self.opset)  # conversion checks whether it exists
         check_numbers(max_nodes=self.max_nodes)
         if self.keep_native and self.target is None:
             raise RnnLowerError("keep_native keeps the nodes that a target runs right natively; name the target")
         if self.legalize_all and self.target is None:
             raise RnnLowerError("legalize_all replaces nodes that a target does not support; name the target")
         if self.select is not None and not callable(self.select):
-            raise RnnLowerError("select must be callable: it is called with each RecurrentNode")
+            raise RnnLowerError("select must be callable; it is called with each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
             if value not in known:
                 raise RnnLowerError(f"unknown {what} '{value}'; known are {', '.join(known)}")
 
 
-def _each(given: object) -> Sequence[Any]:
-    return given if isinstance(given, (list, tuple)) else [given]
+def _each(sizes: object) -> Sequence[Any]:
+    return sizes if isinstance(sizes, (list, tuple)) else [sizes]
 
 
 class Keywords(TypedDict, total=False):
@@ -120,7 +122,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes_options(function: F) -> F:
-    """Show the options, with their defaults, in the signature of a function that takes `**options`."""
+    """Show the options, with their defaults, in the signature of a function with `**options`."""
     own = inspect.signature(function)
     parameters = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     parameters += [

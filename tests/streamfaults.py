@@ -23,7 +23,7 @@ import rnn_lower
 from rnn_lower import api
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
-from rnn_lower.streaming import making
+from rnn_lower.streaming import stream_model
 from rnn_lower.streaming.plan import State
 
 Fault = Callable[[onnx.GraphProto, State], bool]
@@ -143,7 +143,9 @@ def delay_missing(graph: onnx.GraphProto, state: State) -> bool:
 FAULTS: tuple[Fault, ...] = (one_frame_short, border_off_by_one, not_handed_on, not_read, delay_missing)
 
 
-def planted(rng: np.random.Generator) -> Iterator[tuple[str, onnx.ModelProto, making.Made, onnx.ModelProto]]:
+def planted(
+    rng: np.random.Generator,
+) -> Iterator[tuple[str, onnx.ModelProto, stream_model.StreamResult, onnx.ModelProto]]:
     """What is wrong, the model, how it was streamed, and the streaming model with the fault."""
     stack, _, told = random_stack(rng)
     if "thinned" in told:  # where frames are left out, what they rest on may be anything
@@ -151,7 +153,7 @@ def planted(rng: np.random.Generator) -> Iterator[tuple[str, onnx.ModelProto, ma
     model = stack.model()
     options = Options(form="loop") if rng.integers(2) else Options()
     try:
-        made = making.make(Document(model), making.Wish("T", delay=stack.cut), options)
+        made = stream_model.make(Document(model), stream_model.StreamOptions("T", delay=stack.cut), options)
     except rnn_lower.RnnLowerError:
         return
     for state in made.plan.states:

@@ -80,7 +80,7 @@ def test_results_that_are_one_file_are_refused(models, tmp_path, capfd):
     out.mkdir()
     (out / "GRU.onnx").symlink_to("LSTM.onnx")
     assert cli.main(["lower", *map(str, models), "--out-dir", str(out)]) == cli.BAD
-    assert "which are one file" in capfd.readouterr().err
+    assert "which is the same file" in capfd.readouterr().err
     assert [path.name for path in out.iterdir()] == ["GRU.onnx"]
 
 

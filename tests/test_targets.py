@@ -65,7 +65,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
         ("limits.Clip = 3", "limits.Clip is 3; it must be a table of inputs, outputs, constant"),
         ("limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known are inputs, outputs, constant"),
-        ("limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the least and the greatest"),
+        ("limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the smallest and the greatest"),
         ("limits.Clip.values = { min = 0 }", "limits.Clip.values is {'min': 0}; it must be a table of a range"),
         ('limits.Add.types = ["FLOAT31"]', "limits.Add.types is ['FLOAT31']; it must be a list of element types"),
         ("limits.Add.types = [[1]]", "limits.Add.types is [[1]]; it must be a list of element types"),
@@ -146,9 +146,7 @@ def test_what_a_target_avoids_is_said_otherwise_or_refused(case, op_type, tmp_pa
     if refusal is None:
         assert op_type not in emitted(rnn_lower.lower(model, target=path))
     else:
-        assert (
-            f"does not support {op_type}: it is not among the operators that it supports, and no equivalent" in refusal
-        )
+        assert f"does not support {op_type}: it is not in the target's list of operators, and no equivalent" in refusal
         assert op_type in NEEDED[case.op]
 
 

@@ -26,7 +26,7 @@ def lowered(case: Case, folder, capsys, *options: str) -> str:
         (["--target", "onnxruntime"], Case("GRU", T=7), "the fastest on onnxruntime"),
         (["--target", "onnxruntime"], Case("GRU", T=3), "3 steps, few for onnxruntime"),
         ([], Case("GRU", T=1), "one step"),
-        ([], Case("GRU", 8, T=7), "scan does not serve here"),
+        ([], Case("GRU", 8, T=7), "scan does not work here"),
         (["--form", "loop"], Case("GRU"), "requested"),
         (["--target", "opencv"], Case("GRU"), "opencv supports no other"),
         (["--target", "openvino"], Case("GRU"), "5 steps, few for openvino"),

@@ -447,8 +447,7 @@ class GraphBuilder:
 def _positions(length: int) -> np.ndarray:
     if length > LARGE:
         raise UnsupportedError(
-            f"{length} steps would take a constant of as many positions, and {LARGE} is the limit;"
-            " declare the length as a symbol"
+            f"{length} steps need a constant of as many positions; {LARGE} is the limit; declare the length as a symbol"
         )
     return np.arange(length)
 

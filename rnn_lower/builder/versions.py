@@ -70,7 +70,7 @@ def check_reviewed(opset: int) -> None:
     for op_type in EMITTED if opset > NEWEST_REVIEWED_OPSET else ():
         if (version := version_of(op_type, opset)) > NEWEST_REVIEWED_OPSET:
             raise UnsupportedError(
-                f"{op_type} has a version {version} at opset {opset}, and opsets are known here up to"
+                f"{op_type} has version {version} at opset {opset}, and the newest known opset is"
                 f" {NEWEST_REVIEWED_OPSET}; convert the model to opset {NEWEST_REVIEWED_OPSET}, or update rnn_lower"
             )
 

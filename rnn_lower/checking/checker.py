@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.checking import guard, runtimes, samples
 from rnn_lower.checking.compare import Comparison
 from rnn_lower.checking.node_runs import NodeRun, NodeRuns
@@ -33,6 +32,7 @@ from rnn_lower.proving.report import DIFFERENT, CheckReport, Proof
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.fold import dead_nodes
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.validation import check_numbers, check_texts
 
 FURTHER_TRIES = 5
 """How often all kinds of inputs are tried for recurrent nodes that are not proved and have not run."""
@@ -88,7 +88,7 @@ def compare_models(
     varied = is_same or bool(provided) or count == 1 or models.is_constant()
     nothing = "" if is_same else comparison.nothing_compared(models.touched(), varied)
     if nothing and (empty := [value.name for value in models.original.model.graph.inputs if _is_empty(value)]):
-        nothing += f"; input '{empty[0]}' declares a size of 0, which onnxruntime takes at its word"
+        nothing += f"; input '{empty[0]}' declares a size of 0, and onnxruntime relies on it"
     differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
         reports, models.judge, models.runner, runs, rtol, atol, nothing,
@@ -117,8 +117,8 @@ def _located(proof: Proof | None) -> tuple[str, ...]:
 
 
 def _describe_runs(runs: set[NodeRun]) -> str:
-    parts = sorted({f"{run.steps} steps of {run.rows} rows of lengths {list(run.lengths)}" for run in runs})
-    return "; ".join(parts[:3]) or "not seen to run"
+    parts = sorted({f"{run.steps} steps of {run.rows} rows with lengths {list(run.lengths)}" for run in runs})
+    return "; ".join(parts[:3]) or "did not run"
 
 
 def _is_empty(value: ir.Value) -> bool:
@@ -133,7 +133,9 @@ class Pair:
         self.lowered, self._lowered_path = files.open_model(lowered)
         for document in (self.original, self.lowered):
             if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
-                raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
+                raise RnnLowerError(
+                    "the weights are in files, and the folder is unknown; provide the path of the model"
+                )
         self.output_names = [value.name for value in self.original.proto.graph.output]
         theirs = [value.name for value in self.lowered.proto.graph.output]
         if self.output_names != theirs:
@@ -192,9 +194,11 @@ class Pair:
                 f"{ORT} does not know the operator {self._unknown}; the original model can be neither run nor checked"
             )
         if "No corresponding Numpy type" in error:
-            return f"{ORT} cannot hand over an input or output of this type to be compared; {INSTEAD}"
+            return f"{ORT} cannot pass an input or output of this type; {INSTEAD}"
         wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
-        return f"the original model does not run with the inputs: {error}; give others (--inputs X.npz with {wanted})"
+        return (
+            f"the original model does not run with the inputs: {error}; provide others (--inputs X.npz with {wanted})"
+        )
 
     def unproved(self, proof: Proof | None) -> list[int]:
         """Nodes that lowering has replaced, no proof covers, and some inputs might make run."""

@@ -77,7 +77,7 @@ def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
             if entry.key == "location":
                 entry.value = place.path.name
     if len(found) > 1:
-        raise RnnLowerError(f"the weights lie in {len(found)} folders; put them in one to have them compared")
+        raise RnnLowerError(f"the weights are in {len(found)} folders; move them to one folder to compare the models")
     return found.pop()
 
 

@@ -183,7 +183,7 @@ def missing(name: str) -> str | None:
     if lines and not found.startswith(tuple(f"{line}." for line in lines)):
         return f"{distribution} {found} is installed, and this is for {' or '.join(lines)}"
     if name == "tinygrad" and shutil.which("clang") is None:
-        return "clang, which tinygrad's CPU device needs, is not installed"
+        return "tinygrad's CPU device needs clang, which is not installed"
     return None
 
 

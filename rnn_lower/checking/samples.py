@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
@@ -60,20 +60,22 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Model) -> Feeds:
     """Arrays by input name; every input without a default must be there."""
     if not isinstance(source, (Mapping, str, os.PathLike)):
-        raise RnnLowerError(f"inputs must be arrays by name or the path of an .npz file, not {type(source).__name__}")
+        raise RnnLowerError(
+            f"inputs must map names to arrays, or be the path of an .npz file, not {type(source).__name__}"
+        )
     if isinstance(source, Mapping):
         try:
             feeds = {name: np.asarray(array) for name, array in source.items()}
         except ValueError as error:  # rows of several lengths
-            raise RnnLowerError(f"inputs must be arrays by name; {error}") from None
+            raise RnnLowerError(f"inputs must map names to arrays; {error}") from None
     else:
         try:
-            with np.load(foreign.plain(source), allow_pickle=False) as archive:
+            with np.load(untrusted.plain(source), allow_pickle=False) as archive:
                 feeds = {name: archive[name] for name in archive.files}
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
         except Exception:  # zip, pickle and numpy each raise their own
-            text = "it is no archive of plain arrays, as np.savez writes it"
+            text = "not an archive of plain arrays, as np.savez writes it"
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {text}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:
@@ -206,11 +208,9 @@ class Samples:
     ) -> np.ndarray:  # fmt: skip
         name = str(value.name)
         if value.type is not None and not isinstance(value.type, ir.TensorType):
-            raise RnnLowerError(
-                f"input '{name}' is no tensor, and cannot be given to be compared; --prove does without"
-            )
+            raise RnnLowerError(f"input '{name}' is not a tensor, so it cannot be compared; --prove needs no inputs")
         if value.dtype is None:
-            raise RnnLowerError(f"input '{name}' is of no known type; give inputs (--inputs X.npz)")
+            raise RnnLowerError(f"input '{name}' has no known type; provide inputs (--inputs X.npz)")
         rank = self._ranks.get(name, RANKS[attempt % len(RANKS)])
         shape = [sizes.of(value, axis, rank, self._fixed.get((name, axis))) for axis in range(rank)]
         if name in self._limits and (attempt % 2 == 0 or name in self._direct):
@@ -373,7 +373,7 @@ def _array(
     if dtype == ir.DataType.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
     if dtype == ir.DataType.STRING:
-        raise RnnLowerError("the model has string inputs; give inputs (--inputs X.npz)")
+        raise RnnLowerError("the model has string inputs; provide inputs (--inputs X.npz)")
     if dtype.is_integer():
         return rng.integers(0, limit, shape).astype(dtype.numpy())
     # Whole steps share a scale most of the time, so that a large element does not drown the small ones everywhere.

@@ -1,4 +1,4 @@
-"""The parser of the command line, and the values that its texts stand for."""
+"""The parser of the command line, and the values of its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import rnn_lower
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.options import FORMS, Dims, Options
 
@@ -39,7 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "kit-report": ("kit --run 'python mine.py {model} {inputs} {outputs}' -o mine.toml", "kit --results results"),
     "report": ("in.onnx -o report.html", "in.onnx --target openvino", "in.onnx --svg -o node.svg"),
 }
-"""Commands to start from, shown by --help; a test runs each of them in a folder with models of these names."""
+"""Examples that --help prints; a test runs each of them in a folder with models of these names."""
 
 
 USAGE = {
@@ -48,7 +48,7 @@ USAGE = {
     "raise": "rnn-lower raise [options] IN.onnx OUT.onnx",
     "unstream": "rnn-lower unstream [options] IN.onnx OUT.onnx",
 }
-"""Of commands whose output argparse would take for one more input."""
+"""Usage of commands whose output argparse would treat as one more input."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """The parser of all commands; what is parsed has the one that does the work as `command`."""
+    """The parser of all commands; the namespace has the function to call as `command`."""
     parser = _Parser(
         prog="rnn-lower", description="Rewrite RNN, GRU and LSTM nodes of ONNX models as primitive operators."
     )
@@ -109,7 +109,10 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 
 def _lower_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "models", metavar="IN.onnx", nargs="+", help="then OUT.onnx, or several models with --out-dir; - is a pipe"
+        "models",
+        metavar="IN.onnx",
+        nargs="+",
+        help="then OUT.onnx, or several models with --out-dir; - reads stdin or writes stdout",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
@@ -119,7 +122,7 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
         "--include", action="append", default=[], metavar="GLOB", help="lower only nodes of this name or operator"
     )
     parser.add_argument(
-        "--exclude", action="append", default=[], metavar="GLOB", help="leave nodes of this name or operator"
+        "--exclude", action="append", default=[], metavar="GLOB", help="keep nodes of this name or operator"
     )
     _sizes_and_limits(parser)
     _option(parser, "--keep-native", "keep_native", action="store_true")
@@ -135,7 +138,7 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _raise_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - is a pipe")
+    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - reads stdin or writes stdout")
     parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
     _fixed_sizes(parser)
 
@@ -153,7 +156,11 @@ def _kit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
     parser.add_argument("--include", action="append", default=[], metavar="GLOB", help="only features of this name")
     parser.add_argument(
-        "--limit", type=float, default=1e-4, metavar="L", help="largest difference that is right; 0.01 suits float16"
+        "--limit",
+        type=float,
+        default=1e-4,
+        metavar="L",
+        help="largest difference that counts as right; 0.01 suits float16",
     )
 
 
@@ -161,7 +168,7 @@ def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="the kit")
     parser.add_argument("--results", metavar="RESULTS", help="a folder with CASE/NAME.npy for each output, or CASE.npz")
     parser.add_argument(
-        "--run", metavar="COMMAND", help="run this for each case, with {model}, {inputs} and {outputs} in its words"
+        "--run", metavar="COMMAND", help="run this for each case, replacing {model}, {inputs} and {outputs}"
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="limit of each --run (default 60)")
     parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target")
@@ -179,7 +186,7 @@ def _fixed_sizes(parser: argparse.ArgumentParser) -> None:
         dest="shapes",
         action="append",
         metavar="INPUT:SIZE,SIZE...",
-        help="fix all sizes of an input; several may follow",
+        help="fix all sizes of an input; accepts several",
     )
 
 
@@ -191,12 +198,14 @@ def _sizes_and_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _stream_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - is a pipe")
+    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - reads stdin or writes stdout")
     parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
     _form(parser)
     parser.add_argument("--time", metavar="NAME", help="the symbolic size that is the stream, or INPUT[AXIS]")
     parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled")
-    parser.add_argument("--keep-native", action="store_true", help="leave the recurrent nodes, only give them states")
+    parser.add_argument(
+        "--keep-native", action="store_true", help="keep the recurrent nodes, and only give them states"
+    )
     parser.add_argument("--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="make an input a constant")
     parser.add_argument(
         "--states",
@@ -205,8 +214,8 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
         help="a tensor for each state, or for each type",
     )
     parser.add_argument("--state-names", metavar="TEMPLATE", help="names made of {node}, {state}, {end} and {index}")
-    parser.add_argument("--reset", action="store_true", help="add an input `reset` that sets rows back")
-    parser.add_argument("--delay", action="store_true", help="let outputs come late where nodes look ahead")
+    parser.add_argument("--reset", action="store_true", help="add an input `reset` that resets rows of the state")
+    parser.add_argument("--delay", action="store_true", help="delay outputs where nodes look ahead")
     _sizes_and_limits(parser)
     parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
     parser.add_argument(
@@ -216,12 +225,12 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - is a pipe")
+    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - reads stdin or writes stdout")
     parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
     parser.add_argument(
-        "--state", dest="states", metavar="INPUT=OUTPUT", action="append", help="a state that no metadata names"
+        "--state", dest="states", metavar="INPUT=OUTPUT", action="append", help="a state that is not in the metadata"
     )
-    parser.add_argument("--time", metavar="INPUT[AXIS]", help="the axis of frames; without, each run is one step")
+    parser.add_argument("--time", metavar="INPUT[AXIS]", help="the axis of frames; by default, each run is one step")
     parser.add_argument("--check", action="store_true", help="compare random sequences with chunks before writing")
     parser.add_argument("--prove", action="store_true", help="write only what is proved to equal all chunks together")
     _runs_and_tolerance(parser)
@@ -230,7 +239,7 @@ def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN.onnx", help="- reads stdin")
     parser.add_argument("-o", "--output", metavar="FILE", help="default report.html or node.svg; - writes to stdout")
-    parser.add_argument("--svg", action="store_true", help="only draw a node, before and after, as an SVG file")
+    parser.add_argument("--svg", action="store_true", help="only draw one node, before and after, as an SVG file")
     parser.add_argument("--node", metavar="NAME", help="the node that --svg draws")
     _form(parser)
     _sizes_and_limits(parser)
@@ -252,7 +261,7 @@ def _counterexample(parser: argparse.ArgumentParser) -> None:
 
 
 def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: Any) -> None:
-    """A flag for a field of `Options`, with the default and the help that are written there."""
+    """A flag for a field of `Options`, with its default and help."""
     field = next(field for field in dataclasses.fields(Options) if field.name == name)
     default = None if details.get("action") == "append" else field.default
     parser.add_argument(flag, dest=name, default=default, help=field.metadata["help"], **details)
@@ -324,7 +333,7 @@ def fixed_inputs(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         try:
-            fixed[name] = foreign.loads(value)
+            fixed[name] = untrusted.loads(value)
         except ValueError:
             equals = ""
         if not equals or not name:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.modelio.statistics import Count
     from rnn_lower.proving.report import CheckReport, Proof
-    from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.stream_model import StreamResult
     from rnn_lower.streaming.whole import Whole
 
 
@@ -163,7 +163,7 @@ def _stream(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     reports: list[Any] = []
 
-    def accept(path: str, made: Made) -> bool:
+    def accept(path: str, made: StreamResult) -> bool:
         if arguments.check:
             with _unnamed(path):
                 reports.append(api.check_streaming(made, path, **comparison(arguments)))
@@ -261,7 +261,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or ("node.svg" if arguments.svg else "report.html")
     if output.endswith(".onnx"):
-        raise RnnLowerError(f"-o {output}: a report is no model; name it .html, or .svg with --svg")
+        raise RnnLowerError(f"-o {output}: a report is not a model; name it .html, or .svg with --svg")
     options = _options(arguments)
     require(arguments, "svg", ("node",))
     if arguments.svg:

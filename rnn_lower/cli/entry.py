@@ -16,10 +16,10 @@ from typing import BinaryIO, TextIO
 
 from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser, one_value_each, resolve_files
 from rnn_lower.cli.commands import COMMANDS
-from rnn_lower.cli.deferred import defer
+from rnn_lower.cli.lazy_imports import defer
 from rnn_lower.cli.printing import one_line
 from rnn_lower.errors import COMMAND_LINE, RnnLowerError, public
-from rnn_lower.stopping import stopped_as_by_ctrl_c, was_stopped
+from rnn_lower.signals import stopped_as_by_ctrl_c, was_stopped
 
 __all__ = ["BAD", "DIFFERENT", "DONE", "UNFORESEEN", "main"]
 
@@ -84,7 +84,7 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except OSError:
-        raise RnnLowerError("the working folder does not exist any more; change to another one") from None
+        raise RnnLowerError("the working folder no longer exists; change to another one") from None
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -169,5 +169,5 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         except RnnLowerError as error:
             text = str(error).replace(path, "-")
             if f"{folder}{os.sep}" in text:  # where there is nothing but the model
-                text = "-: the model has weights in a file of their own, which a pipe cannot carry; name a file"
+                text = "-: the model has external weights, which a pipe cannot carry; name a file"
             raise type(error)(text) from None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
-    from rnn_lower.streaming.making import Made
+    from rnn_lower.streaming.stream_model import StreamResult
     from rnn_lower.streaming.whole import Whole
     from rnn_lower.targeting import Target
     from rnn_lower.targeting.lint import Finding, LintReport
@@ -101,7 +101,7 @@ def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
         _print(f"all {_count(report.nodes, 'node')} supported by {target}")
         return
     mended = sum(finding.lowering_mends for finding in report.findings)
-    more = f"; lowering mends {mended}" if mended else ""
+    more = f"; lowering replaces {mended}" if mended else ""
     _print(f"{len(report.findings)} of {_count(report.nodes, 'node')} not supported by {target}{more}")
 
 
@@ -139,7 +139,7 @@ def print_kit_report(arguments: argparse.Namespace, written: str | None, report:
     elif report.proposal:
         print(f"proposed target:\n\n{report.proposal}")
     else:
-        _print("no target is proposed: nothing lowered came out right; write a kit for another target")
+        _print("no target is proposed, because no lowered model came out right; write a kit for another target")
 
 
 def print_lowered(
@@ -167,11 +167,11 @@ def print_native(target: Target, records: Sequence[Record]) -> None:
         _print(f"{target.name} was measured to run {nodes} right natively; --keep-native keeps them")
 
 
-NOTHING_WRITTEN = "nothing written, since the models were not seen to be the same"
+NOTHING_WRITTEN = "nothing written, since the comparison did not pass"
 
 
 def print_streamed(
-    arguments: argparse.Namespace, written: str | None, made: Made, reports: Sequence[CheckReport]
+    arguments: argparse.Namespace, written: str | None, made: StreamResult, reports: Sequence[CheckReport]
 ) -> None:
     """The states of a streaming model, the chunks that it accepts, and what became of its recurrent nodes."""
     plan = made.plan
@@ -206,7 +206,7 @@ def print_whole(
         print_json({"output": written, "states": states, "inputs": inputs, **_report_data(reports)})
         return
     for state in made.plan.states:
-        _print(f"state {state.input} -> {state.output} is inside of the model now")
+        _print(f"state {state.input} -> {state.output} is now inside of the model")
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 

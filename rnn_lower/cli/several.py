@@ -82,7 +82,7 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
     for model, output in zip(models, outputs, strict=True):
         file = _identity(output)
         if file in written:
-            both = f"{written[file]} and {model} would both be written to {output}, which are one file"
+            both = f"{written[file]} and {model} would both be written to {output}, which is the same file"
             raise RnnLowerError(f"{both}; lower one of them by itself, with -o OUT.onnx")
         if file in inputs and _identity(model) != file:
             lost = f"{output} is the same file as {inputs[file]}, and {model} would be written there"

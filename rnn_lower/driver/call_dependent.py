@@ -40,7 +40,7 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
     except Exception as error:  # whatever stands in the way
         while error.__cause__ is not None:
             error = error.__cause__  # type: ignore[assignment]
-        raise RnnLowerError(f"inlining functions failed ({one_line(error)}); leave --fold out") from None
+        raise RnnLowerError(f"inlining functions failed ({one_line(error)}); drop --fold") from None
     for identifier in found & model.functions.keys():  # which nobody calls
         del model.functions[identifier]
 

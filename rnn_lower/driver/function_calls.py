@@ -28,9 +28,9 @@ RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference
 
 
 def check_target(target: str) -> None:
-    """Raises RnnLowerError for a runtime that was not seen to run calls of functions."""
+    """Raises RnnLowerError for a runtime that was not seen to run function calls."""
     if target not in RUN_BY:
-        text = f"target {target} was not seen to run calls of functions; leave --as-function out, or take one that was"
+        text = f"target {target} was not seen to run function calls; drop --as-function, or choose a target that was"
         raise RnnLowerError(f"{text}: {', '.join(RUN_BY)}")
 
 
@@ -52,8 +52,8 @@ class Calls:
         Raises UnsupportedError as `lower_node`.
         """
         if scope.lies_in("SequenceMap"):
-            text = "is in a body of SequenceMap, where onnxruntime supports no call of a function"
-            raise UnsupportedError(f"{text}; leave --as-function out, or leave the node as it is with --exclude")
+            text = "is in a body of SequenceMap, where onnxruntime does not support function calls"
+            raise UnsupportedError(f"{text}; drop --as-function, or keep the node with --exclude")
         key = (form, scope.opset, *_shape_of(node))
         new = key not in self._functions
         if new:

@@ -44,7 +44,7 @@ def legalize_rest(
         for value in pool.initializers:
             model.graph.register_initializer(value)
     if count:
-        logger.info("%d other node(s) were replaced by ones that target %s supports", count, target.name)
+        logger.info("replaced %d other node(s) by nodes that target %s supports", count, target.name)
     return count
 
 

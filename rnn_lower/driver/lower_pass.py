@@ -123,7 +123,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         if not options.fold and not options.loops:
             return document, options
         raise UnsupportedError(
-            "the model has training_info, which speaks of what folding removes; leave --fold and --loops out"
+            "the model has training_info, which refers to what folding removes; drop --fold and --loops"
         )
     changed = False
 
@@ -175,7 +175,7 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool) -> bool:
             shape = facts.shape(value)
             value.shape = value.shape if shape is None else ir.Shape(shape)
     for name in done:
-        logger.info("%s is unrolled", name)
+        logger.info("unrolled %s", name)
     return options.fold or bool(done)
 
 

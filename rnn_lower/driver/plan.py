@@ -227,7 +227,7 @@ class Plan:
         node = site.node
         try:
             if self._options.as_function and node.is_quantized:
-                raise UnsupportedError(f"as_function does not serve {node.op_type}; leave it out")
+                raise UnsupportedError(f"as_function does not support {node.op_type}; drop it")
             if self._options.as_function and node.outputs:
                 nodes, outputs, called = self._call(site, form)
             else:
@@ -280,7 +280,7 @@ class Plan:
         """Raises UnmetRequirementError when more nodes are emitted than may be."""
         self._left -= count
         if self._left < 0:
-            what = f"it takes {count} nodes, {-self._left} more than are left of the limit of {self._options.max_nodes}"
+            what = f"it takes {count} nodes, {-self._left} more than the limit of {self._options.max_nodes} allows"
             raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
 
     def _why(self, site: Site, form: str) -> str:
@@ -355,7 +355,7 @@ def _review(opset: int) -> None:
     check_reviewed(opset)
     if opset > (newest := newest_opset()):
         logger.warning(
-            "opset %d is newer than the installed onnx knows (%d); it is lowered as if nothing changed", opset, newest
+            "opset %d is newer than the installed onnx (%d); it is lowered as if nothing had changed", opset, newest
         )
 
 

@@ -93,8 +93,8 @@ def _advice(lacks: Sequence[Requirement], options: Options, model: ir.Model, att
         last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
-        return "no option mends this: it stays unknown whatever the sizes of the inputs"
-    return f"no option mends this: {error or 'nothing else serves'}{again}"
+        return "no option helps: it stays unknown whatever the sizes of the inputs"
+    return f"no option helps: {error or 'nothing else works'}{again}"
 
 
 def _other_forms(lacks: Sequence[Requirement]) -> list[Change]:

@@ -135,7 +135,7 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
         wanted = math.ceil(count / packed) * (2 if dtype.name.startswith("COMPLEX") else 1)
     if found != wanted:
         raise RnnLowerError(
-            f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {found} {unit} of data where {wanted} belong"
+            f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {found} {unit} of data; it needs {wanted}"
         )
 
 
@@ -165,19 +165,19 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     except OSError as error:
         raise RnnLowerError(f"{text}: its data file {path} cannot be read: {error.strerror or error}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise RnnLowerError(f"{text}: its data file {path} is no regular file")
+        raise RnnLowerError(f"{text}: its data file {path} is not a regular file")
     if not os.access(path, os.R_OK):
         raise RnnLowerError(f"{text}: its data file {path} cannot be read: permission denied")
     wanted = size_of(tensor)
     if wanted is None:
-        raise RnnLowerError(f"{text} holds texts, which external data cannot")
+        raise RnnLowerError(f"{text} holds strings, which external data cannot")
     try:
         offset, length = extent(tensor, wanted)
     except ValueError:
-        raise RnnLowerError(f"{text}: offset or length of its external data is no number") from None
+        raise RnnLowerError(f"{text}: offset or length of its external data is not a number") from None
     if offset < 0 or length != wanted:
         raise RnnLowerError(
-            f"{text} of shape {list(tensor.dims)} needs {wanted} bytes; its external data says {length} at {offset}"
+            f"{text} of shape {list(tensor.dims)} needs {wanted} bytes; its external data has {length} at {offset}"
         )
     if offset + length > status.st_size:
         raise RnnLowerError(
@@ -193,7 +193,7 @@ def as_ir(tensor: onnx.TensorProto, folder: Path | None) -> ir.TensorProtocol:
     dtype, shape = ir.DataType(tensor.data_type), ir.Shape(list(tensor.dims))
     if folder is None:
         raise RnnLowerError(
-            f"tensor '{tensor.name}' has its data in a file, and the folder is unknown; give the path of the model"
+            f"tensor '{tensor.name}' has its data in a file, and the folder is unknown; provide the path of the model"
         )
     place = locate(tensor, folder)
     return ir.ExternalTensor(str(place.path), place.offset, place.length, dtype, shape=shape, name=tensor.name)

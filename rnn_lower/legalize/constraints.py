@@ -234,7 +234,7 @@ class OpConstraints:
         if op_type in FREE:
             return None
         if not self.listed(op_type):
-            return self._told(op_type, "it is not among the operators that it supports")
+            return self._told(op_type, "it is not in the target's list of operators")
         first, last = self.opsets
         if not first <= use.opset <= last:
             return self._told("opsets", f"it supports opsets {first} to {last}, here {use.opset}")
@@ -242,7 +242,7 @@ class OpConstraints:
             if self.rank is not None and one.shape is not None and len(one.shape) > self.rank:
                 return self._told("rank", f"it supports ranks up to {self.rank}, here {len(one.shape)}")
             if self.static and one.sizes is None:
-                return self._told("static", "it supports known sizes only, here one is not known")
+                return self._told("static", "it supports known sizes only, here one is unknown")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
             instead = check(text, use)

@@ -58,12 +58,10 @@ class Unroller:
         """What the outputs of a Loop or Scan are."""
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
-                raise NotCountedError(
-                    "it carries a sequence, whose length no node tells; export with tensors as states"
-                )
+                raise NotCountedError("it carries a sequence of unknown length; export with tensors as states")
         results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
         if len(results) != len(node.outputs):
-            raise NotCountedError(f"its body gives {len(results)} values, and it has {len(node.outputs)} outputs")
+            raise NotCountedError(f"its body returns {len(results)} values, and it has {len(node.outputs)} outputs")
         return results
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -73,13 +71,13 @@ class Unroller:
         body = node.attributes["body"].as_graph()
         limit = None if trips is None else self.items.array(trips)
         if trips is not None and limit is None and _is_always_true(body):
-            raise NotCountedError("its trip count is not known")
+            raise NotCountedError("its trip count is unknown")
         if limit is not None and (limit.dtype.kind not in "iu" or limit.size != 1):
-            raise NotCountedError("its trip count is no integer")
+            raise NotCountedError("its trip count is not an integer")
         count = None if limit is None else max(0, int(limit.item()))
         self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
         if len(body.outputs) <= len(states):
-            raise NotCountedError(f"its body gives {len(body.outputs)} values for {len(states)} states")
+            raise NotCountedError(f"its body returns {len(body.outputs)} values for {len(states)} states")
         stacked: list[list[Item]] = [[] for _ in body.outputs[1 + len(states) :]]
         step = 0
         before = len(self.b.nodes)
@@ -87,7 +85,7 @@ class Unroller:
             known = True if going is None else self.items.array(going)
             if known is None:
                 raise NotCountedError(
-                    "its condition depends on data or on sizes that are not known" if step == 0 or count is None
+                    "its condition depends on data or on unknown sizes" if step == 0 or count is None
                     else f"step {step} may end it by a condition that depends on data"
                 )  # fmt: skip
             if not np.all(known):
@@ -118,7 +116,7 @@ class Unroller:
         rows = [self._sequence(item, (read[0] or [0] * sequences_count)[k]) for k, item in enumerate(sequences)]
         counts = {len(each) for each in rows}
         if len(counts) != 1:
-            raise NotCountedError(f"its sequences are of several lengths, {sorted(counts)}")
+            raise NotCountedError(f"its sequences have different lengths, {sorted(counts)}")
         (count,) = counts
         self._steps = count
         self._varying |= {*_changed(body.inputs[: len(states)], body.outputs)}
@@ -141,11 +139,11 @@ class Unroller:
         """The rows of a sequence along an axis."""
         rank = self.items.rank(item)
         if axis and rank is None:
-            raise NotCountedError("the rank of a sequence is not known")
+            raise NotCountedError("the rank of a sequence is unknown")
         if not axis or axis % (rank or 1) == 0:
             rows = self.items.rows(item)
             if rows is None:
-                raise NotCountedError("the length of its sequences is not known")
+                raise NotCountedError("the length of its sequences is unknown")
             return rows
         order = [axis % rank, *(other for other in range(rank) if other != axis % rank)]  # type: ignore[operator, arg-type]
         known = self.items.array(item)
@@ -154,7 +152,7 @@ class Unroller:
         sizes = self._facts.shape(item) if isinstance(item, ir.Value) else self.items.shape(item)
         length = None if sizes is None else sizes[axis]
         if not isinstance(length, int):
-            raise NotCountedError("the length of its sequences is not known")
+            raise NotCountedError("the length of its sequences is unknown")
         first = self.b.transpose(self.items.value(item), order, "steps_first")
         assert isinstance(first, ir.Value)
         self.items.ranks[first] = len(order)
@@ -166,7 +164,7 @@ class Unroller:
             shape, dtype = self._facts.verified_shape(output), self._facts.dtype(output)
             sizes = [size for size in shape or () if isinstance(size, int)]
             if axis or dtype is None or shape is None or len(sizes) < len(shape):
-                raise NotCountedError(f"it runs no step, and the shape of '{output.name}' is not known")
+                raise NotCountedError(f"it runs no step, and the shape of '{output.name}' is unknown")
             return np.zeros((0, *sizes), dtype.numpy())
         if not axis:
             return Table(tuple(rows))
@@ -174,7 +172,7 @@ class Unroller:
         shape = self._facts.shape(output) if rank is None else None
         rank = rank if shape is None else len(shape)
         if axis < 0 and rank is None:
-            raise NotCountedError(f"the rank of '{output.name}', which it stacks on axis {axis}, is not known")
+            raise NotCountedError(f"the rank of '{output.name}', which it stacks on axis {axis}, is unknown")
         axis = axis if axis >= 0 else axis + (rank or 0) + 1
         parts = [self.b.unsqueeze(self.items.value(row), [axis]) for row in rows]
         joined = self.b.concat(parts, axis, "stacked")
@@ -188,8 +186,8 @@ class Unroller:
         if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._left:
             steps = f"{count} steps" if count is not None else f"more than {step} steps"
             raise NotCountedError(
-                f"unrolling {steps} takes about {max(estimate, count or step)} nodes, {self._left} are left of the"
-                " limit (--max-nodes N)"
+                f"unrolling {steps} takes about {max(estimate, count or step)} nodes; the limit leaves"
+                f" {self._left} (--max-nodes N)"
             )
 
     # -- one step ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
@@ -34,6 +33,7 @@ from rnn_lower.lowering.node import (
     read_node,
     version_at,
 )
+from rnn_lower.validation import check_numbers, check_texts
 
 Finish = Callable[[RecurrentNode, GraphBuilder, list[ir.Node], list[ir.Value]], tuple[list[ir.Node], list[ir.Value]]]
 """(node, builder, nodes, results) -> nodes and results in their place."""
@@ -93,7 +93,7 @@ class _Declared:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class FunctionContext:
     """What is said of an operator whose body is asked for; see `rnn_lower.function_body`."""
 
     op_type: str
@@ -128,34 +128,34 @@ class Said:
             raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known are {known}")
         if opset < FIRST_OPSET:
             raise UnsupportedError(
-                f"a body needs opset {FIRST_OPSET} or newer, not {opset}: Scan and Loop as they are now"
+                f"a body needs opset {FIRST_OPSET} or newer, not {opset}, for the present Scan and Loop"
             )
         if opset > newest_opset():
             raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows up to {newest_opset()}")
         there = version_at(self.op_type, opset)
         if there != self.version:
-            raise UnsupportedError(f"{self.op_type} is of version {there} at opset {opset}, not {self.version}")
+            raise UnsupportedError(f"{self.op_type} has version {there} at opset {opset}, not {self.version}")
         return opset
 
 
-def body(said: Said, form: str, domain: str, max_nodes: int) -> ir.Function:
+def body(said: FunctionContext, form: str, domain: str, max_nodes: int) -> ir.Function:
     """The operator as a function. Raises as `rnn_lower.function_body`."""
     check_texts(domain=domain)
     opset, node = said.opset_of_body, _node(said)
     if form == "unroll" and node.static_length is None:
-        raise UnsupportedError("form unroll needs a known sequence length; give seq_length, or take scan or loop")
+        raise UnsupportedError("form unroll needs a known sequence length; set seq_length, or use scan or loop")
     chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
     try:
         return function_of(node, chosen, opset, domain, said.op_type, max_nodes, said.operator.inputs)
     except UnmetRequirementError as error:
-        raise UnsupportedError(f"{error}; take scan or loop") from None
+        raise UnsupportedError(f"{error}; use scan or loop") from None
 
 
-def _node(said: Said) -> RecurrentNode:
+def _node(said: FunctionContext) -> RecurrentNode:
     """A node of no model, with sizes that nobody knows but hidden_size, which is an attribute, and seq_length."""
     wanted = said.operator.outputs if said.outputs is None else said.outputs
     if not wanted:
-        raise RnnLowerError(f"outputs lists none; {said.op_type} has {', '.join(said.operator.outputs)}")
+        raise RnnLowerError(f"outputs is empty; {said.op_type} has {', '.join(said.operator.outputs)}")
     text = (("input", said.inputs, said.operator.inputs), ("output", wanted, said.operator.outputs))
     for what, names, known in text:
         for name in names:

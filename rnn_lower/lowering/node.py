@@ -302,7 +302,7 @@ def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
     if op != "RNN" and clip < 0:
         raise InvalidNodeError(f"clip is {clip:g}; it must be positive")
     if op != "RNN" and clip == 0:
-        notes.append("clip is 0, read as off; onnxruntime refuses it")
+        notes.append("clip is 0, which means off; onnxruntime refuses it")
         return None
     return float(clip)
 
@@ -348,12 +348,12 @@ def _sizes(
                     f"{name} has shape {_shown(shape)}; {dim} should be {times}{size}, which is {known}{by}"
                 )
             elif dim % factor:
-                raise InvalidNodeError(f"{name} has shape {_shown(shape)}; {dim} is no multiple of {factor} (gates)")
+                raise InvalidNodeError(f"{name} has shape {_shown(shape)}; {dim} is not a multiple of {factor} (gates)")
             elif size != "num_directions":
                 sizes[size] = dim // factor
                 source.setdefault(size, name)
     if not isinstance(sizes["hidden_size"], int):
-        raise InvalidNodeError("hidden_size is not given and the shape of R is unknown; add the attribute hidden_size")
+        raise InvalidNodeError("hidden_size is missing and the shape of R is unknown; add the attribute hidden_size")
     if sizes["hidden_size"] > LARGEST_SIZE:
         raise InvalidNodeError(f"hidden_size is {hidden_size}; no axis is longer than {LARGEST_SIZE}")
     return sizes
@@ -369,7 +369,7 @@ def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], la
         pairs = [(a, b) for a, b in zip(declared, real, strict=False) if isinstance(a, int) and isinstance(b, int)]
         if len(declared) != len(real) or any(a >= 0 and a != b for a, b in pairs):
             raise InvalidNodeError(
-                f"{name} is declared as {_shown(declared)} among the graph's outputs; it comes out as {_shown(real)}"
+                f"{name} is declared as {_shown(declared)} among the graph's outputs; its shape is {_shown(real)}"
             )
 
 

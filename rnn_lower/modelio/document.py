@@ -178,7 +178,7 @@ class Document:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         if nesting > DEEP and not _is_readable(self.proto):
-            raise _too_deep("no form nests less than unroll does")
+            raise _too_deep("no form nests less than unroll")
         return self.proto
 
     def check_nesting(self) -> int:
@@ -275,13 +275,13 @@ def _as_no_model() -> Iterator[None]:
     except (RnnLowerError, MemoryError):
         raise
     except UnicodeDecodeError:
-        raise RnnLowerError("not an ONNX model: it has a name that is no UTF-8 text") from None
+        raise RnnLowerError("not an ONNX model: a name is not valid UTF-8") from None
     except Exception as error:  # onnx_ir raises whatever it trips over
         raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
 
 
 def _not_carried(what: str) -> UnsupportedError:
-    return UnsupportedError(f"folding goes through onnx_ir, which does not carry {what}; leave --fold or --set out")
+    return UnsupportedError(f"folding uses onnx_ir, which does not support {what}; drop --fold or --set")
 
 
 def _sort(model: ir.Model) -> None:
@@ -290,7 +290,7 @@ def _sort(model: ir.Model) -> None:
         for scope in roots(model):
             scope.graph.sort()
     except ValueError:
-        raise InvalidNodeError("the nodes need each other's results in a circle") from None
+        raise InvalidNodeError("the nodes depend on each other in a circle") from None
 
 
 def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> None:

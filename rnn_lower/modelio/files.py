@@ -24,7 +24,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination, name_of, to_stdout
 from rnn_lower.modelio.stale_files import Inode, inode_of
 from rnn_lower.options import Dims
-from rnn_lower.stopping import signals_blocked
+from rnn_lower.signals import signals_blocked
 
 logger = logging.getLogger("rnn_lower")
 
@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 def load(path: str | os.PathLike[str]) -> Document:
     """Read a model; external data stays where it is. Raises RnnLowerError when there is no valid model."""
     if not isinstance(path, (str, os.PathLike)):
-        raise RnnLowerError(f"a file must be given by its path, not {type(path).__name__}")
+        raise RnnLowerError(f"a file must be a path, not {type(path).__name__}")
     path = Path(path)
     try:
         if not path.is_file():
@@ -132,7 +132,7 @@ class Staged:
                 _sync_folder(self.folder)
                 stale_files.remove(stale)
         for name in left:
-            logger.warning("%s stays, which %s no longer refers to", self.folder / name, self._destination)
+            logger.warning("%s stays, although %s no longer refers to it", self.folder / name, self._destination)
 
     def _close_files(self) -> None:
         for file in self._open:
@@ -182,10 +182,8 @@ def staged(
                 raise _unwritable(text, error) from None
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
             if made.data.exists() and (streamed or linked):
-                way_out = (
-                    f"a link cannot carry along; write to {path}" if linked else "a stream cannot carry; name a file"
-                )
-                raise UnsupportedError(f"{text}: the model has weights in a file beside it, which {way_out}")
+                way_out = f"a link cannot carry; write to {path}" if linked else "a stream cannot carry; name a file"
+                raise UnsupportedError(f"{text}: the model has weights in another file, which {way_out}")
             yield made
     except KeyboardInterrupt:
         state = f"{text} was written" if made is not None and made.committed else "nothing written"
@@ -203,7 +201,7 @@ class _Stream(Staged):
         content = self.path.read_bytes()
         if str(self._destination) == "-":
             if not to_stdout(content):
-                raise RnnLowerError("-: stdout accepts no bytes; name a file")
+                raise RnnLowerError("-: stdout does not accept bytes; name a file")
             return
         with open(self._destination, "wb") as stream:
             stream.write(content)

@@ -28,9 +28,9 @@ def checked_destination(destination: str | os.PathLike[str], kept: Collection[In
         return path
     real = Path(os.path.realpath(path))
     if real.is_symlink():
-        raise RnnLowerError(f"{path}: cannot be written: it is a link that leads to itself")
+        raise RnnLowerError(f"{path}: cannot be written: it is a link to itself")
     if not text and not is_binary(real):
-        raise RnnLowerError(f"{path}: cannot be written: its ending is that of a text format; name it .onnx")
+        raise RnnLowerError(f"{path}: cannot be written: its extension is that of a text format; name it .onnx")
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR:
@@ -45,7 +45,7 @@ def name_of(destination: str | os.PathLike[str]) -> str:
     """The path as a text. Raises RnnLowerError for what is none."""
     name = os.fspath(destination) if isinstance(destination, (str, os.PathLike)) else None
     if not isinstance(name, str) or "\0" in name:
-        raise RnnLowerError(f"{destination!r} is no path of a file to write")
+        raise RnnLowerError(f"{destination!r} is not a path to write to")
     return name
 
 

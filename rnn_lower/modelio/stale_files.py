@@ -135,7 +135,7 @@ def remove(stale: Mapping[Path, bool]) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
             if left:
-                logger.warning("removed %s, which an interrupted run left", path)
+                logger.warning("removed %s, left by an interrupted run", path)
 
 
 def _unlocked(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

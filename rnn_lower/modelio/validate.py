@@ -69,7 +69,7 @@ def check_imports(imports: Iterable[tuple[str, int]]) -> None:
     versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
     if len(versions) > 1:
         text = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
-        raise RnnLowerError(f"{text}; runtimes take the last, so remove the other entries")
+        raise RnnLowerError(f"{text}; runtimes use the last, so remove the other entries")
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
@@ -82,7 +82,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
         ends = [key for key, called in calls.items() if not called & calls.keys()]
         if not ends:
             domain, name, _ = min(calls)
-            raise RnnLowerError(f"function {domain}.{name} calls itself, directly or by way of others")
+            raise RnnLowerError(f"function {domain}.{name} calls itself, directly or indirectly")
         for key in ends:
             del calls[key]
 
@@ -112,7 +112,7 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
         if "" in names:
             raise InvalidNodeError(f"{path}: an input or initializer has no name")
         if any(isinstance(name, bytes) for name in names):
-            raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
+            raise RnnLowerError(f"not an ONNX model: a name in {path} is not valid UTF-8")
         twice = [name for name, count in collections.Counter(names).items() if count > 1]
         if twice:
             raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
@@ -123,7 +123,7 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | Non
     _check_values(graph, path)
     for tensor in graph.initializer:  # of two that differ onnxruntime takes now the one and now the other
         if tensor.name in around and not _is_same(tensor, around[tensor.name], folder):
-            raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and around it")
+            raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and in an outer scope")
     given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     given |= {sparse.values.name for sparse in graph.sparse_initializer}
     held = {tensor.name: tensor for tensor in graph.initializer}
@@ -131,7 +131,7 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | Non
     free, in_order = _nodes(graph.node, given, path, seen, folder)
     outside = {value.name for value in graph.output} - given - _made_by(graph.node)
     if outside and path != "main graph":
-        raise InvalidNodeError(f"{path}: nothing in it computes its output '{min(outside)}'")
+        raise InvalidNodeError(f"{path}: it does not compute its output '{min(outside)}'")
     return free | outside, in_order
 
 
@@ -152,7 +152,7 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
     names = [value.name for value in body.output]
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)
-        text = f"a body gives '{twice}' twice, of which onnxruntime makes undefined numbers; put an Identity before one"
+        text = f"a body returns '{twice}' twice, for which onnxruntime computes undefined numbers; insert an Identity"
         raise InvalidNodeError(f"{_described(node, path)}: {text}")
 
 
@@ -186,7 +186,9 @@ def _nodes(
             if name and (name in made or name in given):
                 raise InvalidNodeError(f"{node.op_type} '{node.name}' in {path}: '{name}' is defined twice")
             if name and around.parents.get(name, LATER) is not LATER:
-                raise InvalidNodeError(f"{_described(node, path)}: '{name}' is defined twice, here and around it")
+                raise InvalidNodeError(
+                    f"{_described(node, path)}: '{name}' is defined twice, here and in an outer scope"
+                )
             if name:
                 made.add(name)
                 around[name] = None
@@ -195,7 +197,7 @@ def _nodes(
 
 def _check_node(node: onnx.NodeProto, path: str) -> None:
     if bytes in map(type, (node.op_type, node.name, *node.input, *node.output)):
-        raise RnnLowerError(f"not an ONNX model: a name in {path} is no UTF-8 text")
+        raise RnnLowerError(f"not an ONNX model: a name in {path} is not valid UTF-8")
     text = _described(node, path)
     names = [attribute.name for attribute in node.attribute]
     if len(set(names)) < len(names):

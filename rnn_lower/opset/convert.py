@@ -75,8 +75,8 @@ def restamp_rest(model: ir.Model) -> None:
             continue
         if version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
             raise UnsupportedError(
-                f"{node.op_type} '{display_name(node)}' in {scope.path} has a layout, which opset {scope.opset} cannot"
-                " say; lower it too, or convert to opset 14 or newer"
+                f"{node.op_type} '{display_name(node)}' in {scope.path} has a layout, which opset {scope.opset}"
+                " does not have; lower it too, or convert to opset 14 or newer"
             )
         node.version = None
         if scope.opset >= 7:
@@ -102,7 +102,7 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
     if node.domain != "" or old is None:
         return False
     if new is None:
-        raise _refusal(node, scope.opset, opset, "the operator does not exist there")
+        raise _refusal(node, scope.opset, opset, "the operator does not exist at that opset")
     if old.since_version == new.since_version:
         return False
     if why := _misread(node, old):
@@ -112,7 +112,7 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
     if node.op_type == "Constant":  # its versions differ in what they may hold
         held = set(node.attributes) or {"sparse_value"}
         if not held <= set(new.attributes):
-            raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown there")
+            raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown at that opset")
         return False
     if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
         if opset < scope.opset and (why := _wrong(node, new, facts.kind)):
@@ -142,7 +142,7 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
     if why := _misread(node, schema):
         return why
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
-        return "it has more inputs or outputs than there are"
+        return "it has too many inputs or outputs"
     if text := unknown_value(node, schema.since_version):
         return text
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
@@ -150,7 +150,7 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
             found = None if value is None else kind(value)
             formal = formals[min(place, len(formals) - 1)]  # the last one may stand for many
             if found is not None and found not in formal.types:
-                return f"{formal.name} is {found}, which it does not take there"
+                return f"{formal.name} is {found}, which it does not accept there"
     return ""
 
 
@@ -158,7 +158,7 @@ def _misread(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     """What is wrong with the names and types of a node's attributes for a version of its operator, or nothing."""
     unknown = set(node.attributes) - set(schema.attributes)
     if unknown:
-        return f"its attribute '{min(unknown)}' is unknown there"
+        return f"its attribute '{min(unknown)}' is unknown at that opset"
     return of_another_type(node, schema)
 
 
@@ -181,9 +181,9 @@ def _reason(why: object) -> str:
 def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Graph:
     """The node at the new opset: a graph with inputs, outputs and constants under the names that the node uses."""
     if UNSEEN in node.metadata_props:
-        raise _refusal(node, current, opset, "it has an attribute that the converters cannot be shown")
+        raise _refusal(node, current, opset, "it has an attribute that the converters cannot handle")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
-        text = "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)"
+        text = "its attributes refer to the function's; inline the function (onnx_ir.passes.common.InlinePass)"
         raise _refusal(node, current, opset, text)
     said = meant(node, current, opset, facts)
     if isinstance(said, str):
@@ -205,12 +205,16 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
                 one.attributes.update(said if one.op_type in (node.op_type, "Resize") else {})
             return found.graph
         first_error = first_error or next(filter(None, wrong))
-    raise _refusal(node, current, opset, first_error or "no converter serves")
+    raise _refusal(node, current, opset, first_error or "no converter supports it")
 
 
 def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None]) -> str:
     schema = schema_of(node.op_type, opset)
-    return f"{node.op_type} is unknown there" if schema is None else _wrong(node, schema, lambda v: kinds.get(v.name))
+    return (
+        f"{node.op_type} is unknown at that opset"
+        if schema is None
+        else _wrong(node, schema, lambda v: kinds.get(v.name))
+    )
 
 
 def _as_it_is(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | None:

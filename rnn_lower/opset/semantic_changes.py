@@ -68,7 +68,7 @@ def unknown_value(node: ir.Node, version: int) -> str:
     for op_type, name, value in unknown:
         said = node.attributes.get(name) if node.op_type == op_type else None
         if said is not None and not said.is_ref() and said.value == value:
-            return f"its attribute '{name}' says {value}, which is unknown there"
+            return f"its attribute '{name}' is {value}, which is unknown at that opset"
     return ""
 
 
@@ -79,11 +79,9 @@ def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     axis = given.as_int() if given is not None else 1 if opset >= 13 else -1
     last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
     if not last:
-        return (
-            "at opset 13 its `axis` changed from where the flattened part begins to the one axis; only the last is both"
-        )
+        return "at opset 13 its `axis` changed from the start of the flattened part to one axis; only the last is both"
     if shape is None and opset < 11:
-        return f"opset {opset} has no negative `axis`, and the rank of its input is not known"
+        return f"opset {opset} has no negative `axis`, and the rank of its input is unknown"
     return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}
 
 
@@ -95,7 +93,7 @@ def _asymmetric(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
         return found
     scales = _scales(node)
     if scales is None or np.min(scales, initial=1) < 1:
-        return "before opset 11 nothing says which of two neighbours is nearest where it makes smaller, or may do so"
+        return "before opset 11 it is undefined which of two neighbours is nearest when it shrinks its input"
     return found | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
 
 
@@ -115,13 +113,13 @@ def _whole_numbers(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     fmod = node.attributes.get("fmod")
     dtype = facts.dtype(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     if dtype is not None and dtype.is_floating_point() and (fmod is None or not fmod.as_int()):
-        return "before opset 28 it takes floating-point numbers with fmod = 1 only"
+        return "before opset 28 it accepts floating-point numbers with fmod = 1 only"
     return {}
 
 
 def _mask(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-        return "only from opset 12 on the text says what its mask is where nothing is dropped"
+        return "before opset 12 the specification does not define its mask where nothing is dropped"
     return {}
 
 
@@ -130,7 +128,7 @@ def _one_shape(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     for pair in zip(*branches, strict=False):
         shapes = [shape for value in pair if (shape := facts.shape(value)) is not None]
         if len({len(shape) for shape in shapes}) > 1 or any(map(_differ, zip(*shapes, strict=False))):
-            return "before opset 11 what its branches give has one shape, and here there are two"
+            return "before opset 11 both branches must return the same shape"
     return {}
 
 

@@ -32,7 +32,7 @@ def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
         nodes = [ir.to_proto(node) for node in chain]
         return evaluate(nodes, known, [str(value.name)], [onnx.helper.make_opsetid("", opset)])[0]
     except Exception as error:
-        raise OutOfScopeError(f"what {chain[-1].op_type} makes of constants: {type(error).__name__}") from None
+        raise OutOfScopeError(f"{chain[-1].op_type} of constants: {type(error).__name__}") from None
 
 
 def _chain(value: ir.Value) -> list[ir.Node]:

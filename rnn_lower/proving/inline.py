@@ -29,14 +29,12 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     opset = opset_of(after)
     other = next((f for f in ours if default_opset({e.domain: e.version for e in f.opset_import}) != opset), None)
     if other is not None:
-        raise CallError(f"function {other.domain}.{other.name} is of another opset than the model that calls it")
+        raise CallError(f"function {other.domain}.{other.name} has another opset than the model that calls it")
     names = [(function.domain, function.name) for function in ours]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
     except Exception as error:  # the inliner raises what C++ raises
-        raise CallError(
-            f"function {ours[0].domain}.{ours[0].name} cannot be put in place of its calls: {error}"
-        ) from None
+        raise CallError(f"function {ours[0].domain}.{ours[0].name} cannot be inlined: {error}") from None
     for function in [f for f in result.functions if (f.domain, f.name) in names]:
         result.functions.remove(function)
     text = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}

@@ -178,7 +178,7 @@ class Interpreter:
 
     def _operands(self, node: ir.Node) -> list[Array]:
         if None in node.inputs:
-            raise OutOfScopeError(f"{node.op_type} that leaves an input out")
+            raise OutOfScopeError(f"{node.op_type} without a middle input")
         return [self._value(value) for value in node.inputs if value is not None]
 
     def _if(self, node: ir.Node) -> list[Array]:
@@ -186,12 +186,12 @@ class Interpreter:
         (condition,) = self._operands(node)
         branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
         if condition.dtype == np.int64 or condition.size != 1:
-            raise OutOfScopeError("If on what is no truth value")
+            raise OutOfScopeError("If with a condition that is not a boolean")
         if condition.dtype == np.bool_:
             return self._body(branches[0 if condition.all() else 1], [])
         one, other = (self._body(branch, []) for branch in branches)
         if len(one) != len(other) or not all(map(np.array_equal, one, other)):
-            raise OutOfScopeError("If on what floats decide")
+            raise OutOfScopeError("If with a condition that depends on floats")
         return one
 
     def _loop(self, node: ir.Node) -> list[Array]:
@@ -199,10 +199,10 @@ class Interpreter:
         body = node.attributes["body"].as_graph()
         stacked: list[list[Array]] = [[] for _ in body.outputs[1 + len(states) :]]
         if trips.dtype != np.int64 or trips.size != 1:
-            raise OutOfScopeError("a Loop of a number of trips that is not known")
+            raise OutOfScopeError("a Loop with an unknown number of trips")
         for trip in range(int(trips.reshape(()))):
             if condition.dtype != np.bool_:
-                raise OutOfScopeError("a Loop that floats end")
+                raise OutOfScopeError("a Loop with a condition that depends on floats")
             if not condition.all():
                 break
             condition, *results = self._body(body, [np.array(trip, np.int64), condition, *states])
@@ -220,7 +220,7 @@ class Interpreter:
         operands, body = self._operands(node), node.attributes["body"].as_graph()
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if "directions" in attributes or attributes["num_scan_inputs"] < 1:
-            raise OutOfScopeError("a Scan of version 8, or of no sequence")
+            raise OutOfScopeError("a Scan of version 8, or without a sequence")
         count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]
         axes = attributes.get("scan_input_axes", [0] * len(sequences))
@@ -230,7 +230,7 @@ class Interpreter:
             for sequence, axis, backwards in zip(sequences, axes, back, strict=True)
         ]
         if len({len(sequence) for sequence in sequences}) != 1:
-            raise WrongError("a Scan of sequences of several lengths")
+            raise WrongError("a Scan of sequences of different lengths")
         kept = len(body.outputs) - count
         stacked: list[list[Array]] = [[] for _ in range(kept)]
         for step in zip(*sequences, strict=True):
@@ -282,7 +282,7 @@ def size_of_result(call: Call) -> int:
 def check_time(deadline: float) -> None:
     """Raise OutOfScopeError after the deadline."""
     if time.thread_time() > deadline:
-        raise OutOfScopeError("the time for proofs is over")
+        raise OutOfScopeError("the time limit for proofs is reached")
 
 
 def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:

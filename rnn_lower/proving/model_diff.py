@@ -180,9 +180,9 @@ class _Context:
         for there, here, parts in pairs:
             for name, tensor in there.items():
                 if name not in here and name in used:
-                    yield f"{path}: initializer '{name}' is gone, and used"
+                    yield f"{path}: initializer '{name}' is missing, and used"
                 elif name not in here and name not in replaceable:
-                    yield f"{path}: initializer '{name}' is gone"
+                    yield f"{path}: initializer '{name}' is missing"
                 elif name in here and not (
                     list(tensor.dims) == list(here[name].dims)
                     and all(map(self._same_tensor, parts(tensor), parts(here[name])))
@@ -190,12 +190,12 @@ class _Context:
                     yield f"{path}: initializer '{name}' has changed"
             for name in sorted(here.keys() - there.keys()):
                 if name in inputs:
-                    yield f"{path}: initializer '{name}' is new, and called like an input"
+                    yield f"{path}: initializer '{name}' is new, and has the name of an input"
                 elif name in used_by_others or name not in used:
-                    yield f"{path}: initializer '{name}' is new, and not for an emitted node"
+                    yield f"{path}: initializer '{name}' is new, and no emitted node uses it"
             kept = [name for name in there if name in here]
             if kept != [name for name in here if name in there]:
-                yield f"{path}: the initializers are in another order"
+                yield f"{path}: the order of the initializers has changed"
 
     def nodes(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
         by_outputs = {tuple(node.output): node for node in new.node}
@@ -217,7 +217,7 @@ class _Context:
         made = {name for node in old.node for name in node.output}
         for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - made):
             if name in by_others:
-                yield f"{path}: '{name}' is another value"
+                yield f"{path}: '{name}' has changed"
         for a, b in zip(before, after, strict=False):
             yield from self._node(f"{path}/{a.op_type} '{a.name or next(iter(a.output), '')}'", a, b)
 
@@ -231,7 +231,7 @@ class _Context:
         self, path: str, old: Sequence[onnx.AttributeProto], new: Sequence[onnx.AttributeProto]
     ) -> Iterator[str]:
         if [a.name for a in old] != [a.name for a in new]:
-            yield f"{path}: other attributes"
+            yield f"{path}: the attributes differ"
         for a, b in zip(old, new, strict=False):
             yield from _fields(f"{path}.{a.name}", a, b, _PARTS)
             yield from self._parts(f"{path}.{a.name}", a, b)
@@ -241,12 +241,12 @@ class _Context:
             yield from self.graphs(path, a.g, b.g)
         sparse = [[p.sparse_tensor, *p.sparse_tensors] for p in (a, b)]
         if any(len(getattr(a, name)) != len(getattr(b, name)) for name in ("graphs", "tensors", "sparse_tensors")):
-            yield f"{path}: another number of values"
+            yield f"{path}: the number of values differs"
             return
         for old, new in zip(a.graphs, b.graphs, strict=True):
             yield from self.graphs(path, old, new)
         if any(list(old.dims) != list(new.dims) for old, new in zip(*sparse, strict=True)):
-            yield f"{path}: another shape"
+            yield f"{path}: the shape differs"
         held = [[p.t, *p.tensors, *(part for one in own for part in (one.values, one.indices))]
                 for p, own in zip((a, b), sparse, strict=True)]  # fmt: skip
         for old, new in zip(*held, strict=True):

@@ -417,7 +417,7 @@ def _arg(call: Call) -> Array:
     """The place of the largest element, as a number: one of many functions of all of them."""
     x, axis = call[0], call.attribute("axis", 0)
     if call.attribute("select_last_index", 0):
-        raise OutOfScopeError(f"{call.node.op_type} of the last of several")
+        raise OutOfScopeError(f"{call.node.op_type} with select_last_index")
     found = (np.argmax if call.node.op_type == "ArgMax" else np.argmin)(x, axis)
     return np.expand_dims(found, axis) if call.attribute("keepdims", 1) else np.asarray(found)
 

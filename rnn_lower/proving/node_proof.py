@@ -90,7 +90,7 @@ class _Inputs:
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
     """The verdict about one node. Raises nothing for a lowered graph, whatever it does."""
     if is_quantized(task.node):
-        reason = "its products are rounded to 8 bits, which exact arithmetic does not follow; use --check"
+        reason = "its products are rounded to 8 bits, which exact arithmetic does not model; use --check"
         return NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE, reason=reason)
     proof = _verdict(task, points, seed, {})
     if proof.verdict == DIFFERENT:  # perhaps only at sizes that never come: folding may know more of them
@@ -178,7 +178,7 @@ class _Comparison:
         if T is None and most > MOST_LENGTHS:
             raise OutOfScopeError(f"lengths that are compared with {most - 2}")
         if T is not None and T > MOST_STEPS:
-            raise OutOfScopeError(f"a sequence of {T} steps; up to {MOST_STEPS} are computed")
+            raise OutOfScopeError(f"a sequence of {T} steps; the limit is {MOST_STEPS}")
         for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
             if lengths is None:
                 rows = (N,) if N is not None else (5,) if steps in LONGER else (1, 3)
@@ -192,10 +192,10 @@ class _Comparison:
                     vectors = vectors[:: -(-len(vectors) // 2)]
                 if len(vectors) > MOST_VECTORS:
                     count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
-                    self.left_out.add(f"of {count} vectors of sequence_lens {len(vectors)} are compared")
+                    self.left_out.add(f"of {count} vectors of sequence_lens, {len(vectors)} are compared")
                 sizes += [(steps, len(vector), vector) for vector in vectors]
         if not sizes:
-            raise OutOfScopeError("sequence_lens beyond a sequence of no steps")
+            raise OutOfScopeError("sequence_lens above 0 of a sequence without steps")
         for index, case in enumerate(sizes):
             yield Case(*case, point=index % self.points)
         others = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
@@ -264,12 +264,12 @@ class _Comparison:
         try:
             right = interpreter.run(self._program, inputs.values)
         except NoStepsError:
-            self.left_out.add("a Scan of no steps is left out, which no runtime has to take")
+            self.left_out.add("a Scan without steps is left out; no runtime has to support it")
             return None
         except WrongError as error:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
-            return f"a constant is {min(interpreter.field.symbols - own)}, which no input of the node is"
+            return f"a constant is {min(interpreter.field.symbols - own)}, which is not an input of the node"
         left = equations.evaluate(FieldArithmetic(interpreter.field), self._node, inputs.text, inputs.lengths)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
@@ -294,7 +294,7 @@ class _Comparison:
             if not _all_in(entry.values, there):
                 direction = "backward" if entry.reverse else "forward"
                 return f"differs first at step {entry.step} of the {direction} direction, {entry.name}"
-        return "is put together otherwise, of the right steps"
+        return "has the right steps in the wrong positions"
 
 
 def _both_empty(expected: Array, actual: Array) -> bool:

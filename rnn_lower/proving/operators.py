@@ -63,7 +63,7 @@ class Call:
     def real(self, place: int) -> Array:
         operand = self[place]
         if operand.dtype != np.uint64:
-            raise WrongError(f"{self.node.op_type} of {operand.dtype}, where floats belong")
+            raise WrongError(f"{self.node.op_type} of {operand.dtype}, where floats are required")
         return operand
 
     def pair(self) -> tuple[Array, Array]:
@@ -115,7 +115,7 @@ def _cast(call: Call) -> Array:
         if x.dtype == np.uint64:
             return x
         if np.abs(x.astype(np.int64)).max(initial=0) > EXACT.get(dtype, 1 << 24):
-            raise OutOfScopeError(f"Cast of integers to {dtype.name}, which does not hold them")
+            raise OutOfScopeError(f"Cast of integers to {dtype.name}, which cannot represent them")
         return call.field.integers(x)
     whole = call.field.small(x) if x.dtype == np.uint64 else x.astype(np.int64)
     if whole is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL):
@@ -145,7 +145,7 @@ def _clip(call: Call) -> Array:
         bounds.append(call.number(name, 0.0) if name in call.node.attributes else given)
     x, (low, high) = call.real(0), bounds
     if low is not None and high is not None:  # constants in order are a pattern of `algebraic_patterns`
-        raise WrongError("Clip of bounds that are no constants, or min above max")
+        raise WrongError("Clip with computed bounds, or min above max")
     x = x if low is None else scalar_functions.maximum(call.field, x, low)
     return x if high is None else scalar_functions.minimum(call.field, x, high)
 
@@ -177,7 +177,7 @@ def _conv(call: Call) -> Array:
     x, kernel = call.real(0), call.real(1)
     unusual = {name: call.attribute(name) for name in call.node.attributes if name not in ("kernel_shape", "group")}
     if x.ndim != 4 or kernel.ndim != 4 or kernel.shape[2:] != (1, 1) or unusual or call.attribute("group", 1) != 1:
-        raise OutOfScopeError("a Conv that is not of 1 x 1")
+        raise OutOfScopeError("a Conv that is not 1 x 1")
     if x.shape[1] != kernel.shape[1] or len(call.inputs) > 2:
         raise WrongError(f"Conv of shapes {x.shape} and {kernel.shape}")
     rows = np.moveaxis(x, 1, 3)

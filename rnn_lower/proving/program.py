@@ -87,9 +87,9 @@ class Program:
             return None
         node = value.producer()
         if node is not None and MARK not in node.metadata_props and value in self.wanted:
-            raise OutOfScopeError("the node in its place carries no mark: something else has rewritten it")
+            raise OutOfScopeError("the node that replaces it has no metadata: something else has rewritten it")
         if node is None or MARK not in node.metadata_props:
-            raise WrongError(f"it reads '{value.name}', which is no input of the node")
+            raise WrongError(f"it reads '{value.name}', which is not an input of the node")
         return node
 
     def _check(self, node: ir.Node, visible: frozenset[str]) -> None:
@@ -152,7 +152,7 @@ class Program:
                 continue
             made[node.outputs[0]] = result
             if not np.isfinite(result.astype(np.float64)).all() and all(map(_is_finite, operands.values())):
-                raise WrongError(f"{node.op_type} '{node.name}' makes no finite number of constants")
+                raise WrongError(f"{node.op_type} '{node.name}' computes no finite number from constants")
 
 
 def _is_finite(array: np.ndarray) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.asked import check_numbers
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
@@ -31,6 +30,7 @@ from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.whole import prove_whole, rewrites_loops
 from rnn_lower.shapes.fixed_dims import place
+from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
 
@@ -43,7 +43,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     after, _ = files.open_model(lowered)
     for document in (before, after):
         if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
-            raise RnnLowerError("the weights are in files, and the folder is unknown; give the path of the model")
+            raise RnnLowerError("the weights are in files, and the folder is unknown; provide the path of the model")
     try:
         read_nodes(before.model, before.facts)  # only to refuse what is no valid node
         try:

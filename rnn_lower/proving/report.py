@@ -102,7 +102,7 @@ class CheckReport:
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
                 f"NOTHING COMPARED of {len(self.unreached)} node(s), which are not proved and did not run three steps"
-                " with rows of different length: provide inputs that make them (--inputs X.npz)"
+                " with rows of different length: provide inputs that do (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
@@ -194,9 +194,8 @@ class Proof:
         if self.ok and not self.nodes:
             return "no recurrent node was replaced, and nothing else has changed"
         if self.ok:
-            return (
-                f"proved: {count} node(s), with a chance of error below {self.bound:.1g}, and nothing else has changed"
-            )
+            chance = f"with a probability of error below {self.bound:.1g}"
+            return f"proved: {count} node(s), {chance}, and nothing else has changed"
         return f"NOT PROVED: {count} of {len(self.nodes)} node(s) are proved"
 
     def __bool__(self) -> bool:

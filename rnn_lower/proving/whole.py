@@ -132,7 +132,7 @@ class _Evaluator(ModelInterpreter):
         rest = field.subtract(np.ones((), np.uint64), condition.reshape(()))
         return [
             field.add(field.multiply(condition.reshape(()), self._as_field(a)), field.multiply(rest, self._as_field(b)))
-            if a.shape == b.shape else _refuse("If of two shapes on what floats decide")
+            if a.shape == b.shape else _refuse("If with branches of two shapes and a condition that depends on floats")
             for a, b in zip(then, other, strict=True)
         ]  # fmt: skip
 
@@ -158,7 +158,7 @@ class _Evaluator(ModelInterpreter):
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """What an operator makes of numbers, by onnx's evaluator."""
         if node.op_type in RANDOM:
-            raise OutOfScopeError(f"{node.op_type}, of which each run is another")
+            raise OutOfScopeError(f"{node.op_type}, whose output is random")
         return [self._known(array) for array in self._run(node, numbers)]
 
     def _run(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
@@ -180,7 +180,7 @@ class _Evaluator(ModelInterpreter):
             if op_type in MOVES:
                 return self._run(node, operands)
             if op_type in RANDOM:
-                raise OutOfScopeError(f"{op_type}, of which each run is another")
+                raise OutOfScopeError(f"{op_type}, whose output is random")
             first = operands[0]
             if first is not None and op_type == "Cast" and first.dtype == np.uint64:
                 return [field.function(f"{op_type} {_attributes(node)}", first)]
@@ -229,7 +229,7 @@ class _Evaluator(ModelInterpreter):
         for info in found.graph.output:
             dims = info.type.tensor_type.shape.dim
             if not info.type.tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in dims):
-                raise OutOfScopeError(f"{node.op_type} '{node.name}', of which no inference finds the shape")
+                raise OutOfScopeError(f"{node.op_type} '{node.name}', whose shape is unknown")
             shapes.append(tuple(dim.dim_value for dim in dims))
         return shapes
 
@@ -306,7 +306,7 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
         )
         typed = all(None in (dtype, theirs.get(name)) or dtype == theirs[name] for name, dtype in ours.items())
         if list(ours) != list(theirs) or not typed:
-            yield f"graph: the {what} are others"
+            yield f"graph: the {what} differ"
 
 
 def _difference(
@@ -340,7 +340,7 @@ def _difference(
                     return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}", count
             check_time(deadline)
     if not count:
-        raise OutOfScopeError("no sizes with which both run")
+        raise OutOfScopeError("there are no sizes with which both run")
     return "", count
 
 

@@ -68,7 +68,7 @@ def _info(
     recognized = "" if raised is None else raised.op_type
     unrolls = not failed and describe(node) not in kept
     if recognized:
-        mend = f"rnn-lower raise makes it one {recognized}, proved"
+        mend = f"rnn-lower raise replaces it by one {recognized}, proved"
     elif unrolls:
         mend = "rnn-lower lower --loops unrolls it"
     else:

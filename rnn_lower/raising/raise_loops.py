@@ -68,7 +68,7 @@ class Proposal:
 def raise_document(document: Document, dims: Dims | None = None) -> tuple[Document, list[Raised]]:
     """A model with recurrent nodes in the place of loops, and what became of each; it stays where nothing is raised."""
     if document.proto.training_info:
-        raise UnsupportedError("the model has training_info, which speaks of what raising removes")
+        raise UnsupportedError("the model has training_info, which refers to what raising removes")
     if dims:
         document = document.copied().fixed(dims)
     results: list[Raised] = []
@@ -313,7 +313,7 @@ def _proved(
         if proof.nodes and all(node.verdict == PROVED for node in proof.nodes):
             return proof.bound, ""
         why = proof.nodes[0].reason if proof.nodes else "; ".join(proof.changed)
-    return None, f"it could be {proposal.op_type}, which is not proved: {why}"
+    return None, f"it may be {proposal.op_type}, but the proof failed: {why}"
 
 
 def _pair(

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.checking import checker
-from rnn_lower.checking.outliving import outlived
+from rnn_lower.checking.subprocess_run import outlived
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised, prepared
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.driver.suggestions import unlogged
@@ -29,11 +28,12 @@ from rnn_lower.proving.report import CheckReport, NodeProof, Proof
 from rnn_lower.reporting import drawing, page, steps
 from rnn_lower.targeting import TARGETS
 from rnn_lower.targeting.native_support import features
+from rnn_lower.validation import check_numbers, check_texts
 
 Failed = str
 """Why something could not be found out, in words, in place of it."""
 
-FOLDED = "not proved: folding constants changes all of the model"
+FOLDED = "not proved, because --fold changes the whole model"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -221,7 +221,7 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     names = [node.name for node in read_nodes(document.model, document.facts)]
     if name is None and len(names) != 1:
         text = f"one of {', '.join(map(repr, names[:5]))}" if names else "but there is no RNN, GRU or LSTM node"
-        raise RnnLowerError(f"a drawing is of one node; name it with --node, {text}")
+        raise RnnLowerError(f"a drawing shows one node; name it with --node, {text}")
     if name is not None and name not in names:
         near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
         text = f"; there are {', '.join(map(repr, near))}" if near else ""

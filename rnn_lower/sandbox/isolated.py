@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.stopping import signals_blocked, unblock_signals
+from rnn_lower.signals import signals_blocked, unblock_signals
 
 P = ParamSpec("P")
 R = TypeVar("R")

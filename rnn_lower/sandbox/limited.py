@@ -23,7 +23,7 @@ from typing import Any
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.sandbox.isolated import forked
-from rnn_lower.stopping import signals_blocked
+from rnn_lower.signals import signals_blocked
 
 try:
     import fcntl

@@ -144,11 +144,11 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         symbol = None if shape is None else shape[axis]
         if isinstance(symbol, str) and fixed.symbols.get(symbol, size) != size:
             text = f"'{place(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
-            raise RnnLowerError(f"size {size} of {text}; give one size to both")
+            raise RnnLowerError(f"size {size} of {text}; set the same size for both")
     for owner, shape in inputs.items():
         missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
         if shape is None and missing:
-            text = f"input '{owner}' declares no shape; give the size of each of its axes"
+            text = f"input '{owner}' declares no shape; set the size of each of its axes"
             raise RnnLowerError(f"{text}, here of {place(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)")
     return fixed
 

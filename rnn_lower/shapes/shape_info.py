@@ -179,7 +179,7 @@ class Facts:
         passed = {argument is not None and self.is_given(argument) for argument in self._arguments[value]}
         if len(passed) > 1:
             raise UnsupportedError(
-                f"a function is called with '{value.name}' and without it, and one body cannot serve both;"
+                f"a function is called with '{value.name}' and without it, which needs two bodies;"
                 " lower with --fold, which inlines the function"
             )
         return passed != {False}
@@ -190,7 +190,7 @@ class Facts:
         if len(found) > 1:
             names = " and ".join(sorted(dtype.name for dtype in found if dtype is not None))
             raise UnsupportedError(
-                f"a function is called with '{value.name}' of type {names}, and one body cannot serve both;"
+                f"a function is called with '{value.name}' of type {names}, which needs two bodies;"
                 " lower with --fold, which inlines the function"
             )
         return next(iter(found), None)

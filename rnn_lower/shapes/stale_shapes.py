@@ -39,7 +39,7 @@ def warn_of_output(value: ir.Value, said: ir.Shape, shape: ir.Shape) -> None:
     """Say that sizes of an output were taken back, if they were."""
     pairs = zip(said, shape, strict=False)
     if len(said) != len(shape) or any(isinstance(one, int) and one != other for one, other in pairs):
-        text = "output '%s' declared %s, which does not hold or nothing confirms; it declares %s now"
+        text = "output '%s' declared the stale or unverified shape %s; it now declares %s"
         logger.warning(text, value.name, said, shape)
 
 

@@ -12,10 +12,10 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
-from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Accumulated, Held
+from rnn_lower.streaming.causality import CausalityAnalysis
+from rnn_lower.streaming.data_flow import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
+from rnn_lower.streaming.delays import Accumulated, DelayBuffer
 from rnn_lower.streaming.positions import Position
-from rnn_lower.streaming.reach import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError
 
@@ -55,7 +55,7 @@ def outside(document: Document) -> str | None:
             if way in free:
                 return None
             raise RnnLowerError(
-                f"the state is an input already, but something else is carried over {way}: say that it is the stream"
+                f"the state is an input already, but something else is carried over {way}; make it the stream"
                 f" (--time {way})"
             )
         found += [way] if theirs <= over else []
@@ -63,7 +63,7 @@ def outside(document: Document) -> str | None:
         return found[0]
     if refused is not None:
         raise UnsupportedError(
-            f"{refused}; the state is an input already, but what else has to be carried is not known: if nothing has,"
+            f"{refused}; the state is an input already, but whether anything else has to be carried is unknown; if not,"
             " lower the model instead (rnn-lower lower)"
         )
     return CALLS
@@ -88,18 +88,18 @@ def one_step(document: Document) -> str | None:
 
 
 def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
-    walk = Walk(document.model, document.facts, axes_of(document, way), baked=baked)
+    analysis = CausalityAnalysis(document.model, document.facts, axes_of(document, way), baked=baked)
     try:
-        walk.run()
+        analysis.run()
     except PaddedError as error:
         raise UnsupportedError(str(error)) from None
-    return walk.carried
+    return analysis.carried
 
 
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        isinstance(one, (Cache, Held, Accumulated, Overlap, Position))
+        isinstance(one, (Cache, DelayBuffer, Accumulated, Overlap, Position))
         or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
         or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried
@@ -133,8 +133,8 @@ def stream_axis(document: Document, step: int | None) -> str:
     if len(ways) != 1:
         text = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
         if one_step(document) is not None:
-            raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes: say so (--step 1)")
-        raise RnnLowerError(f"{text}: say which axis is the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
+            raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes (use --step 1)")
+        raise RnnLowerError(f"{text}; choose the axis of the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
     return ways[0]
 
 
@@ -163,7 +163,7 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
             f"--time {time}: no input has a symbolic size of this name; there are {', '.join(ways) or 'none'}"
         )
     if len({name for name, _ in found}) < len(found):
-        raise RnnLowerError(f"--time {time}: more than one axis of input '{found[0][0]}' is called so")
+        raise RnnLowerError(f"--time {time}: more than one axis of input '{found[0][0]}' has this name")
     return dict(found)
 
 

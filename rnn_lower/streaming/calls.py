@@ -8,35 +8,37 @@ from fractions import Fraction
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.modelio.document import Document
-from rnn_lower.streaming.carrying import carry_recurrence
-from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.causality import CausalityAnalysis
+from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, Plan
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.sizes import size
-from rnn_lower.streaming.surgery import Surgery
+from rnn_lower.streaming.state_caches import carry_recurrence
 
 
-def with_states(document: Document, symbols: Mapping[str, tuple[str, int]], step: int | None, reset: bool) -> Surgery:
+def with_states(
+    document: Document, symbols: Mapping[str, tuple[str, int]], step: int | None, reset: bool
+) -> GraphEditor:
     """A copy whose recurrent nodes take their states from inputs and give them back; step: as it was requested."""
     if step not in (None, 1):
         raise RnnLowerError(f"--step {step}: each run of the model is one step of its recurrent nodes; use --step 1")
     work = document.copied()
-    walk = Walk(work.model, work.facts, {})
-    walk.run()
-    surgery = Surgery(work, walk.tracks, symbols, reset)
+    analysis = CausalityAnalysis(work.model, work.facts, {})
+    analysis.run()
+    editor = GraphEditor(work, analysis.infos, symbols, reset)
     for node in read_nodes(work.model, work.facts):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
-            raise UnsupportedError(f"{node.describe()}: one step of it has no state that the next run could go on from")
+            raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")
         shape = work.facts.shape(node.inputs["X"])
         batch = None if shape is None else shape[0 if node.layout else 1]
         if batch is None:
-            raise UnsupportedError(f"{node.describe()}: the size of its batch is unknown; give it (--dim NAME=SIZE)")
-        carry_recurrence(surgery, Recurrence(node, size(batch), Fraction(1), 0))
-    return surgery
+            raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
+        carry_recurrence(editor, Recurrence(node, size(batch), Fraction(1), 0))
+    return editor
 
 
-def plan_of(surgery: Surgery) -> Plan:
+def plan_of(editor: GraphEditor) -> Plan:
     """What the model says of itself."""
-    outputs = {str(value.name): FIXED for value in surgery.document.model.graph.outputs}
-    left, states = tuple(sorted(surgery.left)), tuple({state.input: state for state in surgery.states}.values())
-    return Plan({}, outputs, states, symbols=surgery.symbols, reset=surgery.reset, left=left)
+    outputs = {str(value.name): FIXED for value in editor.document.model.graph.outputs}
+    left, states = tuple(sorted(editor.left)), tuple({state.input: state for state in editor.states}.values())
+    return Plan({}, outputs, states, symbols=editor.symbols, reset=editor.reset, left=left)

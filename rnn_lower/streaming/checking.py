@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from rnn_lower.asked import check_numbers
 from rnn_lower.checking import samples
 from rnn_lower.checking.checker import OriginalFails, Pair
 from rnn_lower.checking.compare import Comparison
@@ -20,6 +19,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.report import CheckReport
 from rnn_lower.streaming.plan import LAST, Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
+from rnn_lower.validation import check_numbers
 
 LENGTHS = (5, 12, 1, 23, 40)
 """Chunks of the least length that make a whole run."""
@@ -39,8 +39,8 @@ def check_streaming(
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     if plan.left:
         raise RnnLowerError(
-            f"input '{plan.left[0]}' carries a state in a way of the model's own, so that --check does not know what to"
-            " feed back; leave it out, and compare with StreamingSession(..., states=...)"
+            f"input '{plan.left[0]}' carries a state, and --check does not know which output to feed"
+            " back; drop --check, and compare with StreamingSession(..., states=...)"
         )
     document, _ = files.open_model(made)
     if not plan.inputs:
@@ -63,7 +63,7 @@ def check_streaming(
             wanted = [whole[judge.output_names.index(name)] for name in names]
             comparison.add(names, [begun(plan, *pair) for pair in zip(names, wanted, results, strict=True)], results)
     located = prover.differing_nodes(fused, document)
-    nothing = comparison.nothing_compared(set(names), True) or ("" if borders else "no border of chunks was crossed")
+    nothing = comparison.nothing_compared(set(names), True) or ("" if borders else "no run had more than one chunk")
     return CheckReport(
         comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located,
         chunks=chunks, borders=borders,
@@ -92,7 +92,9 @@ def _check_calls(
         found = dict(zip(judge.output_names, judge.original_results(feeds), strict=True))
         comparison.add(names, [found[name] for name in names], [first[name] for name in names])
     located = prover.differing_nodes(fused, made)
-    nothing = comparison.nothing_compared(set(names), True) or ("" if plan.states else "no state was handed on")
+    nothing = comparison.nothing_compared(set(names), True) or (
+        "" if plan.states else "no state was carried from chunk to chunk"
+    )
     return CheckReport(
         comparison.reports(), judge.judge, runner.judge, runs, rtol, atol, nothing, located=located,
         chunks=runs * (CALLS + 1), borders=runs * (CALLS - 1),
@@ -118,7 +120,7 @@ def whole_length(original: Document, plan: Plan, step: int, steps: int) -> int:
     fixed = fixed_step(original, plan)
     if fixed is not None and fixed % step:
         raise RnnLowerError(
-            f"the model is of {fixed} frames, which is no multiple of {step}, so that no chunks make a whole run of it"
+            f"the model has {fixed} frames, which is not a multiple of {step}, so chunks cannot cover a whole run"
         )
     return fixed or steps * step
 
@@ -167,7 +169,7 @@ def _sampled(judge: Pair, plan: Plan, frames: int, seed: int, index: int, made: 
             return feeds, judge.original_results(feeds)
         except OriginalFails as error:
             why = why or str(error)
-    raise RnnLowerError(f"the original model does not run with the inputs that were tried: {why}")
+    raise RnnLowerError(f"the original model does not run with the sampled inputs: {why}")
 
 
 def frames_of(plan: Plan, feeds: Feeds) -> int:

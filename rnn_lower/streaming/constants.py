@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.walk import subgraphs
+from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.contents import LONGEST
 from rnn_lower.streaming.rules import RANDOM
-from rnn_lower.streaming.track import Track
 from rnn_lower.transforms.evaluate import evaluate
 
 
@@ -27,11 +27,11 @@ class Constants:
         tensor = known_tensor(value)
         return None if tensor is None else tensor.numpy()
 
-    def put(self, value: ir.Value, track: Track) -> None:
+    def put(self, value: ir.Value, info: AxisInfo) -> None:
         """Keep the sizes that a value holds, where all of them are known."""
-        numbers = [one.number for one in track.content or ()]
-        if track.content is not None and None not in numbers and value.dtype in (ir.DataType.INT64, None):
-            self._found[value] = np.array(numbers if track.rank else numbers[0], np.int64)
+        numbers = [one.number for one in info.content or ()]
+        if info.content is not None and None not in numbers and value.dtype in (ir.DataType.INT64, None):
+            self._found[value] = np.array(numbers if info.rank else numbers[0], np.int64)
 
     def compute(self, node: ir.Node, opset: int) -> None:
         """Compute the results of a node whose inputs are all small and known."""

@@ -8,98 +8,98 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from rnn_lower.streaming.axis_info import AxisInfo, Content, RuleContext
 from rnn_lower.streaming.sizes import ONE, UNKNOWN, Size, size
-from rnn_lower.streaming.track import Content, Look, Track
 
 LONGEST = 64
 """Elements up to which a tensor of integers may hold sizes."""
 
 
-def content_of(look: Look) -> Track | None:
+def content_of(ctx: RuleContext) -> AxisInfo | None:
     """What a node makes of sizes, where it is known."""
-    function = CONTENTS.get(look.node.op_type)
-    found = None if function is None else function(look)
-    if found is None and look.node.op_type in ("Add", "Sub", "Mul", "Div", "Mod"):
-        found = _unknown(look)
+    function = CONTENTS.get(ctx.node.op_type)
+    found = None if function is None else function(ctx)
+    if found is None and ctx.node.op_type in ("Add", "Sub", "Mul", "Div", "Mod"):
+        found = _unknown(ctx)
     if found is None or len(found[1]) > LONGEST:
         return None
     rank, content = found
-    inferred = look.inferred(look.node.outputs[0])
+    inferred = ctx.inferred(ctx.node.outputs[0])
     if inferred is not None and len(inferred) != rank:
         return None
-    return Track((size(len(content)),) if rank else (), content=content)
+    return AxisInfo((size(len(content)),) if rank else (), content=content)
 
 
-def constant_content(array: object) -> Track:
+def constant_content(array: object) -> AxisInfo:
     """A constant; integers of rank 0 or 1 may be sizes, which those are not that wrap around at 128."""
     numbers = np.asarray(array)
     held = None
     if numbers.dtype in (np.int32, np.int64, np.bool_) and numbers.ndim <= 1 and numbers.size <= LONGEST:
         held = tuple(size(int(number)) for number in numbers.ravel())
-    return Track(tuple(map(size, numbers.shape)), content=held)
+    return AxisInfo(tuple(map(size, numbers.shape)), content=held)
 
 
 Found = tuple[int, Content] | None
 """Rank, 0 or 1, and elements."""
 
 
-def _given(look: Look, index: int) -> Found:
-    track = look.inputs[index] if index < len(look.inputs) else None
-    return None if track is None or track.content is None else (track.rank, track.content)
+def _given(ctx: RuleContext, index: int) -> Found:
+    info = ctx.inputs[index] if index < len(ctx.inputs) else None
+    return None if info is None or info.content is None else (info.rank, info.content)
 
 
-def _unknown(look: Look) -> Found:
+def _unknown(ctx: RuleContext) -> Found:
     """A number that depends on the length of the stream in a way that is not followed; a Reshape may tell it."""
-    parts = [_given(look, 0), _given(look, 1)]
+    parts = [_given(ctx, 0), _given(ctx, 1)]
     if any(part is None or len(part[1]) != 1 for part in parts):
         return None
     known = [part for part in parts if part is not None]
     if not any(one.is_timed for _, (one,) in known):
         return None
-    return max(rank for rank, _ in known), (size(f"{UNKNOWN}{look.fresh(0)}"),)
+    return max(rank for rank, _ in known), (size(f"{UNKNOWN}{ctx.fresh(0)}"),)
 
 
-def _shape(look: Look) -> Found:
-    x = look.inputs[0]
+def _shape(ctx: RuleContext) -> Found:
+    x = ctx.inputs[0]
     if x is None or x.shape is None:
         return None
-    start, end = look.attribute("start", 0), look.attribute("end", None)
+    start, end = ctx.attribute("start", 0), ctx.attribute("end", None)
     return 1, x.shape[slice(start, end)]
 
 
-def _same(look: Look) -> Found:
-    return _given(look, 0)
+def _same(ctx: RuleContext) -> Found:
+    return _given(ctx, 0)
 
 
-def _cast(look: Look) -> Found:
-    given, to = _given(look, 0), look.attribute("to")
+def _cast(ctx: RuleContext) -> Found:
+    given, to = _given(ctx, 0), ctx.attribute("to")
     if given is None or to not in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
         return None
     fits = all(one.number is None or abs(one.number) < 2**31 for one in given[1])
     return given if fits or to == onnx.TensorProto.INT64 else None
 
 
-def _as_list(look: Look) -> Found:
+def _as_list(ctx: RuleContext) -> Found:
     """One number as a list; a list in a list is no list of sizes."""
-    given = _given(look, 0)
+    given = _given(ctx, 0)
     return None if given is None or given[0] else (1, given[1])
 
 
-def _reshaped(look: Look) -> Found:
+def _reshaped(ctx: RuleContext) -> Found:
     """One number as it is, or as a list."""
-    given, target = _given(look, 0), look.known(1)
+    given, target = _given(ctx, 0), ctx.known(1)
     if given is None or target is None or len(given[1]) != 1 or any(n not in (1, -1) for n in target.ravel()):
         return None
     return (1, given[1]) if target.size == 1 else (0, given[1]) if not target.size else None
 
 
-def _squeezed(look: Look) -> Found:
-    given = _given(look, 0)
+def _squeezed(ctx: RuleContext) -> Found:
+    given = _given(ctx, 0)
     return (0, given[1]) if given is not None and len(given[1]) == 1 else None
 
 
-def _gathered(look: Look) -> Found:
-    given, chosen = _given(look, 0), look.known(1)
+def _gathered(ctx: RuleContext) -> Found:
+    given, chosen = _given(ctx, 0), ctx.known(1)
     if given is None or chosen is None or chosen.ndim > 1 or not given[0]:
         return None
     if any(not -len(given[1]) <= index < len(given[1]) for index in chosen.ravel()):
@@ -107,25 +107,25 @@ def _gathered(look: Look) -> Found:
     return chosen.ndim, tuple(given[1][int(index)] for index in chosen.ravel())
 
 
-def _joined(look: Look) -> Found:
-    parts = [_given(look, index) for index in range(len(look.inputs))]
+def _joined(ctx: RuleContext) -> Found:
+    parts = [_given(ctx, index) for index in range(len(ctx.inputs))]
     return None if any(part is None for part in parts) else (1, tuple(one for part in parts if part for one in part[1]))
 
 
-def _sliced(look: Look) -> Found:
-    given = _given(look, 0)
+def _sliced(ctx: RuleContext) -> Found:
+    given = _given(ctx, 0)
     if given is None:
         return None
-    starts, ends = look.integers(1, "starts", 10), look.integers(2, "ends", 10)
-    steps = (look.integers(4, "steps", 10) if look.opset >= 10 else None) or [1]
+    starts, ends = ctx.integers(1, "starts", 10), ctx.integers(2, "ends", 10)
+    steps = (ctx.integers(4, "steps", 10) if ctx.opset >= 10 else None) or [1]
     if starts is None or ends is None or steps[0] < 1:
         return None
     return 1, given[1][starts[0] : ends[0] : steps[0]]
 
 
-def _pairwise(function: Callable[[Size, Size], Size | None]) -> Callable[[Look], Found]:
-    def computed(look: Look) -> Found:
-        a, b = _given(look, 0), _given(look, 1)
+def _pairwise(function: Callable[[Size, Size], Size | None]) -> Callable[[RuleContext], Found]:
+    def computed(ctx: RuleContext) -> Found:
+        a, b = _given(ctx, 0), _given(ctx, 1)
         if a is None or b is None or (len(a[1]) != len(b[1]) and 1 not in (len(a[1]), len(b[1]))):
             return None
         count = max(len(a[1]), len(b[1])) if a[1] and b[1] else 0
@@ -171,16 +171,16 @@ def _numbers(function: Callable[[int, int], int]) -> Callable[[Size, Size], Size
     return compute
 
 
-def _modulo(look: Look) -> Found:
-    divisor = _given(look, 1)
-    if look.attribute("fmod", 0) or divisor is None or size(0) in divisor[1]:
+def _modulo(ctx: RuleContext) -> Found:
+    divisor = _given(ctx, 1)
+    if ctx.attribute("fmod", 0) or divisor is None or size(0) in divisor[1]:
         return None
-    return _pairwise(_numbers(lambda a, b: a % b))(look)
+    return _pairwise(_numbers(lambda a, b: a % b))(ctx)
 
 
-def _extreme(function: Callable[[int, int], int]) -> Callable[[Look], Found]:
+def _extreme(function: Callable[[int, int], int]) -> Callable[[RuleContext], Found]:
     pairwise = _pairwise(_numbers(function))
-    return lambda look: pairwise(look) if len(look.inputs) == 2 else None
+    return lambda ctx: pairwise(ctx) if len(ctx.inputs) == 2 else None
 
 
 def _equal(a: Size, b: Size) -> Size | None:
@@ -194,8 +194,8 @@ def _equal(a: Size, b: Size) -> Size | None:
     return size(0) if min(a.times, b.times) < 0 < max(a.times, b.times) and None in (a.number, b.number) else None
 
 
-def _where(look: Look) -> Found:
-    parts = [_given(look, index) for index in range(3)]
+def _where(ctx: RuleContext) -> Found:
+    parts = [_given(ctx, index) for index in range(3)]
     count = max((len(part[1]) for part in parts if part), default=0)
     if any(part is None or len(part[1]) not in (1, count) for part in parts):
         return None
@@ -207,9 +207,9 @@ def _where(look: Look) -> Found:
     )
 
 
-def _filled(look: Look) -> Found:
+def _filled(ctx: RuleContext) -> Found:
     """As many of one number as a constant says."""
-    count, value = _given(look, 0), look.attribute("value")
+    count, value = _given(ctx, 0), ctx.attribute("value")
     if count is None or len(count[1]) != 1 or count[1][0].number is None or count[1][0].number > LONGEST:
         return None
     if value is None or value.dtype not in (ir.DataType.INT32, ir.DataType.INT64):
@@ -217,7 +217,7 @@ def _filled(look: Look) -> Found:
     return 1, (size(int(value.numpy().ravel()[0])),) * count[1][0].number
 
 
-CONTENTS: dict[str, Callable[[Look], Found]] = {
+CONTENTS: dict[str, Callable[[RuleContext], Found]] = {
     "Shape": _shape, "Identity": _same, "Cast": _cast, "Gather": _gathered, "Concat": _joined, "Slice": _sliced,
     "Unsqueeze": _as_list, "Squeeze": _squeezed, "Reshape": _reshaped, "Mul": _pairwise(lambda a, b: a * b),
     "Div": _pairwise(_divide), "Add": _pairwise(_add), "Sub": _pairwise(_subtract), "Equal": _pairwise(_equal),

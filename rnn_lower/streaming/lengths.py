@@ -12,14 +12,14 @@ from onnx import helper
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
 from rnn_lower.options import OP_TYPES
-from rnn_lower.streaming.first import FromInput
+from rnn_lower.streaming.graph_editor import GraphEditor, put
+from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.sizes import Size
-from rnn_lower.streaming.surgery import Surgery, put
 
 
-def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:
+def count_down(work: GraphEditor, one: Recurrence, message: onnx.NodeProto) -> str:
     """Count the lengths down; answers the mask of rows that had ended before this chunk, broadcast to a state.
 
     What is left of a row is its length, then -1: a row of no frames at all has a final state of zeros, which one
@@ -43,7 +43,7 @@ def count_down(work: Surgery, one: Recurrence, message: onnx.NodeProto) -> str:
     return form
 
 
-def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Value) -> tuple[str, str]:
+def _count(work: GraphEditor, one: Recurrence, message: onnx.NodeProto, given: ir.Value) -> tuple[str, str]:
     read = one.read
     shape: tuple[Size, ...] = (one.batch,)
     root = _root(work, given, read.describe())
@@ -86,7 +86,7 @@ def _count(work: Surgery, one: Recurrence, message: onnx.NodeProto, given: ir.Va
     return used, mask
 
 
-def _root(work: Surgery, value: ir.Value, owner: str) -> ir.Value:
+def _root(work: GraphEditor, value: ir.Value, owner: str) -> ir.Value:
     """The input behind lengths, which must serve nothing else: it becomes what is left of them."""
     node = value.producer()
     while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
@@ -97,15 +97,15 @@ def _root(work: Surgery, value: ir.Value, owner: str) -> ir.Value:
     return value
 
 
-def _check_uses(work: Surgery, value: ir.Value, owner: str) -> None:
+def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
     reason = f"{owner}: its sequence_lens '{value.name}' serve"
     if value.is_graph_output():
-        raise UnsupportedError(f"{reason} as an output too, where what is left of them would be something else")
+        raise UnsupportedError(f"{reason} as an output too, where the remaining steps would be wrong")
     for user, place in value.uses():
         if user.op_type in ("Cast", "Identity"):
             _check_uses(work, user.outputs[0], owner)
             continue
-        x = work.tracks.get(user.inputs[0]) if user.op_type in OP_TYPES and user.inputs[0] is not None else None
+        x = work.infos.get(user.inputs[0]) if user.op_type in OP_TYPES and user.inputs[0] is not None else None
         if place != 4 or x is None or x.axis is None:
             what = f"{user.op_type} '{display_name(user)}'"
-            raise UnsupportedError(f"{reason} {what} too, where what is left of them would be something else")
+            raise UnsupportedError(f"{reason} {what} too, where the remaining steps would be wrong")

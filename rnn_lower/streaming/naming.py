@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
+from rnn_lower.streaming.graph_editor import declared_size
 from rnn_lower.streaming.plan import Plan, State
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.surgery import declared_size
 
 FIELDS = ("node", "state", "end", "index")
 """What a template may name: the node, what its state is, "in" or "out", and the number of the state."""
@@ -36,7 +36,7 @@ def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
     taken = {name for holder in protobuf.holders(model) for name in names_of(holder)} - names.keys()
     twice = [name for name, count in collections.Counter(names.values()).items() if count > 1 or name in taken]
     if twice:
-        raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would stand for several; name {{node}} in it too")
+        raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would name several states; add {{node}} to it")
     rename(model.graph, names)
     states = tuple(
         dataclasses.replace(one, input=names.get(one.input, one.input), output=names.get(one.output, one.output))
@@ -53,7 +53,7 @@ def _formatted(template: str, fields: Mapping[str, object]) -> str:
         return template.format(**fields)
     except (ValueError, KeyError, IndexError):
         known = ", ".join(f"{{{name}}}" for name in FIELDS)
-        raise RnnLowerError(f"--state-names {template}: write a text with {{end}} in it; it may have {known}") from None
+        raise RnnLowerError(f"--state-names {template}: it must contain {{end}}, and may contain {known}") from None
 
 
 def names_of(holder: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
@@ -107,9 +107,11 @@ def _rows(state: State) -> Size:
     """The free batch of a state, or one."""
     free = [each for each in state.shape if each.of]
     if any(GROWS in each.of for each in free):
-        raise UnsupportedError(f"{state.node}: its state '{state.input}' grows, so that it cannot be packed (--states)")
+        raise UnsupportedError(f"{state.node}: its state '{state.input}' grows, so it cannot be packed (--states)")
     if len(free) > 1 or (free and free[0].times != 1):
-        raise UnsupportedError(f"{state.node}: the free sizes of its state are no batch; give them (--dim NAME=SIZE)")
+        raise UnsupportedError(
+            f"{state.node}: its state has free sizes other than the batch; fix them (--dim NAME=SIZE)"
+        )
     return free[0] if free else ONE
 
 

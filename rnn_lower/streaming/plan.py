@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.streaming.sizes import GROWS, Size
 
@@ -91,7 +91,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
     if text is None:
         return None
     try:
-        data = foreign.loads(text)
+        data = untrusted.loads(text)
         if data.pop("schema") != SCHEMA:
             raise RnnLowerError("the streaming model was made by another version; make it again (rnn-lower stream)")
         data["left"], data["cut"] = tuple(data.get("left", ())), tuple(data.get("cut", ()))
@@ -100,7 +100,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
         plan = Plan(**data)
         if not _is_of(plan, model):
             raise ValueError
-    except foreign.UNSOUND as error:
+    except untrusted.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
         raise RnnLowerError(f"the metadata '{KEY}' is damaged; make the model again (rnn-lower stream)") from None

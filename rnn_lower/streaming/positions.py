@@ -7,8 +7,8 @@ import dataclasses
 import onnx_ir as ir
 
 from rnn_lower.streaming import shapes
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.streaming.sizes import ONE, TIME, Size, size
-from rnn_lower.streaming.track import Look, Track
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,23 +31,23 @@ KEEPS_NUMBERS = ("Identity", "Range", "Squeeze", "Unsqueeze")
 """Operators whose result holds the numbers of frames where their input does."""
 
 
-def keeps_numbers(look: Look) -> bool:
+def keeps_numbers(ctx: RuleContext) -> bool:
     """Whether a value that holds the numbers of its frames still does."""
-    if look.node.op_type == "Add":
-        others = [look.known(place) for place, one in enumerate(look.inputs) if one is not None and one.axis is None]
+    if ctx.node.op_type == "Add":
+        others = [ctx.known(place) for place, one in enumerate(ctx.inputs) if one is not None and one.axis is None]
         return len(others) == 1 and others[0] is not None and not others[0].any()
-    return look.node.op_type in KEEPS_NUMBERS
+    return ctx.node.op_type in KEEPS_NUMBERS
 
 
-def gather(look: Look) -> list[Track]:
+def gather(ctx: RuleContext) -> list[AxisInfo]:
     """Each frame by its number; else as `shapes.gather`."""
-    data, indices = look.input(0), look.input(1)
-    if data.axis is None or not indices.counts or look.axis(0, data.rank) != data.axis or indices.axis is None:
-        return shapes.gather(look)
+    data, indices = ctx.input(0), ctx.input(1)
+    if data.axis is None or not indices.counts or ctx.axis(0, data.rank) != data.axis or indices.axis is None:
+        return shapes.gather(ctx)
     others = [one for axis, one in enumerate(indices.sizes) if axis != indices.axis]
     if not data.is_plain or data.outer != ONE or indices.sizes[indices.axis] != data.frames or set(others) - {ONE}:
-        raise look.refuse("it takes frames by numbers of another stream")
-    look.carry(Numbered(look.node, tuple(data.axis + k for k in range(indices.rank) if k != indices.axis)))
+        raise ctx.refuse("it selects frames by the indices of another stream")
+    ctx.carry(Numbered(ctx.node, tuple(data.axis + k for k in range(indices.rank) if k != indices.axis)))
     shape = (*data.sizes[: data.axis], *indices.sizes, *data.sizes[data.axis + 1 :])
     return [data.moved(data.axis + indices.axis, shape)]
 
@@ -67,39 +67,39 @@ def is_read(one: Position, numbered: set[ir.Node]) -> bool:
     return False
 
 
-def _frames(look: Look, index: int) -> Size | None:
+def _frames(ctx: RuleContext, index: int) -> Size | None:
     """An input that is the number of frames, at some rate."""
-    track = look.inputs[index] if index < len(look.inputs) else None
-    content = None if track is None else track.content
+    info = ctx.inputs[index] if index < len(ctx.inputs) else None
+    content = None if info is None else info.content
     if content is None or len(content) != 1 or content[0].of != (TIME,):
         return None
     return content[0] if 1 in (content[0].times.numerator, content[0].times.denominator) else None
 
 
-def _is_number(look: Look, index: int, number: int) -> bool:
-    track = look.inputs[index] if index < len(look.inputs) else None
-    return track is not None and track.content == (size(number),)
+def _is_number(ctx: RuleContext, index: int, number: int) -> bool:
+    info = ctx.inputs[index] if index < len(ctx.inputs) else None
+    return info is not None and info.content == (size(number),)
 
 
-def range_(look: Look) -> list[Track]:
+def range_(ctx: RuleContext) -> list[AxisInfo]:
     """The numbers of the frames."""
-    frames = _frames(look, 1)
-    if frames is None or not _is_number(look, 0, 0) or not _is_number(look, 2, 1):
-        raise look.refuse("it counts something else than all frames from 0 on")
-    look.carry(Position(look.node, look.dtype(0)))
-    return [Track((frames,), 0, every=1 / frames.times, counts=True)]
+    frames = _frames(ctx, 1)
+    if frames is None or not _is_number(ctx, 0, 0) or not _is_number(ctx, 2, 1):
+        raise ctx.refuse("it does not count all frames from 0")
+    ctx.carry(Position(ctx.node, ctx.dtype(0)))
+    return [AxisInfo((frames,), 0, every=1 / frames.times, counts=True)]
 
 
-def slice_(look: Look) -> list[Track]:
+def slice_(ctx: RuleContext) -> list[AxisInfo]:
     """The first rows of a table, as many as there are frames; else as `shapes.slice_`."""
-    table, frames = look.input(0), _frames(look, 2)
+    table, frames = ctx.input(0), _frames(ctx, 2)
     if table.is_timed or frames is None:
-        return shapes.slice_(look)
-    axes = look.integers(3, "axes", 10)
-    steps = look.integers(4, "steps", 10) or [1]
-    if table.shape is None or axes is None or steps != [1] or not _is_number(look, 1, 0) or table.last:
-        raise look.refuse("it takes rows of a table in another way than one for each frame")
+        return shapes.slice_(ctx)
+    axes = ctx.integers(3, "axes", 10)
+    steps = ctx.integers(4, "steps", 10) or [1]
+    if table.shape is None or axes is None or steps != [1] or not _is_number(ctx, 1, 0) or table.last:
+        raise ctx.refuse("it does not select one row of a table for each frame")
     axis = axes[0] % table.rank
-    look.carry(Position(look.node, ir.DataType.INT64))
+    ctx.carry(Position(ctx.node, ir.DataType.INT64))
     shape = [frames if place == axis else one for place, one in enumerate(table.shape)]
-    return [Track(tuple(shape), axis, every=1 / frames.times)]
+    return [AxisInfo(tuple(shape), axis, every=1 / frames.times)]

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rnn_lower.asked import check_numbers
 from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio.document import Document
@@ -37,6 +36,7 @@ from rnn_lower.streaming.checking import (
 )
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
+from rnn_lower.validation import check_numbers
 
 MORE = 7
 """Steps beyond all that is remembered."""
@@ -80,7 +80,7 @@ class StreamProof:
             return f"NOT PROVED: {self.result}: {self.reason or 'no border of chunks was compared'}"
         return (
             f"proved: {len(self.outputs)} output(s) and {len(self.states)} state(s) in {self.chunks} chunks with"
-            f" {self.borders} borders, with a chance of error below {FAILURE**self.points:.1g}"
+            f" {self.borders} borders, with a probability of error below {FAILURE**self.points:.1g}"
         )
 
     def __bool__(self) -> bool:
@@ -131,7 +131,7 @@ def _difference(
         return _difference_of_calls(whole, chunked, field, (original, made, plan), (seed, index), count)
     feeds, wanted = _sampled(whole, field, original, made, plan, index, seed)
     if wanted is None:
-        raise OutOfScopeError(f"no inputs are found with which the original can be computed: {feeds}")
+        raise OutOfScopeError(f"the original cannot be computed with the sampled inputs: {feeds}")
     names = [str(value.name) for value in original.model.graph.outputs]
     step, end = least_step(made, plan), Feeds()
     for lengths in chunkings(
@@ -180,7 +180,7 @@ def _difference_of_calls(
                 return f"output '{name}' of run {number} {why}"
     for state in plan.states:
         if state.shape and not any(np.array_equal(session.state[state.input], one) for one in whole.held.values()):
-            return f"state '{state.input}' is none of the nodes'"
+            return f"state '{state.input}' belongs to no node"
     return None
 
 

@@ -6,9 +6,9 @@ import dataclasses
 from fractions import Fraction
 
 from rnn_lower.lowering.node import RecurrentNode
-from rnn_lower.streaming.late import held, later
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.delays import held, later
 from rnn_lower.streaming.sizes import ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,80 +32,80 @@ class Length:
     steps: int
 
 
-def recurrent(look: Look) -> list[Track]:
-    read, x = look.reader(look.node), look.input(0)
+def recurrent(ctx: RuleContext) -> list[AxisInfo]:
+    read, x = ctx.reader(ctx.node), ctx.input(0)
     time, batch = (1, 0) if read.layout else (0, 1)
     for index in (1, 2, 3, 7):
-        if index < len(look.inputs) and (given := look.inputs[index]) is not None and given.is_timed:
-            raise look.refuse("its weights depend on the stream")
-    if along(look, x) == time:
-        tracks = _over_time(look, read, x, batch)
+        if index < len(ctx.inputs) and (given := ctx.inputs[index]) is not None and given.is_timed:
+            raise ctx.refuse("its weights depend on the stream")
+    if along(ctx, x) == time:
+        infos = _over_time(ctx, read, x, batch)
     elif x.axis == batch:
-        tracks = _over_another_axis(look, read, x, time)
+        infos = _over_another_axis(ctx, read, x, time)
     else:
-        raise look.refuse("it adds frames of the stream up: they are its features")
-    return tracks[: len(look.node.outputs)]
+        raise ctx.refuse("it sums over frames of the stream, which are its features")
+    return infos[: len(ctx.node.outputs)]
 
 
-def _over_time(look: Look, read: RecurrentNode, x: Track, batch: int) -> list[Track]:
+def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -> list[AxisInfo]:
     if read.direction != "forward":
-        raise look.refuse(f"it is {read.direction} over time, so that its first result needs the whole stream")
+        raise ctx.refuse(f"it is {read.direction} over time, so its first result needs the whole stream")
     if not x.is_plain:
-        raise look.refuse("its sequence is the stream merged with other axes")
-    states = look.inputs[4:7]
+        raise ctx.refuse("its sequence is the stream merged with other axes")
+    states = ctx.inputs[4:7]
     if any(state is not None and (state.is_timed or state.last) for state in states):
-        raise look.refuse("its lengths or its initial state depend on the stream")
+        raise ctx.refuse("its lengths or its initial state depend on the stream")
     if len(states) > 0 and states[0] is not None and x.every != 1:
-        raise look.refuse("its sequence_lens count frames at another rate than the input's")
+        raise ctx.refuse("its sequence_lens count frames at another rate than the input's")
     rows, units = x.sizes[batch], size(read.hidden_size)
-    if x.late and look.step is not None:
+    if x.late and ctx.step is not None:
         if len(states) > 0 and states[0] is not None:
-            raise look.refuse("its frames come late, and its sequence_lens count them from the first chunk on")
-        if more := -x.late % max(1, int(look.step / x.every)):  # a state is held for whole chunks
-            look.carry(held(look, x, more + 1, crop=0))
+            raise ctx.refuse("its frames are delayed, but its sequence_lens count from the first chunk")
+        if more := -x.late % max(1, int(ctx.step / x.every)):  # a state is held for whole chunks
+            ctx.carry(held(ctx, x, more + 1, crop=0))
             x = later(x, x.late + more, cut=True)
-    look.carry(Recurrence(read, rows, x.every, x.late))
+    ctx.carry(Recurrence(read, rows, x.every, x.late))
     y = (rows, x.frames, ONE, units) if read.layout else (x.frames, ONE, rows, units)
     state = x.ended([rows, ONE, units] if read.layout else [ONE, rows, units])
     return [x.moved(1 if read.layout else 0, y), state, state]
 
 
-def _over_another_axis(look: Look, read: RecurrentNode, x: Track, time: int) -> list[Track]:
+def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time: int) -> list[AxisInfo]:
     """Each frame is a sequence of its own, one row of the batch."""
     places = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
     for index, place in places.items():
-        given = look.inputs[index] if index < len(look.inputs) else None
-        if given is not None and (given.axis != place or given.sizes[place] != x.sizes[along(look, x)]):
-            raise look.refuse(f"its {'lengths' if index == 4 else 'initial states'} are not those of each frame")
+        given = ctx.inputs[index] if index < len(ctx.inputs) else None
+        if given is not None and (given.axis != place or given.sizes[place] != x.sizes[along(ctx, x)]):
+            raise ctx.refuse(f"its {'lengths' if index == 4 else 'initial states'} differ from frame to frame")
     directions, units = size(read.num_directions), size(read.hidden_size)
-    steps, rows = x.sizes[time], x.sizes[along(look, x)]
+    steps, rows = x.sizes[time], x.sizes[along(ctx, x)]
     if steps.number is not None:
-        look.carry(Length(read, steps.number))
+        ctx.carry(Length(read, steps.number))
     y = (rows, steps, directions, units) if read.layout else (steps, directions, rows, units)
     state = (rows, directions, units) if read.layout else (directions, rows, units)
     final = x.moved(0 if read.layout else 1, state)
     return [x.moved(0 if read.layout else 2, y), final, final]
 
 
-def choice(look: Look) -> list[Track]:
+def choice(ctx: RuleContext) -> list[AxisInfo]:
     """One branch or the other, the same for the whole stream; both must give the stream in the same way."""
-    condition = look.input(0)
+    condition = ctx.input(0)
     if condition.is_timed or condition.last:
-        raise look.refuse("which branch is taken depends on the stream")
+        raise ctx.refuse("its condition depends on the stream")
     names = ["then_branch", "else_branch"]
     if condition.content is not None and len(condition.content) == 1 and condition.content[0].number is not None:
         names = names[:1] if condition.content[0].number else names[1:]  # the other one never runs
-        return look.branch(look.node.attributes[names[0]].as_graph())
-    then, other = (look.branch(look.node.attributes[name].as_graph()) for name in names)
-    return [_agreed(look, a, b) for a, b in zip(then, other, strict=True)]
+        return ctx.branch(ctx.node.attributes[names[0]].as_graph())
+    then, other = (ctx.branch(ctx.node.attributes[name].as_graph()) for name in names)
+    return [_agreed(ctx, a, b) for a, b in zip(then, other, strict=True)]
 
 
-def _agreed(look: Look, a: Track, b: Track) -> Track:
+def _agreed(ctx: RuleContext, a: AxisInfo, b: AxisInfo) -> AxisInfo:
     if not a.is_timed and not b.is_timed:
         shape = a.shape if a.shape == b.shape else None
-        return Track(shape, last=a.last or b.last, cut=a.cut or b.cut)
+        return AxisInfo(shape, last=a.last or b.last, cut=a.cut or b.cut)
     if a != b:
-        raise look.refuse(
+        raise ctx.refuse(
             "its branches have the stream in different ways; fix the condition (--set INPUT=VALUE, or --dim NAME=SIZE)"
         )
     return a

@@ -20,8 +20,15 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, stream_axis
+from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.calls import plan_of, with_states
-from rnn_lower.streaming.carrying import (
+from rnn_lower.streaming.causality import CausalityAnalysis
+from rnn_lower.streaming.delays import Accumulated, Arguments, Changed, DelayBuffer, Guessed, Masked, Reduced, Sizes
+from rnn_lower.streaming.graph_editor import GraphEditor
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
+from rnn_lower.streaming.positions import Numbered, Position, is_read
+from rnn_lower.streaming.recurrence import Length, Recurrence
+from rnn_lower.streaming.state_caches import (
     carry_cache,
     carry_held,
     carry_joined,
@@ -38,19 +45,12 @@ from rnn_lower.streaming.carrying import (
     tell_length,
     tell_sizes,
 )  # fmt: skip
-from rnn_lower.streaming.follow import Walk
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
-from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
-from rnn_lower.streaming.positions import Numbered, Position, is_read
-from rnn_lower.streaming.recurrence import Length, Recurrence
-from rnn_lower.streaming.surgery import Surgery
-from rnn_lower.streaming.track import Track
 from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
 
-CARRY: Mapping[type, Callable[[Surgery, Any], None]] = {
-    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, Held: carry_held, Sizes: tell_sizes,
+CARRY: Mapping[type, Callable[[GraphEditor, Any], None]] = {
+    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, DelayBuffer: carry_held, Sizes: tell_sizes,
     Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
     Changed: change_attributes, Masked: mask, Overlap: carry_overlap,
     Position: carry_position, Numbered: take_each, Guessed: take_the_rest,
@@ -61,7 +61,7 @@ logger = logging.getLogger("rnn_lower")
 
 
 @dataclasses.dataclass(frozen=True)
-class Streamed:
+class StreamedModel:
     """The streaming form of a model, its recurrent nodes as they were.
 
     document: of it.  original: the model that was followed, inputs being set and functions inlined.
@@ -80,12 +80,11 @@ class Streamed:
 def streamed(
     document: Document, time: str | None, set_inputs: Mapping[str, Any] | None, reset: bool,
     dims: Dims | None, step: int | None = None, delay: bool = False,
-) -> Streamed:  # fmt: skip
+) -> StreamedModel:  # fmt: skip
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
     if read_plan(document.proto) is not None:
         raise RnnLowerError(
-            "it is a streaming model already: take it as it is, lower it (rnn-lower lower), or stream the one that it"
-            " was made of"
+            "it is a streaming model already; use it as it is, lower it (rnn-lower lower), or stream its original"
         )
     ready = _ready(document, set_inputs or {}, dims)
     axis = stream_axis(ready, step) if time is None else time
@@ -96,74 +95,74 @@ def streamed(
     left_outside = time is None and bool(external(ready)) and step is None
     judged = original
     try:
-        work, walk = _followed(original, streams, delay, step)
+        work, analysis = _followed(original, streams, delay, step)
     except UnsupportedError:
         if baked is None:
             raise
-        work, walk = _followed(original, streams, delay, step, baked)
+        work, analysis = _followed(original, streams, delay, step, baked)
         judged = ready  # which runs at its own length alone
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.facts)]
-    if time is None and _nothing_runs(walk, work) and not left_outside:
+    if time is None and _nothing_runs(analysis, work) and not left_outside:
         raise RnnLowerError(
             f"no recurrent node runs over '{called(original.model, streams)}', the only size that is symbolic: is it"
             " the batch? Say which axis is the stream (--time INPUT[AXIS])"
         )
-    every = math.lcm(*(track.every.numerator for track in walk.tracks.values()))
+    every = math.lcm(*(info.every.numerator for info in analysis.infos.values()))
     if step is not None and step < 1:
         raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
     if step is not None and step % every:
-        raise UnsupportedError(f"--step {step}: the strides of the model over time take multiples of {every} frames")
-    surgery = Surgery(work, walk.tracks, _symbols(work.model, streams), reset, step)
-    numbered = {one.node for one in walk.carried if isinstance(one, Numbered)}
-    for one in walk.carried:
+        raise UnsupportedError(f"--step {step}: the strides of the model over time need multiples of {every} frames")
+    editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), reset, step)
+    numbered = {one.node for one in analysis.carried if isinstance(one, Numbered)}
+    for one in analysis.carried:
         if isinstance(one, Position) and one.node.op_type == "Range" and not is_read(one, numbered):
             continue
-        CARRY[type(one)](surgery, one)
-    surgery.finish()
-    surgery.pair_left()
-    states = tuple(_in_order(surgery.states))
-    outputs = {str(value.name): _kind(walk, value) for value in work.model.graph.outputs}
-    last = [(str(value.name), walk.tracks[value]) for value in work.model.graph.outputs]
+        CARRY[type(one)](editor, one)
+    editor.finish()
+    editor.pair_left()
+    states = tuple(_in_order(editor.states))
+    outputs = {str(value.name): _kind(analysis, value) for value in work.model.graph.outputs}
+    last = [(str(value.name), analysis.infos[value]) for value in work.model.graph.outputs]
     plan = Plan(
-        streams, outputs, states, every, surgery.symbols, surgery.reset, tuple(sorted(surgery.left)),
-        {name: _waits(track) for name, track in last if _waits(track)},
-        tuple(name for name, track in last if track.cut),
-        {name: track.late for name, track in last if track.late and step is not None}, surgery.seen, _reach(walk),
+        streams, outputs, states, every, editor.symbols, editor.reset, tuple(sorted(editor.left)),
+        {name: _waits(info) for name, info in last if _waits(info)},
+        tuple(name for name, info in last if info.cut),
+        {name: info.late for name, info in last if info.late and step is not None}, editor.seen, _reach(analysis),
     )  # fmt: skip
     plan.write(work.proto)
-    for note in surgery.notes:
+    for note in editor.notes:
         logger.info("%s", note)
     if not states and not plan.left:
         logger.info("no node carries anything over the stream; the model accepts chunks as it is")
     name = called(original.model, streams)
-    late = tuple(text for text, x in recurrent if walk.tracks[x].late)
-    return Streamed(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
+    late = tuple(text for text, x in recurrent if analysis.infos[x].late)
+    return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 
 
-def _call_by_call(document: Document, step: int | None, reset: bool) -> Streamed:
-    surgery = with_states(document, _symbols(document.model, {}), step, reset)
-    surgery.finish()
-    surgery.pair_left()
-    plan, work = plan_of(surgery), surgery.document
+def _call_by_call(document: Document, step: int | None, reset: bool) -> StreamedModel:
+    editor = with_states(document, _symbols(document.model, {}), step, reset)
+    editor.finish()
+    editor.pair_left()
+    plan, work = plan_of(editor), editor.document
     plan.write(work.proto)
-    for note in surgery.notes:
+    for note in editor.notes:
         logger.info("%s", note)
-    return Streamed(Document(work.proto, work.folder), document, plan, None)
+    return StreamedModel(Document(work.proto, work.folder), document, plan, None)
 
 
 def _followed(
     document: Document, streams: dict[str, int], delay: bool, step: int | None = None, baked: int | None = None
-) -> tuple[Document, Walk]:  # fmt: skip
+) -> tuple[Document, CausalityAnalysis]:  # fmt: skip
     """A copy of a document, and what is known of its values."""
     work = document.copied()
     while True:
-        walk = Walk(work.model, work.facts, streams, delay, step, baked)
+        analysis = CausalityAnalysis(work.model, work.facts, streams, delay, step, baked)
         try:
-            walk.run()
+            analysis.run()
         except PaddedError as error:
             work = work.changed(functools.partial(cut_behind, name=str(error.node.outputs[0].name), axis=error.axis))
             continue
-        return work, walk
+        return work, analysis
 
 
 def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> Document:
@@ -194,7 +193,7 @@ def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
 def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
     """A value in the type and shape that the input declares."""
     if value.dtype is None:
-        raise RnnLowerError(f"input '{value.name}' declares no element type, so that it cannot be set")
+        raise RnnLowerError(f"input '{value.name}' declares no element type, so it cannot be set")
     try:
         array = np.asarray(given).astype(value.dtype.numpy())
     except (TypeError, ValueError):
@@ -204,13 +203,14 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
         array = np.full([n for n in shape if isinstance(n, int)], array.reshape(()), array.dtype)
     fits = zip(shape, array.shape, strict=False)
     if len(shape) != array.ndim or any(isinstance(n, int) and n != m for n, m in fits):
-        raise RnnLowerError(f"input '{value.name}' is of shape {list(shape)}; the value set is of {list(array.shape)}")
+        raise RnnLowerError(f"input '{value.name}' has shape {list(shape)}; the value has {list(array.shape)}")
     return array
 
 
-def _nothing_runs(walk: Walk, document: Document) -> bool:
+def _nothing_runs(analysis: CausalityAnalysis, document: Document) -> bool:
     carried = any(
-        isinstance(one, (Recurrence, Cache, Joined, Held, Accumulated, Overlap, Position)) for one in walk.carried
+        isinstance(one, (Recurrence, Cache, Joined, DelayBuffer, Accumulated, Overlap, Position))
+        for one in analysis.carried
     )
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
@@ -227,26 +227,26 @@ def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str
     return found
 
 
-def _waits(track: Track) -> int:
+def _waits(info: AxisInfo) -> int:
     """How many frames of the input a value waits for before its first one comes."""
-    return math.ceil((track.late - track.dropped) * track.every)
+    return math.ceil((info.late - info.dropped) * info.every)
 
 
-def _reach(walk: Walk) -> int:
+def _reach(analysis: CausalityAnalysis) -> int:
     """Frames of the input that an output looks back at, at most, states of recurrent nodes aside."""
     frames = Fraction(0)
-    for one in walk.carried:
-        if isinstance(one, (Cache, Held, Joined)):
+    for one in analysis.carried:
+        if isinstance(one, (Cache, DelayBuffer, Joined)):
             value = next(
-                value for value in one.node.inputs if value is not None and walk.tracks[value].axis is not None
+                value for value in one.node.inputs if value is not None and analysis.infos[value].axis is not None
             )
-            frames += walk.tracks[value].every * (one.reach if isinstance(one, Held) else one.length)
+            frames += analysis.infos[value].every * (one.reach if isinstance(one, DelayBuffer) else one.length)
     return math.ceil(frames)
 
 
-def _kind(walk: Walk, value: ir.Value) -> int | str:
-    track = walk.tracks[value]
-    return track.axis if track.axis is not None else LAST if track.last else FIXED
+def _kind(analysis: CausalityAnalysis, value: ir.Value) -> int | str:
+    info = analysis.infos[value]
+    return info.axis if info.axis is not None else LAST if info.last else FIXED
 
 
 def _in_order(states: Sequence[State]) -> Iterator[State]:

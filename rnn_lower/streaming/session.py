@@ -88,14 +88,16 @@ class StreamingSession:
             if state.input not in self._state:
                 continue
             if any(GROWS in one.of for one in state.shape):
-                raise RnnLowerError(f"state '{state.input}' holds frames back, as many for all rows; reset all of it")
+                raise RnnLowerError(
+                    f"state '{state.input}' delays frames, the same number for all rows; reset all rows"
+                )
             if state.rows is None:
-                raise RnnLowerError(f"which axis of state '{state.input}' is the batch is not known; reset all of it")
+                raise RnnLowerError(f"the batch axis of state '{state.input}' is unknown; reset all rows")
             if state.shape and (size := state.shape[state.rows]).of and (size.times != 1 or len(size.of) > 1):
-                raise RnnLowerError(f"state '{state.input}' has rows of the batch merged with others; reset all of it")
+                raise RnnLowerError(f"state '{state.input}' has the batch merged with other axes; reset all rows")
             first = self._begin.get(state.input) if state.first is None else state.first
             if first is None:
-                raise RnnLowerError(f"what state '{state.input}' began with is not known here; reset all of it")
+                raise RnnLowerError(f"the initial value of state '{state.input}' is unknown; reset all rows")
             now = np.array(self._state[state.input])
             place = (slice(None),) * state.rows + (np.asarray(rows, None if np.size(rows) else np.int64),)
             try:
@@ -114,9 +116,7 @@ class StreamingSession:
     def state(self, arrays: Mapping[str, Any]) -> None:
         wanted = {state.input for state in self.plan.states}
         if not isinstance(arrays, Mapping):
-            raise RnnLowerError(
-                f"the state is {type(arrays).__name__}; it must map inputs to arrays, as `state` gives it"
-            )
+            raise RnnLowerError(f"the state is {type(arrays).__name__}; it must map inputs to arrays, as `state` does")
         if arrays and set(arrays) != wanted:
             raise RnnLowerError(
                 f"the states are {', '.join(sorted(wanted)) or 'none'}, not {', '.join(sorted(arrays))}"
@@ -129,7 +129,7 @@ class StreamingSession:
         carried = {state.input for state in self.plan.states}
         free = [name for name in self._inputs if name not in carried and name != self.plan.reset]
         if len(free) != 1:
-            raise RnnLowerError(f"the model has {len(free)} inputs; give arrays by name: {', '.join(free)}")
+            raise RnnLowerError(f"the model has {len(free)} inputs; provide arrays by name: {', '.join(free)}")
         return {free[0]: chunk}
 
     def _check(self, feeds: Feeds, begins: bool) -> None:
@@ -145,11 +145,11 @@ class StreamingSession:
                 raise RnnLowerError(f"input '{name}' is of shape {list(feeds[name].shape)}; it has no axis {axis}")
         frames = {name: feeds[name].shape[axis] for name, axis in self.plan.inputs.items()}
         if len(set(frames.values())) > 1:
-            raise RnnLowerError(f"the inputs of a chunk must have as many frames as each other, not {frames}")
+            raise RnnLowerError(f"the inputs of a chunk must have the same number of frames, not {frames}")
         if any(count % self.plan.every for count in frames.values()):
-            raise RnnLowerError(f"a chunk must be of a multiple of {self.plan.every} frames, not of {frames}")
+            raise RnnLowerError(f"a chunk must have a multiple of {self.plan.every} frames, not {frames}")
         if self._fused and 0 in frames.values():
-            raise RnnLowerError("a chunk of no frames: the fused operators of onnxruntime need at least one")
+            raise RnnLowerError("a chunk without frames; onnxruntime's native operators need at least one")
 
     def _check_rows(self, given: Feeds) -> None:
         """The states must be of the batch of the chunk: one of another size could be broadcast without an error."""
@@ -160,7 +160,7 @@ class StreamingSession:
             wanted, found = [one.at(sizes) for one in state.shape], list(np.shape(given[state.input]))
             if found != wanted:
                 raise RnnLowerError(
-                    f"state '{state.input}' is of shape {found}, where this chunk needs {wanted}; begin anew (reset())"
+                    f"state '{state.input}' is of shape {found}, where this chunk needs {wanted}; start over (reset())"
                 )
 
     def _started(self, feeds: Feeds) -> Feeds:
@@ -200,14 +200,13 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
     if plan is not None and (unnamed := set(plan.left) - set(states or ())):
         name = min(unnamed)
         raise RnnLowerError(
-            f"input '{name}' carries a state in a way of the model's own: name the output that gives it back"
-            f" (states={{'{name}': OUTPUT}})"
+            f"input '{name}' carries a state; name the output that returns it (states={{'{name}': OUTPUT}})"
         )
     if plan is not None and states is None:
         return plan
     if states is None:
         raise RnnLowerError(
-            "it is no streaming model: make one (rnn-lower stream), or name its states (states={INPUT: OUTPUT})"
+            "not a streaming model; make one (rnn-lower stream), or name its states (states={INPUT: OUTPUT})"
         )
     outputs = [value.name for value in document.proto.graph.output]
     inputs = [value.name for value in document.proto.graph.input]

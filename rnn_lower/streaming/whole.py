@@ -21,11 +21,11 @@ from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import free_proto_dim, place
 from rnn_lower.streaming.axes import axes_of, opened
+from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.checking import fixed_step
-from rnn_lower.streaming.follow import Walk
+from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.naming import names_of, rename
 from rnn_lower.streaming.plan import KEY, LAST, Plan, State
-from rnn_lower.streaming.reach import inputs_of, outputs_of
 from rnn_lower.streaming.recurrence import Recurrence
 from rnn_lower.streaming.session import plan_with
 from rnn_lower.streaming.sizes import GROWS
@@ -51,14 +51,14 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     plan = plan_with(document, states)
     if plan.reset is not None:
         raise UnsupportedError(
-            f"input '{plan.reset}' sets rows back, which a whole sequence does not have; stream the original without"
+            f"input '{plan.reset}' resets rows, which whole sequences do not support; stream the original without"
             " --reset"
         )
     if not plan.states:
-        raise RnnLowerError("the model has no state that is fed back, so that there is nothing to take in")
+        raise RnnLowerError("the model has no state that is fed back")
     source = document.copied()
     if time is not None and plan.inputs:
-        raise RnnLowerError(f"--time {time}: the model says itself that the frames are along {dict(plan.inputs)}")
+        raise RnnLowerError(f"--time {time}: the model's metadata has the frames along {dict(plan.inputs)}")
     if time is not None:
         plan = _with_axes(source, plan, time)
     elif not plan.inputs:
@@ -86,10 +86,10 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
     """The plan with the axis of the frames of inputs and outputs."""
     work, name, size = opened(document.copied(), time)
     inputs = axes_of(work, name)
-    walk = Walk(work.model, work.facts, inputs, True)
+    analysis = CausalityAnalysis(work.model, work.facts, inputs, True)
     fed, outputs = {state.output for state in plan.states}, dict(plan.outputs)
     try:
-        walk.run()
+        analysis.run()
     except UnsupportedError:  # then by what is declared
         axis = next(iter(inputs.values()))
         for value in document.proto.graph.output:
@@ -97,14 +97,14 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
             if value.name in outputs and value.name not in fed:
                 if size is None or axis >= len(dims) or dims[axis].dim_value != size:
                     raise UnsupportedError(
-                        f"output '{value.name}': which axis has the frames is not known; declare its sizes"
+                        f"output '{value.name}': the axis of the frames is unknown; declare its sizes"
                     ) from None
                 outputs[value.name] = axis
     else:
         for value in work.model.graph.outputs:
-            track = walk.tracks[value]
-            if value.name in outputs and track.axis is not None:
-                outputs[str(value.name)] = track.axis
+            info = analysis.infos[value]
+            if value.name in outputs and info.axis is not None:
+                outputs[str(value.name)] = info.axis
     return dataclasses.replace(plan, inputs=inputs, outputs=outputs)
 
 
@@ -136,7 +136,7 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
         plan, inputs=dict.fromkeys((one.name for one in inputs), 0), outputs={**kinds, **kept}, symbols=symbols
     )
     if not inputs:
-        raise RnnLowerError("the model has no input beside its states that could have frames")
+        raise RnnLowerError("the model has no inputs besides its states")
     return Document(work, document.folder), plan
 
 
@@ -154,14 +154,14 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
     (name, axis), *_ = plan.inputs.items()
     work, symbol, _ = opened(document.copied(), place(name, axis))
     try:
-        walk = Walk(work.model, work.facts, axes_of(work, symbol))
-        walk.run()
+        analysis = CausalityAnalysis(work.model, work.facts, axes_of(work, symbol))
+        analysis.run()
     except UnsupportedError:
         return False
-    if any(not isinstance(one, Recurrence) for one in walk.carried) or axes_of(work, symbol) != dict(plan.inputs):
+    if any(not isinstance(one, Recurrence) for one in analysis.carried) or axes_of(work, symbol) != dict(plan.inputs):
         return False
     fed = {state.input: state.output for state in plan.states}
-    for one in walk.carried if exactly else ():
+    for one in analysis.carried if exactly else ():
         for letter in one.read.operator.states:
             first, last = one.read.inputs.get(f"initial_{letter}"), one.read.outputs.get(f"Y_{letter}")
             inputs = set() if first is None else {str(value.name) for value in inputs_of(work.model, first)}
@@ -229,7 +229,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     if (opset_of(model) or 0) < 9:
         raise UnsupportedError(f"a Scan over chunks needs opset 9; the model is at opset {opset_of(model)}")
     if grown := next((one for one in plan.states if any(GROWS in each.of for each in one.shape)), None):
-        raise UnsupportedError(f"{grown.node}: its state '{grown.input}' is of another size after each chunk")
+        raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
     graph = model.graph
     names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
     given = {value.name: value for value in graph.input}

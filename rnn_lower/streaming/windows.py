@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.streaming import shapes
-from rnn_lower.streaming.late import Arguments, Changed, Held, Masked, held, settled
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
+from rnn_lower.streaming.delays import Arguments, Changed, DelayBuffer, Masked, held, settled
 from rnn_lower.streaming.sizes import ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,152 +119,148 @@ class _Window:
     behind: int
 
 
-def convolution(look: Look) -> list[Track]:
-    x = look.x()
-    if along(look, x) == 0:  # frames in the batch
-        return [x.moved(0, [x.sizes[0], *look.sizes(x.rank)[1:]])]
-    if along(look, x) == 1:
-        raise look.refuse("it adds frames of the stream up: they are its channels")
-    return _windowed(look, x, 0.0)
+def convolution(ctx: RuleContext) -> list[AxisInfo]:
+    x = ctx.x()
+    if along(ctx, x) == 0:  # frames in the batch
+        return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
+    if along(ctx, x) == 1:
+        raise ctx.refuse("it sums over frames of the stream, which are its channels")
+    return _windowed(ctx, x, 0.0)
 
 
-def pooling(look: Look) -> list[Track]:
-    x = look.x()
-    if along(look, x) < 2:
-        return [x.moved(along(look, x), [*x.sizes[:2], *look.sizes(x.rank)[2:]])]
-    if len(look.node.outputs) > 1:
-        raise look.refuse("it tells where in the whole input the largest values are")
-    average = look.node.op_type == "AveragePool"
-    if average and not look.attribute("count_include_pad", 0) and _window(look, x).before:
-        raise look.refuse("its first frames are averages of fewer values (count_include_pad is 0)")
-    if look.node.op_type == "LpPool" and _window(look, x).before:
-        raise look.refuse("it pads over time")
-    return _windowed(look, x, 0.0 if average else -np.inf)
+def pooling(ctx: RuleContext) -> list[AxisInfo]:
+    x = ctx.x()
+    if along(ctx, x) < 2:
+        return [x.moved(along(ctx, x), [*x.sizes[:2], *ctx.sizes(x.rank)[2:]])]
+    if len(ctx.node.outputs) > 1:
+        raise ctx.refuse("it returns the positions of the maxima in the whole input")
+    average = ctx.node.op_type == "AveragePool"
+    if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x).before:
+        raise ctx.refuse("its first frames are averages of fewer values (count_include_pad is 0)")
+    if ctx.node.op_type == "LpPool" and _window(ctx, x).before:
+        raise ctx.refuse("it pads over time")
+    return _windowed(ctx, x, 0.0 if average else -np.inf)
 
 
-def global_pooling(look: Look) -> list[Track]:
-    x = look.x()
-    if along(look, x) > 1:
-        raise look.refuse("it reduces over time")
-    return [x.moved(along(look, x), [*x.sizes[:2], *[ONE] * (x.rank - 2)])]
+def global_pooling(ctx: RuleContext) -> list[AxisInfo]:
+    x = ctx.x()
+    if along(ctx, x) > 1:
+        raise ctx.refuse("it reduces over time")
+    return [x.moved(along(ctx, x), [*x.sizes[:2], *[ONE] * (x.rank - 2)])]
 
 
-def transposed_convolution(look: Look) -> list[Track]:
+def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     """Only where each frame is one of its own; longer windows overlap what follows."""
-    x = look.x()
-    if along(look, x) == 0:
-        return [x.moved(0, [x.sizes[0], *look.sizes(x.rank)[1:]])]
-    if along(look, x) == 1:
-        raise look.refuse("it adds frames of the stream up: they are its channels")
-    window, axis, x = _window(look, x), along(look, x), settled(x, look.delay)
-    if look.attribute("output_shape"):
-        raise look.refuse("how it pads over time depends on the length of the stream (output_shape)")
-    shape, weights = look.sizes(x.rank), look.input(1)
+    x = ctx.x()
+    if along(ctx, x) == 0:
+        return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
+    if along(ctx, x) == 1:
+        raise ctx.refuse("it sums over frames of the stream, which are its channels")
+    window, axis, x = _window(ctx, x), along(ctx, x), settled(x, ctx.delay)
+    if ctx.attribute("output_shape"):
+        raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
+    shape, weights = ctx.sizes(x.rank), ctx.input(1)
     shape[0], shape[axis] = x.sizes[0], x.sizes[axis]
     if weights.shape is not None:
-        shape[1] = weights.shape[1] * size(look.attribute("group", 1))
+        shape[1] = weights.shape[1] * size(ctx.attribute("group", 1))
     if window == _Window(1, 1, 0, 0):
         return [x.moved(axis, shape)]
-    extra = look.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
+    extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
     if window.stride > 1 or extra:
-        return [_overlapping(look, x, window, extra, shape)]
+        return [_overlapping(ctx, x, window, extra, shape)]
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.late:
-        raise look.refuse("its input is merged with other axes, or comes late")
+        raise ctx.refuse("its input is merged with other axes, or delayed")
     before, trail = window.reach - 1, window.reach - 1 - window.behind
     if trail < 0:
-        raise look.refuse("it cuts frames off the stream")
-    attributes = _without_padding(look, x, axis)
+        raise ctx.refuse("it cuts frames off the stream")
+    attributes = _without_padding(ctx, x, axis)
     attributes["pads"][axis - 2] = attributes["pads"][axis - 2 + x.rank - 2] = before
     if window.before == before and before <= x.lead:  # the frames before are there
-        look.carry(Changed(look.node, attributes))
+        ctx.carry(Changed(ctx.node, attributes))
         lead = x.lead - before
     elif not window.before and not x.lead:
         cached = (*x.sizes[:axis], size(before), *x.sizes[axis + 1 :])
-        look.carry(Cache(look.node, cached, axis, before, look.dtype(0), 0.0, attributes=attributes))
+        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), 0.0, attributes=attributes))
         lead = 0
     else:
-        raise look.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
+        raise ctx.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
     shape[axis] = with_lead(x.frames, lead)
-    blame = look.refuse(
-        f"it makes {trail} frames behind the stream of the last ones; cut them off, or let them come"
-        " when the stream goes on (--delay)"
-    )
+    blame = ctx.refuse(f"it makes {trail} frames beyond the end of the stream; cut them off, or delay them (--delay)")
     return [dataclasses.replace(x, lead=lead, trail=trail, blame=str(blame)).moved(axis, shape)]
 
 
-def _overlapping(look: Look, x: Track, window: _Window, extra: int, shape: list[Size]) -> Track:
+def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, shape: list[Size]) -> AxisInfo:
     """Each frame makes several, and adds to those of the next ones: what reaches beyond the chunk is kept."""
-    axis, rest = along(look, x), window.reach + extra - window.stride
-    if not x.is_plain or x.outer != ONE or look.may_lack_frames(x):
-        raise look.refuse("its input is padded, merged with other axes, or comes late")
+    axis, rest = along(ctx, x), window.reach + extra - window.stride
+    if not x.is_plain or x.outer != ONE or ctx.may_lack_frames(x):
+        raise ctx.refuse("its input is padded, merged with other axes, or delayed")
     if rest < 0:
-        raise look.refuse("it leaves gaps between the frames that it makes")
+        raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
-        raise PaddedError(look.node, axis)
+        raise PaddedError(ctx.node, axis)
     if x.late:
-        look.carry(Masked(look.node, 0, axis, x.late, x.every, 0, look.dtype(0)))
+        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, 0, ctx.dtype(0)))
     made = dataclasses.replace(
         x, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride, trail=rest
     )
     shape[axis] = made.frames
     if rest:
         tail = (*shape[:axis], size(rest), *shape[axis + 1 :])
-        look.carry(Overlap(look.node, tail, axis, rest, look.dtype(0)))
-        error = look.refuse(
-            f"it makes {rest} frames behind the stream of the last ones; cut them off, or let them come when the stream"
-            " goes on (--delay)"
+        ctx.carry(Overlap(ctx.node, tail, axis, rest, ctx.dtype(0)))
+        error = ctx.refuse(
+            f"it makes {rest} frames beyond the end of the stream; cut them off, or delay them (--delay)"
         )
         made = dataclasses.replace(made, blame=str(error))
     return made.moved(axis, shape)
 
 
-def _window(look: Look, x: Track) -> _Window:
-    place, count = along(look, x) - 2, x.rank - 2
-    kernel = look.attribute("kernel_shape")
+def _window(ctx: RuleContext, x: AxisInfo) -> _Window:
+    place, count = along(ctx, x) - 2, x.rank - 2
+    kernel = ctx.attribute("kernel_shape")
     if kernel is None:
-        weights = look.input(1)
+        weights = ctx.input(1)
         if weights.shape is None or weights.sizes[place + 2].number is None:
-            raise look.refuse("the size of its kernel is unknown")
+            raise ctx.refuse("the size of its kernel is unknown")
         kernel = [one.number for one in weights.sizes[2:]]
-    if look.attribute("ceil_mode", 0):
-        raise look.refuse("it rounds the number of frames up (ceil_mode)")
-    auto = look.attribute("auto_pad", "NOTSET") or "NOTSET"
-    pads = look.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
-    reach = (kernel[place] - 1) * look.attribute("dilations", [1] * count)[place] + 1
-    stride = look.attribute("strides", [1] * count)[place]
+    if ctx.attribute("ceil_mode", 0):
+        raise ctx.refuse("it rounds the number of frames up (ceil_mode)")
+    auto = ctx.attribute("auto_pad", "NOTSET") or "NOTSET"
+    pads = ctx.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
+    reach = (kernel[place] - 1) * ctx.attribute("dilations", [1] * count)[place] + 1
+    stride = ctx.attribute("strides", [1] * count)[place]
     if auto in ("SAME_UPPER", "SAME_LOWER") and stride == 1 and count == 1:
         less = (reach - 1) // 2
         more = reach - 1 - less
         return _Window(reach, 1, *((less, more) if auto == "SAME_UPPER" else (more, less)))
     if auto not in ("NOTSET", "VALID") and (reach, stride) != (1, 1):
-        raise look.refuse(f"how it pads over time depends on the length of the stream (auto_pad {auto})")
+        raise ctx.refuse(f"how it pads over time depends on the length of the stream (auto_pad {auto})")
     return _Window(reach, stride, pads[place], pads[place + count])
 
 
-def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
-    window, axis = _window(look, x), along(look, x)
+def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
+    window, axis = _window(ctx, x), along(ctx, x)
     if x.lead and window.before:
-        raise look.refuse("it pads the stream once more")
+        raise ctx.refuse("it pads the stream once more")
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
-        raise look.refuse("its windows go over other axes that are merged with the stream")
+        raise ctx.refuse("its windows cover axes that are merged with the stream")
     before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
         lead = before - (window.reach - 1)
         if window.stride > 1 or window.before:
-            raise look.refuse("it pads more frames before the stream than its window has")
+            raise ctx.refuse("it pads more frames before the stream than its window has")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
     if x.trail and (late or window.stride > 1):
-        x = settled(x, look.delay)
+        x = settled(x, ctx.delay)
     behind = window.behind + x.trail
     made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late
     trail, blame = 0, x.blame
     if made_up > 0 and not late and not x.late and window.stride == 1 and fill == 0:
         trail, made_up = made_up, 0
-    if (made_up > 0 and not look.delay) or (trail and window.behind):
-        error = look.refuse(
+    if (made_up > 0 and not ctx.delay) or (trail and window.behind):
+        error = ctx.refuse(
             f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
-            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or let outputs"
-            " come late (--delay)"
+            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or delay the"
+            " outputs (--delay)"
         )
         if not trail:
             raise error
@@ -273,78 +269,78 @@ def _windowed(look: Look, x: Track, fill: Any) -> list[Track]:
         x, every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late, cut=x.cut or made_up > 0,
         dropped=x.dropped // window.stride,
     )  # fmt: skip
-    if x.late and window.before and look.step is not None:
-        look.carry(Masked(look.node, 0, axis, x.late, x.every, fill, look.dtype(0)))
+    if x.late and window.before and ctx.step is not None:
+        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, fill, ctx.dtype(0)))
     if late or x.late:
-        look.carry(_held_back(look, x, window, fill))
+        ctx.carry(_held_back(ctx, x, window, fill))
     elif window.before:
-        look.carry(_own_padding(look, x, axis, window.before, fill))
+        ctx.carry(_own_padding(ctx, x, axis, window.before, fill))
     elif window.behind:
-        look.carry(Changed(look.node, _without_padding(look, x, axis)))
-    shape = _sizes(look, x)
+        ctx.carry(Changed(ctx.node, _without_padding(ctx, x, axis)))
+    shape = _sizes(ctx, x)
     shape[axis] = with_lead(made.frames, lead)
     return [made.moved(axis, shape)]
 
 
-def _held_back(look: Look, x: Track, window: _Window, fill: Any) -> Held:
+def _held_back(ctx: RuleContext, x: AxisInfo, window: _Window, fill: Any) -> DelayBuffer:
     if window.stride > window.reach:
-        raise look.refuse("its frames come late, and it leaves some of them out")
-    attributes = _without_padding(look, x, along(look, x))
+        raise ctx.refuse("its frames are delayed, and it skips some of them")
+    attributes = _without_padding(ctx, x, along(ctx, x))
     return held(
-        look, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes, lead=x.lead
+        ctx, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes, lead=x.lead
     )  # fmt: skip
 
 
-def _without_padding(look: Look, x: Track, axis: int) -> dict[str, Any]:
+def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]:
     """The attributes of a node that pads no frames."""
-    count, auto = x.rank - 2, look.attribute("auto_pad", "NOTSET")
-    pads = list(look.attribute("pads", None) or [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
+    count, auto = x.rank - 2, ctx.attribute("auto_pad", "NOTSET")
+    pads = list(ctx.attribute("pads", None) or [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
     pads[axis - 2] = pads[axis - 2 + count] = 0
     return {"pads": pads} | ({} if auto == "NOTSET" else {"auto_pad": "NOTSET"})
 
 
-def _sizes(look: Look, x: Track) -> list[Size]:
+def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
     """Of the output: what inference finds, else what the attributes make of known sizes."""
-    shape, count = look.sizes(x.rank), x.rank - 2
+    shape, count = ctx.sizes(x.rank), x.rank - 2
     shape[0] = x.sizes[0]
-    if look.node.op_type == "Conv":
-        weights = look.input(1)
+    if ctx.node.op_type == "Conv":
+        weights = ctx.input(1)
         kernel: list[int | None] = [None] * count
         if weights.shape is not None:
             shape[1], kernel = weights.shape[0], [one.number for one in weights.shape[2:]]
     else:
-        shape[1], kernel = x.sizes[1], look.attribute("kernel_shape")
-    pads, auto = look.attribute("pads", [0] * 2 * count), look.attribute("auto_pad", "NOTSET")
-    for place in range(count if auto in ("NOTSET", "VALID") and not look.attribute("ceil_mode", 0) else 0):
+        shape[1], kernel = x.sizes[1], ctx.attribute("kernel_shape")
+    pads, auto = ctx.attribute("pads", [0] * 2 * count), ctx.attribute("auto_pad", "NOTSET")
+    for place in range(count if auto in ("NOTSET", "VALID") and not ctx.attribute("ceil_mode", 0) else 0):
         have, reach = x.sizes[place + 2].number, kernel[place]
         if have is not None and reach is not None and shape[place + 2].number is None:
-            dilation, stride = (look.attribute(name, [1] * count)[place] for name in ("dilations", "strides"))
+            dilation, stride = (ctx.attribute(name, [1] * count)[place] for name in ("dilations", "strides"))
             padded = have + (pads[place] + pads[place + count] if auto == "NOTSET" else 0)
             shape[place + 2] = size((padded - (reach - 1) * dilation - 1) // stride + 1)
     return shape
 
 
-def _own_padding(look: Look, x: Track, axis: int, length: int, fill: Any) -> Cache:
+def _own_padding(ctx: RuleContext, x: AxisInfo, axis: int, length: int, fill: Any) -> Cache:
     """The node's padding over time goes; the cache comes before its input."""
     shape = (*x.sizes[:axis], size(length), *x.sizes[axis + 1 :])
-    return Cache(look.node, shape, axis, length, look.dtype(0), fill, attributes=_without_padding(look, x, axis))
+    return Cache(ctx.node, shape, axis, length, ctx.dtype(0), fill, attributes=_without_padding(ctx, x, axis))
 
 
-def pad(look: Look) -> list[Track]:
+def pad(ctx: RuleContext) -> list[AxisInfo]:
     """Constants in front of the stream are frames that came before it."""
-    x, mode = look.x(), look.attribute("mode", "constant")
-    axis, pads = along(look, x), look.integers(1, "pads", 11)
+    x, mode = ctx.x(), ctx.attribute("mode", "constant")
+    axis, pads = along(ctx, x), ctx.integers(1, "pads", 11)
     if pads is None:
-        pads = [int(number) for number in look.attribute("paddings", ())]  # as it was called at opset 1
-    if len(look.node.inputs) > 3 and look.node.inputs[3] is not None:
-        axes = look.known(3)
+        pads = [int(number) for number in ctx.attribute("paddings", ())]  # as it was called at opset 1
+    if len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None:
+        axes = ctx.known(3)
         if axes is None:
-            raise look.refuse("its axes are computed")
+            raise ctx.refuse("its axes are computed")
         full = [0] * 2 * x.rank
         for place, one in enumerate(axes):
             full[one % x.rank], full[one % x.rank + x.rank] = pads[place], pads[place + len(axes)]
         pads = full
-    shape = look.sizes(x.rank)
+    shape = ctx.sizes(x.rank)
     for other in range(x.rank):
         if not pads[other] and not pads[other + x.rank]:
             shape[other] = x.sizes[other]
@@ -353,53 +349,53 @@ def pad(look: Look) -> list[Track]:
     before, behind = pads[axis], pads[axis + x.rank]
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
-        text = f"it looks ahead by {behind} frames: it pads {behind} frames behind the stream"
-        blame = str(look.refuse(f"{text}; let outputs come late (--delay)"))
+        text = f"it looks ahead by {behind} frames: it pads {behind} frames after the end"
+        blame = str(ctx.refuse(f"{text}; delay the outputs (--delay)"))
     if before < 0 or end > x.lead + before:
-        raise look.refuse("it cuts frames off the stream")
+        raise ctx.refuse("it cuts frames off the stream")
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
-    if x.late and before and look.step is not None:
-        filled = look.known(2) if len(look.node.inputs) > 2 and look.node.inputs[2] is not None else np.zeros(())
+    if x.late and before and ctx.step is not None:
+        filled = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
         number = filled.ravel()[0] if filled is not None and filled.size else 0
-        look.carry(Masked(look.node, 0, axis, x.late, x.every, number, look.dtype(0)))
+        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, number, ctx.dtype(0)))
     if mode != "constant":
-        raise look.refuse(f"how it pads over time depends on the stream (mode {mode})")
+        raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
     if (x.lead and (before or end)) or (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
-        raise look.refuse("it pads axes that are merged with the stream, or pads it twice")
-    if look.opset < 11 or len(look.node.inputs) < 2 or (len(look.node.inputs) > 3 and look.node.inputs[3] is not None):
-        raise look.refuse("it pads the stream in a form of Pad that is not taken apart; use one with pads of all axes")
-    given = look.known(2) if len(look.node.inputs) > 2 and look.node.inputs[2] is not None else np.zeros(())
+        raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
+    if ctx.opset < 11 or len(ctx.node.inputs) < 2 or (len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None):
+        raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
+    given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
     if given is None:
-        raise look.refuse("the value that it pads with is computed")
+        raise ctx.refuse("the value that it pads with is computed")
     left = tuple(0 if place in (axis, axis + x.rank) else number for place, number in enumerate(pads))
     made = dataclasses.replace(x, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     shape[axis] = with_lead(x.frames, made.lead)
     if not before:
-        look.carry(Arguments(look.node, {1: left}))
+        ctx.carry(Arguments(ctx.node, {1: left}))
         return [made.moved(axis, shape)]
     cached = (*shape[:axis], size(before), *shape[axis + 1 :])
     fill = given.ravel()[0] if given.size else 0
-    look.carry(Cache(look.node, cached, axis, before, look.dtype(0), fill, after=True, pads=left, crop=end))
+    ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
     return [made.moved(axis, shape)]
 
 
-def joined_in_front(look: Look) -> list[Track] | None:
+def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     """What a Concat joins in front of the stream are frames that came before it; None of another Concat."""
-    front, x = look.inputs[0], look.inputs[1] if len(look.inputs) == 2 else None
-    value = look.node.inputs[0]
-    if front is None or value is None or front.is_timed or front.last or x is None or x.axis != look.axis(1, x.rank):
+    front, x = ctx.inputs[0], ctx.inputs[1] if len(ctx.inputs) == 2 else None
+    value = ctx.node.inputs[0]
+    if front is None or value is None or front.is_timed or front.last or x is None or x.axis != ctx.axis(1, x.rank):
         return None
     length = front.sizes[x.axis].number
     if length is None or x.lead or (x.outer, x.sizes[x.axis]) != (ONE, x.frames) or x.late:
-        raise look.refuse("it joins frames in front of a stream that is padded, merged with other axes, or late")
+        raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
     shape = (*x.sizes[: x.axis], size(length), *x.sizes[x.axis + 1 :])
-    look.carry(Joined(look.node, value, shape, x.axis, length, look.dtype(1)))
+    ctx.carry(Joined(ctx.node, value, shape, x.axis, length, ctx.dtype(1)))
     made = [with_lead(x.frames, length) if axis == x.axis else one for axis, one in enumerate(x.sizes)]
     return [dataclasses.replace(x, lead=length).moved(x.axis, made)]
 
 
-def concat(look: Look) -> list[Track]:
+def concat(ctx: RuleContext) -> list[AxisInfo]:
     """Over time, with a constant in front; else over other axes."""
-    return joined_in_front(look) or shapes.concat(look)
+    return joined_in_front(ctx) or shapes.concat(ctx)

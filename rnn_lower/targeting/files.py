@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.legalize.constraints import CHECKS, OpConstraints
 from rnn_lower.options import FORMS, OP_TYPES
@@ -139,11 +139,11 @@ def _are_rewrites(value: Any) -> bool:
 
 
 LIMITS: dict[str, Key] = {
-    "inputs": Key(_is_pair, "the least and the greatest number of inputs, such as [2, 2]"),
-    "outputs": Key(_is_pair, "the least and the greatest number of outputs, such as [1, 4]"),
-    "constant": Key(_are_places, "a list of the places of inputs that must be constants, such as [1]"),
+    "inputs": Key(_is_pair, "the smallest and the largest number of inputs, such as [2, 2]"),
+    "outputs": Key(_is_pair, "the smallest and the largest number of outputs, such as [1, 4]"),
+    "constant": Key(_are_places, "a list of the indices of inputs that must be constants, such as [1]"),
     "variable": Key(_is_count, "the number of inputs that may be computed"),
-    "ranks": Key(_is_pair, "the least and the greatest rank of what is data, such as [2, 4]"),
+    "ranks": Key(_is_pair, "the smallest and the largest rank of data inputs, such as [2, 4]"),
     "axes": Key(_are_places, "a list of axes; those below 0 count from the end"),
     "steps": Key(_are_places, "a list of steps, such as [1]"),
     "elements": Key(_is_count, "how many numbers each parameter holds, such as 4"),
@@ -229,7 +229,7 @@ def load_target(path: Path) -> Target:
 def read_keys(path: Path) -> dict[str, Any]:
     """What a target's file says, every key checked. Raises as `load_target`."""
     try:
-        text = tomllib.loads(foreign.plain(path).read_text(encoding="utf-8"))
+        text = tomllib.loads(untrusted.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except RecursionError:

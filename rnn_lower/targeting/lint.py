@@ -28,7 +28,7 @@ class Finding:
 
     node: its name, or that of its first output.  op: operator.  where: the graph it lies in.
     rule: what it breaks, with the source where the target's file tells one.
-    mend: for recurrent nodes what lowering comes to, for others whether --legalize-all mends it, else empty.
+    mend: for recurrent nodes what lowering comes to, for others whether --legalize-all replaces it, else empty.
     lowering_mends: whether it replaces the node by nodes that are taken.
     """
 
@@ -126,7 +126,7 @@ def _plain(
         if rule is not None:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
             mends = own and attempt is not None and can_legalize(node, scope.opset, target.constraints, declared)
-            mend = "--legalize-all mends it" if mends else ""
+            mend = "--legalize-all replaces it" if mends else ""
             yield Finding(_name(node), node.op_type, scope.path, rule, mend)
 
 
@@ -144,7 +144,7 @@ def _recurrent(node: ir.Node, scope: Scope, target: Target, facts: Facts, attemp
         yield Finding(read.name, node.op_type, scope.path, verdict.why)
         return
     error = attempt(read)
-    mend = "lowering mends it" if error is None else error
+    mend = "lowering replaces it" if error is None else error
     yield Finding(read.name, node.op_type, scope.path, verdict.why, mend, error is None)
 
 

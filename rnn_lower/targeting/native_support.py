@@ -49,7 +49,7 @@ class Verdict:
 def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, runtime: str) -> Verdict:
     """Of a node as it is. table: by operator.  listed: whether the runtime's list names it.  runtime: the runtime."""
     if node.is_quantized and runtime.startswith("onnxruntime"):
-        return Verdict(RIGHT, f"{node.op_type} is an operator of onnxruntime's own")
+        return Verdict(RIGHT, f"{node.op_type} is an operator of onnxruntime only")
     measured = table.get(node.op_type)
     if measured is None:
         if listed:
@@ -152,5 +152,5 @@ def _unmeasured_attributes(node: RecurrentNode) -> str | None:
     text = {"activation_alpha", "activation_beta"} & attributes.keys()
     takes = any(one.alpha is not None or one.beta is not None for functions in node.activations for one in functions)
     if takes != bool(text):
-        return "the default of an activation's alpha or beta" if takes else "an alpha or beta that nothing takes"
+        return "the default of an activation's alpha or beta" if takes else "an alpha or beta that nothing uses"
     return None

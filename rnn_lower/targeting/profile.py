@@ -71,7 +71,7 @@ class Target:
         listed = self.unmeasured or (self.constraints.takes is not None and node.op_type in self.constraints.takes)
         found = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
         if found.kind == RIGHT and not self._as_fast(node):
-            return dataclasses.replace(found, why=f"{found.why}; lowered it was measured to be faster")
+            return dataclasses.replace(found, why=f"{found.why}; measured to be faster when lowered")
         return found
 
     def keeps(self, node: RecurrentNode) -> bool:
@@ -100,16 +100,16 @@ class Target:
         if self.constraints.rank is not None:
             yield "ranks", f"up to {self.constraints.rank}"
         if self.constraints.takes is not None:
-            yield "operators that it supports", ", ".join(sorted(self.constraints.takes))
+            yield "supported operators", ", ".join(sorted(self.constraints.takes))
         if self.constraints.avoid:
-            yield "operators that it is spared", ", ".join(sorted(self.constraints.avoid))
+            yield "avoided operators", ", ".join(sorted(self.constraints.avoid))
         for op_type, limits in self.constraints.limits.items():
             words = "; ".join(CHECKS[name][0].format(text) for name, text in limits.items())
             yield op_type, f"only with {words}"
         for op_type, measured in self.fused.items():
-            yield f"{op_type} as it is", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
+            yield f"native {op_type}", f"right: {', '.join(sorted(measured.right)) or 'nothing'}"
             if measured.wrong:
-                yield f"{op_type} as it is", f"silently wrong: {', '.join(sorted(measured.wrong))}"
+                yield f"native {op_type}", f"silently wrong: {', '.join(sorted(measured.wrong))}"
         for op_type, least in self.faster_lowered.items():
             yield f"{op_type} lowered", f"faster{'' if least <= 1 else f' from a batch of {least} on'}"
         for what, source in self.constraints.sources.items():
@@ -135,7 +135,7 @@ class Target:
             return "one step" if node.static_length == 1 else f"{node.static_length} steps, few for {self.name}"
         if form == self.forms[0] and self.path == Path():
             return "canonical"
-        return f"the fastest on {self.name}" if form == self.forms[0] else f"{self.forms[0]} does not serve here"
+        return f"the fastest on {self.name}" if form == self.forms[0] else f"{self.forms[0]} does not work here"
 
     def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
         """The forms that a node at this opset can take, given that its length serves."""
@@ -154,7 +154,7 @@ class Target:
         if form not in self.forms:
             found.append(Requirement(f"{text} does not run form {form}", forms=forms or self.forms))
         elif form == "scan" and not self.scan_captures and _captures(node):
-            what = f"{text} supports no weights that are computed outside of a Scan (or cast there)"
+            what = f"{text} does not support weights that are computed or cast outside of a Scan"
             found.append(Requirement(what, forms=forms))
         if self.constraints.static and node.static_length is None:
             what = f"{text} needs a known sequence length, here it is {node.format_size('seq_length')}"
@@ -174,7 +174,7 @@ class Target:
         length = node.static_length or 0
         if together <= LARGE and (self.slow is None or length <= self.slow[0]):
             return ""
-        message = f"unrolling {length} steps makes {emitted:,} nodes"
+        message = f"unrolling {length} steps emits {emitted:,} nodes"
         if together != emitted:
             message += f" ({together:,} in all)"
         if self.slow is not None:

@@ -52,12 +52,12 @@ def fold(model: ir.Model) -> None:
             apart(_fold_here, model)
         _fold_here(model)
     except Ended as end:
-        raise RnnLowerError(f"folding constants ended the process that did it ({end}); leave --fold out") from None
+        raise RnnLowerError(f"folding constants ended its process ({end}); drop --fold") from None
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-        raise RnnLowerError(f"folding constants failed ({text}); leave --fold out") from error
+        raise RnnLowerError(f"folding constants failed ({text}); drop --fold") from error
 
 
 def _fold_here(model: ir.Model) -> None:

@@ -107,6 +107,6 @@ def _check(result: onnx.ModelProto) -> None:
     if any(domain in DEFAULT_DOMAINS and op_type in OPERATORS for domain, op_type in nodes):
         names = ", ".join(f"{domain}.{name}" for domain, name in map(_key, result.functions))
         raise UnsupportedError(
-            f"function {names} is not of the model's opset, so that it cannot be inlined; convert the model first"
+            f"function {names} does not have the model's opset, so it cannot be inlined; convert the model first"
             " (rnn-lower lower --opset N)"
         )

@@ -390,7 +390,7 @@ FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]]
     ("4 gates for GRU in R", "R", (1, 16, 4), "16 should be 3 * hidden_size, which is 4", "GRU", {}),
     ("3 gates for LSTM", "R", (1, 12, 4), "12 should be 4 * hidden_size, which is 4", "LSTM", {}),
     ("3 gates for RNN", "W", (1, 12, 3), "12 should be hidden_size, which is 4", "RNN", {}),
-    ("no number of gates", "R", (1, 16, 4), "16 is no multiple of 3 (gates)", "GRU", {"hidden_size": False}),
+    ("no number of gates", "R", (1, 16, 4), "16 is not a multiple of 3 (gates)", "GRU", {"hidden_size": False}),
     ("W transposed", "W", (1, 3, 16), "3 should be 4 * hidden_size, which is 4", "LSTM", {}),
     ("W of another hidden_size than R", "W", (1, 20, 3), "20 should be 4 * hidden_size, which is 4 by R", "LSTM", {"hidden_size": False}),
     ("W of another input_size than X", "W", (1, 12, 9), "9 should be input_size, which is 3 by X", "GRU", {}),
@@ -436,12 +436,12 @@ def bad_inputs() -> Iterator[Bad]:
     for op in OPS:
         for name in ("Y", "Y_h", "Y_c")[: 3 if op == "LSTM" else 2]:
             declared = changed(lambda m, name=name: declare_output(m, name, (5, 4)), op=op)
-            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is declared as [5, 4] among the graph's outputs; it comes out as {real[name]}")
+            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is declared as [5, 4] among the graph's outputs; its shape is {real[name]}")
             declared = changed(lambda m, name=name: declare_output(m, name, (7, 1, 2, 4) if name == "Y" else (1, 3, 4)), op=op)
-            yield Bad(f"{op} {name} declared of another size", declared, f"{name} is declared as {[7, 1, 2, 4] if name == 'Y' else [1, 3, 4]} among the graph's outputs; it comes out as {real[name]}")
+            yield Bad(f"{op} {name} declared of another size", declared, f"{name} is declared as {[7, 1, 2, 4] if name == 'Y' else [1, 3, 4]} among the graph's outputs; its shape is {real[name]}")
 
     unknown = changed(shapeless, weights="input", hidden_size=False)
-    yield Bad("hidden_size nowhere", unknown, "hidden_size is not given and the shape of R is unknown")
+    yield Bad("hidden_size nowhere", unknown, "hidden_size is missing and the shape of R is unknown")
 
 
 def bad_types() -> Iterator[Bad]:
@@ -521,23 +521,23 @@ def bad_tensors() -> Iterator[Bad]:
     texts = TensorProto(name="texts", data_type=TensorProto.STRING, dims=[1], raw_data=b"abcd")
     narrow = TensorProto(name="narrow", data_type=TensorProto.INT4, dims=[3], int32_data=[1, 2, 3])
     alone = TensorProto(name="alone", data_type=TensorProto.FLOAT, dims=[2])
-    yield Bad("tensor without data", tensor_change(no_data), f"tensor 'W' of shape [1, 16, 3] has 0 values of data where {size} belong")
-    yield Bad("tensor without data in a Constant", changed(also(alone, True)), "tensor 'alone' of shape [2] has 0 values of data where 2 belong")
-    yield Bad("tensor without data, unused by the node", changed(also(alone)), "tensor 'alone' of shape [2] has 0 values of data where 2 belong")
-    yield Bad("tensor without data in a branch", changed(in_branch, place="if"), "tensor 'own' of shape [1, 16, 3] has 0 values of data where 48 belong")
-    yield Bad("tensor without data in a function", changed(in_function, place="function"), "tensor 'own' of shape [1, 16, 3] has 0 values of data where 48 belong")
-    yield Bad("sparse tensor without data", changed(in_sparse), "tensor 'sparse' of shape [2] has 0 values of data where 2 belong")
-    yield Bad("too little raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-4])), f"has {size * 4 - 4} bytes of data where {size * 4} belong")
-    yield Bad("a byte too little", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-1])), f"has {size * 4 - 1} bytes of data where {size * 4} belong")
-    yield Bad("too much raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data + bytes(4))), f"has {size * 4 + 4} bytes of data where {size * 4} belong")
-    yield Bad("empty raw data", tensor_change(lambda t: setattr(t, "raw_data", b"")), f"has 0 bytes of data where {size * 4} belong")
-    yield Bad("too few values", tensor_change(in_field("float_data", size - 1)), f"has {size - 1} values of data where {size} belong")
-    yield Bad("too many values", tensor_change(in_field("float_data", size + 1)), f"has {size + 1} values of data where {size} belong")
+    yield Bad("tensor without data", tensor_change(no_data), f"tensor 'W' of shape [1, 16, 3] has 0 values of data; it needs {size}")
+    yield Bad("tensor without data in a Constant", changed(also(alone, True)), "tensor 'alone' of shape [2] has 0 values of data; it needs 2")
+    yield Bad("tensor without data, unused by the node", changed(also(alone)), "tensor 'alone' of shape [2] has 0 values of data; it needs 2")
+    yield Bad("tensor without data in a branch", changed(in_branch, place="if"), "tensor 'own' of shape [1, 16, 3] has 0 values of data; it needs 48")
+    yield Bad("tensor without data in a function", changed(in_function, place="function"), "tensor 'own' of shape [1, 16, 3] has 0 values of data; it needs 48")
+    yield Bad("sparse tensor without data", changed(in_sparse), "tensor 'sparse' of shape [2] has 0 values of data; it needs 2")
+    yield Bad("too little raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-4])), f"has {size * 4 - 4} bytes of data; it needs {size * 4}")
+    yield Bad("a byte too little", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-1])), f"has {size * 4 - 1} bytes of data; it needs {size * 4}")
+    yield Bad("too much raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data + bytes(4))), f"has {size * 4 + 4} bytes of data; it needs {size * 4}")
+    yield Bad("empty raw data", tensor_change(lambda t: setattr(t, "raw_data", b"")), f"has 0 bytes of data; it needs {size * 4}")
+    yield Bad("too few values", tensor_change(in_field("float_data", size - 1)), f"has {size - 1} values of data; it needs {size}")
+    yield Bad("too many values", tensor_change(in_field("float_data", size + 1)), f"has {size + 1} values of data; it needs {size}")
     yield Bad("values in the wrong field", tensor_change(in_field("double_data", size)), "tensor 'W' of type FLOAT holds double_data")
     yield Bad("values in two fields", tensor_change(lambda t: (in_field("float_data", size)(t), t.int32_data.append(1))), "tensor 'W' of type FLOAT holds int32_data")
     yield Bad("halves as floats", tensor_change(in_field("float_data", size), dtype="float16"), "tensor 'W' of type FLOAT16 holds float_data")
     yield Bad("texts as bytes", changed(also(texts)), "tensor 'texts' of type STRING holds raw_data")
-    yield Bad("too many narrow integers", changed(also(narrow)), "tensor 'narrow' of shape [3] has 3 values of data where 2 belong")
+    yield Bad("too many narrow integers", changed(also(narrow)), "tensor 'narrow' of shape [3] has 3 values of data; it needs 2")
     yield Bad("negative size", tensor_change(lambda t: t.dims.__setitem__(1, -16)), "tensor 'W' has shape [1, -16, 3]; sizes must not be negative")
     yield Bad("two negative sizes", tensor_change(lambda t: t.dims.__setitem__(slice(0, 2), [-1, -16])), "tensor 'W' has shape [-1, -16, 3]; sizes must not be negative")
     yield Bad("unknown element type", tensor_change(lambda t: setattr(t, "data_type", 99)), "tensor 'W' is of the unknown element type 99")
@@ -629,28 +629,28 @@ def bad_external() -> Iterator[Bad]:
     yield Bad("data file truncated", external(lambda path, _: os.truncate(path, 100)), "its data file …bad.weights has 100 bytes, too few for … at ")
     yield Bad("data file empty", external(lambda path, _: os.truncate(path, 0)), "its data file …bad.weights has 0 bytes, too few for … at 0")
     yield Bad("data file unreadable", external(lambda path, _: path.chmod(0)), "its data file …bad.weights cannot be read: permission denied", as_root=False)
-    yield Bad("data file a folder", external(replaced(Path.mkdir)), "its data file …bad.weights is no regular file")
-    yield Bad("data file a fifo", external(replaced(os.mkfifo)), "its data file …bad.weights is no regular file")
-    yield Bad("data file a device", external(replaced(lambda path: path.symlink_to("/dev/zero"))), "its data file …bad.weights is no regular file")
+    yield Bad("data file a folder", external(replaced(Path.mkdir)), "its data file …bad.weights is not a regular file")
+    yield Bad("data file a fifo", external(replaced(os.mkfifo)), "its data file …bad.weights is not a regular file")
+    yield Bad("data file a device", external(replaced(lambda path: path.symlink_to("/dev/zero"))), "its data file …bad.weights is not a regular file")
     yield Bad("location absolute", external(absolute), below)
     yield Bad("location of Windows", external(entry("location", "C:\\weights\\bad.weights")), below)
     yield Bad("location outside", external(escaping), below)
     yield Bad("location .. in the middle", external(entry("location", "a/../../bad.weights")), below)
     yield Bad("location empty", external(entry("location", "")), "has external data without a location")
     yield Bad("location missing", external(entry("location", None)), "has external data without a location")
-    yield Bad("location is the folder", external(entry("location", ".")), "its data file … is no regular file")
+    yield Bad("location is the folder", external(entry("location", ".")), "its data file … is not a regular file")
     yield Bad("location in a missing folder", external(entry("location", "no/bad.weights")), lost)
     yield Bad("location through a file", external(entry("location", "bad.weights/x")), "its data file …bad.weights/x cannot be read: Not a directory")
     yield Bad("location with a zero byte", external(entry("location", "bad\0weights")), "has external data without a location")
     yield Bad("location too long", external(entry("location", "x" * 300)), "its data file …xxx cannot be read: File name too long")
-    yield Bad("length contradicts the shape", external(entry("length", "64")), "needs 192 bytes; its external data says 64 at 0")
-    yield Bad("length negative", external(entry("length", "-192")), "needs 192 bytes; its external data says -192 at 0")
-    yield Bad("length no number", external(entry("length", "all")), "offset or length of its external data is no number")
-    yield Bad("offset no number", external(entry("offset", "0x10")), "offset or length of its external data is no number")
-    yield Bad("offset negative", external(entry("offset", "-8")), "needs 192 bytes; its external data says 192 at -8")
+    yield Bad("length contradicts the shape", external(entry("length", "64")), "needs 192 bytes; its external data has 64 at 0")
+    yield Bad("length negative", external(entry("length", "-192")), "needs 192 bytes; its external data has -192 at 0")
+    yield Bad("length no number", external(entry("length", "all")), "offset or length of its external data is not a number")
+    yield Bad("offset no number", external(entry("offset", "0x10")), "offset or length of its external data is not a number")
+    yield Bad("offset negative", external(entry("offset", "-8")), "needs 192 bytes; its external data has 192 at -8")
     yield Bad("offset behind the end", external(entry("offset", "1000000")), " bytes, too few for 192 at 1000000")
-    yield Bad("shape larger than the data", external(lambda _, m: initializer(m, "W").dims.append(1000)), "needs 192000 bytes; its external data says 192 at 0")
-    yield Bad("texts in a data file", external(of_texts), "tensor 'texts' holds texts, which external data cannot")
+    yield Bad("shape larger than the data", external(lambda _, m: initializer(m, "W").dims.append(1000)), "needs 192000 bytes; its external data has 192 at 0")
+    yield Bad("texts in a data file", external(of_texts), "tensor 'texts' holds strings, which external data cannot")
 # fmt: on
 
 
@@ -764,26 +764,26 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("nothing computes an input in a branch", changed(branch_takes_nothing, place="if"), "main graph: nothing computes 'nowhere'")
     yield Bad("nothing computes an input in a function", changed(lambda m: m.functions[0].node[0].input.__setitem__(0, "nowhere"), place="function"), "function local.Recurrent: nothing computes 'nowhere'")
     yield Bad("nothing computes an output of a function", changed(lambda m: m.functions[0].output.append("Z"), place="function"), "function local.Recurrent: nothing computes 'Z'")
-    yield Bad("nodes in a circle", changed(circle), "the nodes need each other's results in a circle")
-    yield Bad("the node in a circle", changed(through_the_node), "the nodes need each other's results in a circle")
-    yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes need each other's results in a circle")
+    yield Bad("nodes in a circle", changed(circle), "the nodes depend on each other in a circle")
+    yield Bad("the node in a circle", changed(through_the_node), "the nodes depend on each other in a circle")
+    yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes depend on each other in a circle")
     yield Bad("two nodes of one result", changed(identity("X", "Y", "again")), f"Identity 'again' in main graph: 'Y' {twice}")
     yield Bad("a node computes an input", changed(identity("Y", "X", "back")), f"Identity 'back' in main graph: 'X' {twice}")
     yield Bad("a node computes a weight", changed(identity("X", "W", "over")), f"Identity 'over' in main graph: 'W' {twice}")
     yield Bad("one node, one name twice", changed(lambda m: recurrent(m).output.__setitem__(1, "Y")), f"LSTM 'node' in main graph: 'Y' {twice}")
     yield Bad("two weights of one name", changed(lambda m: m.graph.initializer.append(initializer(m, "W"))), f"'W' {twice}")
-    yield Bad("a weight of a branch named as another around it", changed(other_weight_in_branch, place="if", weights="initializer"), f"body of If 'if': 'W' {twice}, here and around it")
-    yield Bad("a node of a branch named as another around it", changed(hidden_in_branch, place="if"), f"Neg 'hides' in main graph/body of If 'if': 'X' {twice}, here and around it")
+    yield Bad("a weight of a branch named as another around it", changed(other_weight_in_branch, place="if", weights="initializer"), f"body of If 'if': 'W' {twice}, here and in an outer scope")
+    yield Bad("a node of a branch named as another around it", changed(hidden_in_branch, place="if"), f"Neg 'hides' in main graph/body of If 'if': 'X' {twice}, here and in an outer scope")
     yield Bad("a node without outputs", changed(lambda m: m.graph.node.append(helper.make_node("Add", ["X", "X"], [], name="idle"))), "Add 'idle' in main graph: it has no outputs")
     yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph: it has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
-    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body gives 'Y_else_branch' twice, of which onnxruntime makes undefined numbers")
+    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body returns 'Y_else_branch' twice, for which onnxruntime computes undefined numbers")
     yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph: 0 attributes; a Constant has exactly one")
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph: 2 attributes; a Constant has exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is set twice")
     yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
-    yield Bad("function with two element types", changed(two_element_types, place="function"), "of type FLOAT and FLOAT16, and one body cannot serve both; lower with --fold", runs=True)
+    yield Bad("function with two element types", changed(two_element_types, place="function"), "of type FLOAT and FLOAT16, which needs two bodies; lower with --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
         yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower with --fold", runs=True)
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
@@ -859,7 +859,7 @@ TARGET_FILES = (
     ("nothing said", "", "summary is missing; it must be a line of text"),
     ("unknown operator in limits", "limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
     ("unknown limit", "limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known are inputs"),
-    ("wrong limit", "limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the least"),
+    ("wrong limit", "limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the smallest"),
     ("unknown source", 'sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets"),
 )
 
@@ -940,29 +940,29 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17")
     yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "are left of the limit; use --form scan or --form loop, or add --max-nodes 500000")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 500000")
-    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than are left of the limit of 0; add --max-nodes 500000")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "the limit leaves 1000; use --form scan or --form loop, or add --max-nodes 500000")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than the limit of 3 allows; add --max-nodes 500000")
+    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than the limit of 0 allows; add --max-nodes 500000")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare the length as a symbol")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; `rnn-lower targets` lists all", "abacus")
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
-    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not among the operators that it supports, and no equivalent is known")
+    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not in the target's list of operators, and no equivalent is known")
     yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports a batch of 1 only, here it is 2")
     yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
     yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
-    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "supports no weights that are computed outside of a Scan (or cast there); use --form loop or --form unroll")
+    yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support weights that are computed or cast outside of a Scan; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
         yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
     yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
-    yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist there")
+    yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist at that opset")
     yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': Scan of opset 8 has a batch axis of its own")
-    yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes are the function's; inline the function (onnx_ir.passes.common.InlinePass)")
+    yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes refer to the function's; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
-    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has a layout, which opset 13 cannot say; lower it too, or convert to opset 14 or newer")
+    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has a layout, which opset 13 does not have; lower it too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
         yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
@@ -972,14 +972,14 @@ def bad_wishes() -> Iterator[Bad]:
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
     yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node has this name; there are 'node'")
     yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node has this name; there are 'node'")
-    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing is of one node; name it with --node, one of 'node_else_branch', 'node_then_branch'")
+    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows one node; name it with --node, one of 'node_else_branch', 'node_then_branch'")
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; there are 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
-    yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is no model; name it .html, or .svg with --svg", "-o")
-    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime supports no call of a function; leave --as-function out, or leave the node as it is with --exclude")
-    yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; give the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
+    yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is not a model; name it .html, or .svg with --svg", "-o")
+    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime does not support function calls; drop --as-function, or keep the node with --exclude")
+    yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; set the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
-    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; give one size to both")
+    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; set the same size for both")
     yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes; X:5,2 gives 2")
     yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "there is no input 'x'; there are X")
     yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' has two sizes, 5 and 6", "T")
@@ -991,7 +991,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
     yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
     yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "3 should be input_size, which is 7 by X")
-    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests more than 29 graphs, which protobuf cannot read; no form nests less than unroll does")
+    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests more than 29 graphs, which protobuf cannot read; no form nests less than unroll")
     yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests more than 29 graphs, which protobuf cannot read; use --form unroll")
 # fmt: on
 
@@ -1141,11 +1141,11 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
     yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
     yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)
-    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot hand over an input or output of this type to be compared; --prove does without")
+    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot pass an input or output of this type; --prove does without")
     yield Bad("never runs", changed(never_runs, "--check"), runs)
-    yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; give inputs (--inputs X.npz)")
-    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is no tensor, and cannot be given to be compared; --prove does without")
-    yield Bad("an input of no type", changed(lambda m: m.graph.input[0].ClearField("type"), "--check"), "input 'X' is of no known type; give inputs (--inputs X.npz)")
+    yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; provide inputs (--inputs X.npz)")
+    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so it cannot be compared; --prove needs no inputs")
+    yield Bad("an input of no type", changed(lambda m: m.graph.input[0].ClearField("type"), "--check"), "input 'X' has no known type; provide inputs (--inputs X.npz)")
     yield Bad("seed negative", asked("--check", "--seed", -1), "seed is -1; it must be 0 or more", "seed")
     yield Bad("seed no number", asked("--check", "--seed", "x"), "argument --seed: invalid int value: 'x'", "--seed")
     yield Bad("runs no number", asked("--check", "--runs", "x"), "argument --runs: invalid int value: 'x'", "--runs")
@@ -1284,21 +1284,21 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; make it writable", "out.onnx")
     yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}the model that is read has its weights there; name another file", "bad.weights")
     yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}… has its weights there; name another file", "other.weights")
-    yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link that leads to itself", "out.onnx")
-    yield Bad("states of something else", foreign_states, "the first states go there, and it is there already, of something else; move it away", "out.state.npz")
-    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which speaks of what folding removes; leave --fold and --loops out")
-    yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding goes through onnx_ir, which does not carry a sparse initializer; leave --fold or --set out")
-    yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding goes through onnx_ir, which does not carry all of it: …; leave --fold or --set out")
+    yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link to itself", "out.onnx")
+    yield Bad("states of something else", foreign_states, "the initial states would overwrite this file, which is not rnn_lower's; move it away", "out.state.npz")
+    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which refers to what folding removes; drop --fold and --loops")
+    yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding uses onnx_ir, which does not support a sparse initializer; drop --fold or --set")
+    yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding uses onnx_ir, which does not support all of it: …; drop --fold or --set")
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
-    yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be a number that is not infinite")
+    yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be finite")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
     yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "no output; write IN.onnx OUT.onnx", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
-    stream = "the model has weights in a file beside it, which a stream cannot carry; name a file"
+    stream = "the model has weights in another file, which a stream cannot carry; name a file"
     yield Bad("weights to a fifo", writing("out.onnx", lambda folder: os.mkfifo(folder / "out.onnx"), with_data=True), stream, "out.onnx")
     yield Bad("weights to a device", writing("/dev/null", with_data=True), stream, "/dev/null")
     yield Bad("weights to stdout", writing("-", with_data=True), stream, "-")
-    yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which a link cannot carry along; write to ", "out.onnx")
+    yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which a link cannot carry; write to ", "out.onnx")
 
 
 def with_kit(*options: str, change: Callable[[Path], object] = lambda _: None) -> Build:
@@ -1333,23 +1333,23 @@ def bad_kits() -> Iterator[Bad]:
         return ["kit", "-o", str(folder / "kit"), "--target", "portable"]
 
     manifest, results = "manifest.json", ("--results", "FOLDER/results")
-    yield Bad("kit over something", occupied, "is there already; name a folder that is not", "kit")
+    yield Bad("kit over something", occupied, "exists already; name a new folder", "kit")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
     yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature has this name; there are 'RNN plain'", "--include")
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
     yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
-    yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "a kit of schema 2, and 1 is known here; write the kit again", manifest)
+    yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "a kit of schema 2; this version reads 1; write the kit again", manifest)
     yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not the manifest of a kit; write the kit again", manifest)
     yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not the manifest of a kit; write the kit again", manifest)
     yield Bad("report on no results", with_kit(*results), "no result of any case; outputs are expected as ", "results")
     yield Bad("report on nothing", with_kit(), "provide results or a command to run: --results FOLDER or --run COMMAND", "--results")
     yield Bad("run without a model", with_kit("--run", "true {outputs}"), "--run true {outputs}: lacks {model}; e.g. --run 'python run.py {model} {inputs} {outputs}'", "--run")
     yield Bad("run without outputs", with_kit("--run", "true {model}"), "--run true {model}: lacks {outputs}; e.g. --run ", "--run")
-    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as a shell would", "--run")
-    yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: cannot be started: there is no such program", "--run")
+    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as in a shell", "--run")
+    yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: cannot be started: no such program", "--run")
     yield Bad("run in no time", with_kit("--run", "true {model} {outputs}", "--timeout", "0"), "--timeout is 0; it must be more than 0 seconds", "--timeout")
-    yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a folder for --results that is not there", "results")
+    yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a new folder for --results", "results")
     yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "--target reads files called NAME.toml only; name it so", "mine.txt")
 
 
@@ -1542,34 +1542,34 @@ def moved_sizes(stack: Stack) -> object:
 
 
 LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
-    "old": (lambda: late(opset=10), (), "its frames come late, which needs opset 11; the model is at opset 10"),
+    "old": (lambda: late(opset=10), (), "its frames are delayed, which needs opset 11; the model is at opset 10"),
     "lengths": (
         lambda: late(counted_lengths), ("--step", "2"),
-        "cannot run chunk by chunk: its frames come late, and its sequence_lens count them from the first chunk on",
+        "cannot run chunk by chunk: its frames are delayed, but its sequence_lens count from the first chunk",
     ),
-    "packed": (late, ("--states", "packed"), "grows, so that it cannot be packed (--states)"),
-    "reset": (late, ("--reset",), "its frames come late, so that no row begins anew on its own; drop --reset"),
-    "fused": (lambda: late(over_time), ("--keep-native",), "its frames come late, so that it gets none at first"),
+    "packed": (late, ("--states", "packed"), "grows, so it cannot be packed (--states)"),
+    "reset": (late, ("--reset",), "its frames are delayed, so single rows cannot be reset; drop --reset"),
+    "fused": (lambda: late(over_time), ("--keep-native",), "its frames are delayed, so the first chunks have none"),
     "pairs": (
         lambda: late(lambda s: s.add("Reshape", s.value, s.add("Concat", s.ints(0), s.ints(-1, 12), axis=0))), (),
-        "cannot run chunk by chunk: it makes one frame of several, which come late",
+        "cannot run chunk by chunk: it merges several frames, which are delayed",
     ),
     "gathered": (
         lambda: late(lambda s: s.add("Gather", s.value, s.const(np.array(-1)), axis=1)), (),
-        "cannot run chunk by chunk: it takes the last frame of what comes late; use Slice ([-1:])",
+        "cannot run chunk by chunk: it selects the last frame of a delayed value; use Slice ([-1:])",
     ),
-    "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its frames come late, and it leaves some of them out"),
+    "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its frames are delayed, and it skips some of them"),
     "merged": (
         lambda: late(added_in_the_batch, (1, 1)), ("--delay",),
-        "cannot run chunk by chunk: its frames come late, and are merged with other axes or padded",
+        "cannot run chunk by chunk: its frames are delayed, and merged with other axes or padded",
     ),
     "sizes": (
         lambda: late(moved_sizes), (),
-        "cannot run chunk by chunk: its frames come late, and its shape has -1 for another size",
+        "cannot run chunk by chunk: its frames are delayed, and its shape has -1 for another size",
     ),
     "last": (
         lambda: late(lambda s: s.add("Slice", s.value, s.ints(-1), s.ints(2**62), s.ints(1)), (1, 1)), ("--delay",),
-        "is the last of the stream, of which nodes before it look ahead",
+        "is the last frame of the stream, and nodes before it look ahead",
     ),
 }  # fmt: skip
 
@@ -1590,9 +1590,9 @@ ODD: dict[str, tuple[Then, str]] = {
     "summed label": (lambda s: s.add("Einsum", "x", equation="ntf->nf"), "it sums over label 't', which is the stream"),
     "complex axes": (lambda s: s.add("Unsqueeze", "x", s.const(np.array([1j]))), "its axes are no integers"),
     "no axes": (lambda s: s.add("Unsqueeze", "x"), "input 1 is missing"),
-    "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "what it says of itself does not fit its inputs"),
+    "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "its attributes do not match its inputs"),
     "unknown shape": (
-        lambda s: s.add("Reshape", s.add("Transpose"), s.add("Shape", "x")), "the shape of an input is not known",
+        lambda s: s.add("Reshape", s.add("Transpose"), s.add("Shape", "x")), "the shape of an input is unknown",
     ),
 }  # fmt: skip
 """Nodes that no runtime takes either."""
@@ -1677,89 +1677,89 @@ def bad_streams() -> Iterator[Bad]:
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
     for name, (then, words) in ODD.items():
         yield Bad(f"stream odd {name}", streaming(lambda then=then: odd(then), "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
-    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the state is an input already, but what else has to be carried is not known: if nothing has, lower the model instead (rnn-lower lower)")
-    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the state is an input already, but something else is carried over x[1]: say that it is the stream (--time x[1])")
+    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the state is an input already, but whether anything else has to be carried is unknown; if not, lower the model instead (rnn-lower lower)")
+    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the state is an input already, but something else is carried over x[1]; make it the stream (--time x[1])")
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
-    yield Bad("stream of several sizes", streaming(free), "the inputs have several sizes, T, N: say which axis is the stream (--time T)")
-    yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size: say which axis is the stream")
-    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it counts frames for all rows alike, so that none begins anew; drop --reset")
+    yield Bad("stream of several sizes", streaming(free), "the inputs have several sizes, T, N; choose the axis of the stream (--time T)")
+    yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
+    yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it counts frames for all rows together, so single rows cannot be reset; drop --reset")
     yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "carries what the stream remembers, and target tidl does not support it: ")
     yield Bad("stream steps of one step", streaming(lambda: one_step(outside=True), "--step", 2), "--step 2: each run of the model is one step of its recurrent nodes; use --step 1", "--step")
-    yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes: say so (--step 1)")
-    yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "one step of it has no state that the next run could go on from")
-    yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: write a text with {end} in it; it may have {node}, {state}, {end}, {index}", "--state-names")
-    yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: 's_in' would stand for several; name {node} in it too", "--state-names")
-    yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "the free sizes of its state are no batch; give them (--dim NAME=SIZE)")
-    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model is of 9 frames, which is no multiple of 2, so that no chunks make a whole run of it")
-    yield Bad("unstream of rows set back", unstreaming(set_back), "sets rows back, which a whole sequence does not have; stream the original without --reset")
-    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model says itself that the frames are along {'X': 0}", "--time")
-    yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no input beside its states that could have frames")
-    yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "which axis has the frames is not known; declare its sizes")
+    yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes (use --step 1)")
+    yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "it has no state from which the next run could continue")
+    yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: it must contain {end}, and may contain {node}, {state}, {end}, {index}", "--state-names")
+    yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: 's_in' would name several states; add {node} to it", "--state-names")
+    yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has free sizes other than the batch; fix them (--dim NAME=SIZE)")
+    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model has 9 frames, which is not a multiple of 2, so chunks cannot cover a whole run")
+    yield Bad("unstream of rows set back", unstreaming(set_back), "resets rows, which whole sequences do not support; stream the original without --reset")
+    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata has the frames along {'X': 0}", "--time")
+    yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs besides its states")
+    yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the axis of the frames is unknown; declare its sizes")
     yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; there are T, N", "--time")
     yield Bad("stream of the batch", streaming(only_a_batch), "no recurrent node runs over 'N', the only size that is symbolic: is it the batch? Say which axis is the stream (--time INPUT[AXIS])")
-    yield Bad("stream of a stream", streaming(streamed_already, "--time", "T"), "it is a streaming model already: take it as it is, lower it (rnn-lower lower), or stream the one that it was made of")
+    yield Bad("stream of a stream", streaming(streamed_already, "--time", "T"), "it is a streaming model already; use it as it is, lower it (rnn-lower lower), or stream its original")
     yield Bad("stream step none", streaming(free, "--time", "T", "--step", 0), "--step 0: a chunk has at least one frame", "--step")
-    yield Bad("stream reset without a batch", streaming(padded, "--time", "T", "--reset"), "reset: which axis of state 'Pad1/cache_in' is the batch is not known", "reset")
+    yield Bad("stream reset without a batch", streaming(padded, "--time", "T", "--reset"), "reset: the batch axis of state 'Pad1/cache_in' is unknown", "reset")
     yield Bad("stream first state by rows", streaming(by_rows, "--time", "T"), "its initial state is not the same for every row")
     yield Bad("stream statistics of places", streaming(of_places, "--time", "T"), "cannot run chunk by chunk: its statistics are not one for each channel")
-    yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' is called so", "--time")
-    yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the strides of the model over time take multiples of 2 frames", "--step")
+    yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' has this name", "--time")
+    yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the strides of the model over time need multiples of 2 frames", "--step")
     yield Bad("stream set nothing", streaming(with_a_rate, "--time", "T", "--set", "sr"), "--set sr: write INPUT=VALUE, e.g. --set sr=16000", "--set")
     yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "no input is called 'rate' (--set); inputs: X, sr", "--set")
     yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is no value for input 'sr' of type INT64", "sr")
-    yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "is of shape [2]; the value set is of [3]", "sr")
-    yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: 'initial_h' is given by the caller, who alone can set it back", "reset")
-    yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own that could be set back", "reset")
+    yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "has shape [2]; the value has [3]", "sr")
+    yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: 'initial_h' comes from the caller, and only the caller can reset it", "reset")
+    yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own to reset", "reset")
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9, the model is at opset 8")
     yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens in a branch cannot be counted over chunks")
-    yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "serve Neg 'negative' too, where what is left of them would be something else")
-    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and its state is not given back as it is")
+    yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "serve Neg 'negative' too, where the remaining steps would be wrong")
+    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and its state is not returned unchanged")
     yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9, the model is at opset 8", "reset")
     yield Bad("stream shared state", streaming(sharing, "--time", "T"), "is used elsewhere too; give the node an input of its own")
 
 
 NOT_CAUSAL = {
-    "reverse LSTM": "it is reverse over time, so that its first result needs the whole stream",
+    "reverse LSTM": "it is reverse over time, so its first result needs the whole stream",
     "softmax over time": "it normalizes over time",
     "attention": "it multiplies frames of the stream with each other",
     "mean over time": "it reduces over time",
     "sum over all": "it reduces over all axes, time among them",
-    "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind, or let outputs come late (--delay)",
+    "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind, or delay the outputs (--delay)",
     "all but the last": "it takes frames 0 to -1 of the stream, of which the last 1 are not known to be the last; let them come 1 late (--delay)",
-    "transposed conv with gaps": "it leaves gaps between the frames that it makes",
+    "transposed conv with gaps": "it leaves gaps between its output frames",
     "transposed conv of a length": "how it pads over time depends on the length of the stream (output_shape)",
-    "transposed conv of what is padded": "its input is padded, merged with other axes, or comes late",
-    "every second frame of what is padded": "it takes some of the frames of what is padded, merged with other axes, or comes late",
-    "positions from the last one": "it counts something else than all frames from 0 on",
-    "rows of a table from the second on": "it takes rows of a table in another way than one for each frame",
+    "transposed conv of what is padded": "its input is padded, merged with other axes, or delayed",
+    "every second frame of what is padded": "it selects frames of a value that is padded, merged with other axes, or delayed",
+    "positions from the last one": "it does not count all frames from 0",
+    "rows of a table from the second on": "it does not select one row of a table for each frame",
     "conv with too much padding": "it pads more frames before the stream than its window has",
     "strides padded automatically": "how it pads over time depends on the length of the stream (auto_pad SAME_UPPER)",
-    "conv over frames as channels": "it adds frames of the stream up: they are its channels",
+    "conv over frames as channels": "it sums over frames of the stream, which are its channels",
     "average that leaves padding out": "its first frames are averages of fewer values (count_include_pad is 0)",
     "pool rounded up": "it rounds the number of frames up (ceil_mode)",
-    "pad behind": "it looks ahead by 1 frames: it pads 1 frames behind the stream",
+    "pad behind": "it looks ahead by 1 frames: it pads 1 frames after the end",
     "pad cut off": "it cuts frames off the stream",
     "reflected": "how it pads over time depends on the stream (mode reflect)",
-    "flip": "it takes frames -1 to -4611686018427387904 by -1 of the stream",
-    "first frame": "it takes fixed frames of the stream: [0]",
+    "flip": "it selects frames -1 to -4611686018427387904 by -1 of the stream",
+    "first frame": "it selects fixed frames of the stream: [0]",
     "split in time": "it splits the stream over time",
     "sum from here on": "it sums from the end of the stream (reverse)",
-    "transposed conv that is not cut off": "it makes 2 frames behind the stream of the last ones; cut them off, or let them come when the stream goes on (--delay)",
+    "transposed conv that is not cut off": "it makes 2 frames beyond the end of the stream; cut them off, or delay them (--delay)",
     "resize": "it resizes the stream over time",
     "no rule": "there is no rule for it",
     "tile": "it repeats the stream over time",
     "joined with itself": "it joins frames over time",
-    "a number for each frame": "input 1 has values of its own for the frames of the stream",
+    "a number for each frame": "input 1 has different values for each frame of the stream",
     "divided by the length": "it computes with the length of the stream",
-    "encoder and decoder": "it uses a state of the stream so far for each of its frames",
+    "encoder and decoder": "it uses a final state for each frame",
     "two rates": "its inputs have different rates over time",
     "mixed frames": "it mixes frames of the stream with each other",
-    "squeezed without axes": "it names no axes, so that a stream of one frame would lose its axis",
-    "noise": "what it gives is another thing at each run",
+    "squeezed without axes": "it lists no axes, so a stream of one frame would lose its axis",
+    "noise": "its output is random",
     "gram matrix": "input 1 depends on the stream",
-    "one shape for all": "the shape that it makes does not follow from that of its input",
+    "one shape for all": "its output shape does not follow from its input shape",
 }
 # fmt: on
 
@@ -1824,9 +1824,9 @@ def _checked(model: Model) -> None:
     from rnn_lower import api
     from rnn_lower.modelio import files
     from rnn_lower.options import Options
-    from rnn_lower.streaming import making
+    from rnn_lower.streaming import stream_model
 
-    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    made = stream_model.make(files.open_model(model)[0], stream_model.StreamOptions("T"), Options())
     api.check_streaming(made, made.document.write_back(made.dims))
 
 
@@ -1913,54 +1913,54 @@ def _hard_to_inline() -> None:
 def _calls() -> Iterator[BadCall]:
     import rnn_lower
 
-    whole: Any = "; it must be a whole number"
+    whole: Any = "; it must be an integer"
     anyhow: Any = rnn_lower  # with anything
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
-    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv was not seen to run calls of functions; leave as_function out, or take one that was: onnxruntime")
-    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "a stream is a model of its own, with states in and out; as_function is for lower")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv was not seen to run function calls; drop as_function, or choose a target that was: onnxruntime")
+    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "as_function is for lower, not for stream")
     for name, (given, words) in {
         "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known are 1, 3, 7, 14, 22"),
-        "body of an older opset": ({"version": 7, "opset": 8}, "a body needs opset 9 or newer, not 8: Scan and Loop as they are now"),
-        "body of another version": ({"opset": 9}, "GRU is of version 7 at opset 9, not 14"),
+        "body of an older opset": ({"version": 7, "opset": 8}, "a body needs opset 9 or newer, not 8, for the present Scan and Loop"),
+        "body of another version": ({"opset": 9}, "GRU has version 7 at opset 9, not 14"),
         "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx knows up to {NEWEST}"),
         "body with peepholes": ({"inputs": ("X", "W", "R", "P")}, "GRU has no input 'P'; it has X, W, R, B, sequence_lens, initial_h"),
         "body with a cell": ({"outputs": ("Y_c",)}, "GRU has no output 'Y_c'; it has Y, Y_h"),
-        "body with no output": ({"outputs": ()}, "outputs lists none; GRU has Y, Y_h"),
+        "body with no output": ({"outputs": ()}, "outputs is empty; GRU has Y, Y_h"),
         "body of integers": ({"dtype": "int8"}, "unknown dtype 'int8'; known are float, double, float16, bfloat16"),
-        "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; give seq_length, or take scan or loop"),
+        "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; set seq_length, or use scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
     for name, (given, words) in {
-        "body of a list": ({"op_type": ["GRU"]}, "op_type is ['GRU']; it must be a text"),
+        "body of a list": ({"op_type": ["GRU"]}, "op_type is ['GRU']; it must be a string"),
         "body of no whole version": ({"version": 14.0}, f"version is 14.0{whole}"),
         "body of a truth": ({"opset": True}, f"opset is True{whole}"),
         "body of no steps at all": ({"seq_length": -1, "form": "unroll"}, "seq_length is -1; it must be 0 or more"),
-        "body of a number": ({"dtype": 1}, "dtype is 1; it must be a text"),
-        "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a text"),
+        "body of a number": ({"dtype": 1}, "dtype is 1; it must be a string"),
+        "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a string"),
         "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must list names"),
         "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which no attribute can hold"),
-        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps takes more than 1000000000 nodes, 200000 are left of the limit; take scan or loop"),
+        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps takes more than 1000000000 nodes; the limit leaves 200000; use scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
-    yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); leave fold out")
-    yield BadCall("seed of many digits", lambda: rnn_lower.check(model_of(), model_of(), seed=10**5000), "seed is a number of 16610 bits; it must be of 10000 at most")
-    yield BadCall("rtol of many digits", lambda: rnn_lower.check(model_of(), model_of(), rtol=10**400), "rtol is a number of 1329 bits; it must be of 1000 at most")
-    yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T is a number of 16610 bits; it must be of 10000 at most")
-    yield BadCall("half a character", lambda: rnn_lower.function_body("GRU", 14, hidden_size=4, domain="\udcff"), "domain is '\\udcff'; it must be a text")
-    yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must be arrays by name; setting an array element with a sequence")
-    yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F is not of the model's opset, so that it cannot be inlined; convert the model first")
+    yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); drop fold")
+    yield BadCall("seed of many digits", lambda: rnn_lower.check(model_of(), model_of(), seed=10**5000), "seed is a number of 16610 bits; the limit is 10000")
+    yield BadCall("rtol of many digits", lambda: rnn_lower.check(model_of(), model_of(), rtol=10**400), "rtol is a number of 1329 bits; the limit is 1000")
+    yield BadCall("dims of many digits", lambda: anything(model_of(dynamic=True), dims={"T": 10**5000}), "T is a number of 16610 bits; the limit is 10000")
+    yield BadCall("half a character", lambda: rnn_lower.function_body("GRU", 14, hidden_size=4, domain="\udcff"), "domain is '\\udcff'; it must be a string")
+    yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must map names to arrays; setting an array element with a sequence")
+    yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F does not have the model's opset, so it cannot be inlined; convert the model first")
     for name, destination in {"a number": 3, "bytes": b"out.onnx", "a NUL": "o\0.onnx", "nothing": None}.items():
-        yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"{destination!r} is no path of a file to write")
+        yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"{destination!r} is not a path to write to")
     yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
     yield BadCall("max_nodes nothing", lambda: anything(model_of(), max_nodes=None), f"max_nodes is None{whole}")
-    yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has 0 among its names; it must map names to sizes")
+    yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has the key 0; it must map names to sizes")
     yield BadCall("dims a list", lambda: anything(model_of(dynamic=True), dims=[("T", 5)]), "dims is [('T', 5)]; it must map names to sizes")
     yield BadCall("atol a text", lambda: anyhow.check(model_of(), model_of(), atol="1"), "atol is '1'; it must be a number")
-    yield BadCall("on a list", lambda: anyhow.check(model_of(), model_of(), on=[]), "on is []; it must be a text")
-    yield BadCall("drawing by a number", lambda: anyhow.draw(model_of(), node=0), "node is 0; it must be a text")
-    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "folding constants ended the process that did it (code 7); leave fold out")
-    yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); leave fold out")
+    yield BadCall("on a list", lambda: anyhow.check(model_of(), model_of(), on=[]), "on is []; it must be a string")
+    yield BadCall("drawing by a number", lambda: anyhow.draw(model_of(), node=0), "node is 0; it must be a string")
+    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "folding constants ended its process (code 7); drop fold")
+    yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); drop fold")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "on tract: no-such-package is not installed; pip install no-such-package")
     yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
     yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")
@@ -1968,48 +1968,48 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
     yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known are auto, scan")
-    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable: it is called with each RecurrentNode")
+    yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable; it is called with each RecurrentNode")
     yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTN"), "unknown operator 'LSTN'; known are RNN, GRU, LSTM")
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
     yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")
-    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran this model, or what was made of it, ended (code 7); take prove, or rnn-lower prove, which need no runtime")
+    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran this model, or the lowered one, ended (code 7); use prove, or rnn-lower prove, which need no runtime")
     yield BadCall("compare a number", lambda: rnn_lower.check(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model empty", lambda: anything(onnx.ModelProto()), "not an ONNX model: it has no graph")
     yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph: nothing computes 'W'")
     yield BadCall("view whose data fails", lambda: rnn_lower.check(_failing(), model_of()), "the model cannot be serialized: ")
-    yield BadCall("compare weights of nowhere", lambda: rnn_lower.check(_detached(), model_of()), "the folder is unknown; give the path of the model")
+    yield BadCall("compare weights of nowhere", lambda: rnn_lower.check(_detached(), model_of()), "the folder is unknown; provide the path of the model")
     yield BadCall("inputs lack one", lambda: rnn_lower.check(model_of(), model_of(), inputs={}), "inputs lack X; they hold nothing")
     yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
-    yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; give the path of the model")
+    yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; provide the path of the model")
     yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace single nodes; opset, dims and as_function are for rnn_lower.lower")
     stream, free = anyhow.stream, model_of("GRU", dynamic=True)
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
-    yield BadCall("stream over a number", lambda: stream(free, axis=5), "axis is 5; it must be a text")
+    yield BadCall("stream over a number", lambda: stream(free, axis=5), "axis is 5; it must be a string")
     yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "states is []; it must map inputs to outputs")
     yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map names of inputs to values")
-    yield BadCall("session of any model", lambda: session(free), "it is no streaming model: make one (rnn-lower stream), or name its states")
+    yield BadCall("session of any model", lambda: session(free), "not a streaming model; make one (rnn-lower stream), or name its states")
     yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: there is no input 'h' with an output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
-    yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must be of a multiple of 2 frames")
-    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk of no frames: the fused operators of onnxruntime need at least one")
+    yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must have a multiple of 2 frames")
+    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk without frames; onnxruntime's native operators need at least one")
     yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk lacks initial_h")
-    yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; give arrays by name: X, sr")
+    yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; provide arrays by name: X, sr")
     yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states are node/h_in, not h")
-    yield BadCall("chunk of another batch", lambda: _twice(session(stream(free, axis="T")), 3, 1), "state 'node/h_in' is of shape [1, 3, 4], where this chunk needs [1, 1, 4]; begin anew (reset())")
+    yield BadCall("chunk of another batch", lambda: _twice(session(stream(free, axis="T")), 3, 1), "state 'node/h_in' is of shape [1, 3, 4], where this chunk needs [1, 1, 4]; start over (reset())")
     yield BadCall("chunk of other names", lambda: session(stream(free, axis="T")).run({"X": np.zeros((1, 1, 3), np.float32), "z": 1}), "no input of this model is called 'z'; inputs: X, node/h_in")
     yield BadCall("chunk of few axes", lambda: session(stream(free, axis="T")).run(np.zeros(3, np.float32)), "input 'X' is of shape [3]; it has no axis 1")
-    yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have as many frames as each other, not {'x': 3, 'z': 1}")
+    yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have the same number of frames, not {'x': 3, 'z': 1}")
     yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
-    yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "which axis of state 'Pad1/cache_in' is the batch is not known; reset all of it")
-    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' holds frames back, as many for all rows; reset all of it")
-    yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "what state 'initial_h' began with is not known here; reset all of it")
+    yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "the batch axis of state 'Pad1/cache_in' is unknown; reset all rows")
+    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' delays frames, the same number for all rows; reset all rows")
+    yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "the initial value of state 'initial_h' is unknown; reset all rows")
     yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "states is 'one'; it must be 'each' or 'packed'")
-    yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state that is fed back, so that there is nothing to take in")
-    yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state in a way of the model's own, so that check does not know what to feed back")
-    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state in a way of the model's own: name the output that gives it back (states={'first': OUTPUT})")
+    yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state that is fed back")
+    yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state, and check does not know which output to feed back")
+    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state; name the output that returns it (states={'first': OUTPUT})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace single nodes; opset, dims and as_function are for rnn_lower.lower")
 # fmt: on

@@ -158,7 +158,7 @@ def _loop(main: _Body, r: random.Random, rng: np.random.Generator, shape: tuple[
     else:
         going = body.op("Identity", "go")
         if r.random() < 0.5:
-            refused = "its trip count is not known"
+            refused = "its trip count is unknown"
             inputs.append(_info("trips", INT64, ()))
         else:
             refused = "may end it by a condition"

@@ -110,7 +110,7 @@ def test_what_is_impossible_is_refused(tmp_path):
     with pytest.raises(rnn_lower.UnsupportedError, match="opset 10 has no DynamicQuantizeLinear"):
         rnn_lower.lower(model)
     assert rnn_lower.lower(model, dequantize=True)
-    with pytest.raises(rnn_lower.UnsupportedError, match="as_function does not serve DynamicQuantizeLSTM"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="as_function does not support DynamicQuantizeLSTM"):
         rnn_lower.lower(build(PLAIN)[0], as_function=True)
     del model.graph.node[0].input[8:]
     with pytest.raises(rnn_lower.InvalidNodeError, match="input W_scale is missing"):

@@ -151,7 +151,7 @@ def _lowered_or_refused(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(("said", "why"), [
     ({"perm": "text"}, "its attribute 'perm' is of type STRING; the operator accepts INTS"),
-    ({"perm": [1, 2]}, "what it says of itself does not fit its inputs"),
+    ({"perm": [1, 2]}, "its attributes do not match its inputs"),
 ])  # fmt: skip
 def test_a_stream_tells_what_is_wrong_with_an_attribute(said, why):
     model = model_of("Transpose", ["x"], said)

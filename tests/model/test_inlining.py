@@ -304,7 +304,7 @@ def test_nodes_come_to_no_other_opset(model, alias, function, caller, same):
     if same:
         close(run_onnxruntime(rnn_lower.lower(original, fold=True), feeds()), run_onnxruntime(original, feeds()))
         return
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"imports opset .* and the model .*; leave fold out"):
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"imports opset .* and the model .*; drop fold"):
         rnn_lower.lower(original, fold=True)
     for work in (lambda: rnn_lower.stream(original, axis="T"), lambda: rnn_lower.check(original, original)):
         with pytest.raises(

@@ -115,7 +115,7 @@ def test_sessions_of_the_parent_are_left_alone():
 SCRIPT = """
 import pathlib, signal, sys, tempfile, time
 from rnn_lower.sandbox import isolated
-from rnn_lower.stopping import stopped_as_by_ctrl_c
+from rnn_lower.signals import stopped_as_by_ctrl_c
 
 def work():
     with tempfile.TemporaryDirectory(dir=sys.argv[1]) as made:

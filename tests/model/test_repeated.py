@@ -66,7 +66,7 @@ def test_of_the_same_data_is_lowered(outer, inner, large, tmp_path, monkeypatch)
 @pytest.mark.parametrize("outer", WAYS)
 def test_of_other_data_is_refused(outer, inner, tmp_path):
     source = written(tmp_path, outer, inner, factor=2)
-    with pytest.raises(InvalidNodeError, match="body of If 'if': 'W' is defined twice, here and around it"):
+    with pytest.raises(InvalidNodeError, match="body of If 'if': 'W' is defined twice, here and in an outer scope"):
         rnn_lower.lower_file(source, tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
 

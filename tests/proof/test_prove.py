@@ -180,7 +180,7 @@ def test_a_step_that_is_taken_from_another_row_is_put_together_otherwise():
     lowered = rnn_lower.lower(model, form="unroll")
     rows = emitted(lowered, "Concat")
     rows.input[0], rows.input[1] = rows.input[1], rows.input[0]
-    assert "put together otherwise" in rnn_lower.prove(model, lowered).nodes[0].reason
+    assert "has the right steps in the wrong positions" in rnn_lower.prove(model, lowered).nodes[0].reason
 
 
 def test_something_else_has_changed():
@@ -201,7 +201,7 @@ def test_what_reads_something_else_is_wrong():
     for node in lowered.graph.node:
         node.input[:] = ["minus" if name == "initial_h" and node.metadata_props else name for name in node.input]
     (node,) = rnn_lower.prove(model, lowered).nodes
-    assert (node.verdict, node.reason) == ("not equal", "it reads 'minus', which is no input of the node")
+    assert (node.verdict, node.reason) == ("not equal", "it reads 'minus', which is not an input of the node")
 
 
 def test_what_nothing_computes_is_wrong():
@@ -279,7 +279,7 @@ def test_a_part_beyond_the_end_is_not_looked_at():
 
 def test_a_very_long_sequence_is_out_of_scope():
     (node,) = proof(Case("RNN", T=20_000, N=1, I=1, H=1)).nodes
-    assert (node.verdict, node.reason) == ("out of scope", "a sequence of 20000 steps; up to 10000 are computed")
+    assert (node.verdict, node.reason) == ("out of scope", "a sequence of 20000 steps; the limit is 10000")
 
 
 @pytest.mark.parametrize("T", [1, 6, 9, 14])

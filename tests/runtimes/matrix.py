@@ -34,47 +34,47 @@ from rnn_lower.targeting.probe import results as judging  # noqa: E402
 from rnn_lower.targeting.probe.report import REFUSED, fused_tables, tell  # noqa: E402
 
 NOTES = """
-"Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. The
-expected values are those of onnxruntime's fused operator or, where it has no well-defined result, those of the project's
-reference implementation. "Silently wrong" is any other result; "error" is an exception or a crash.
+"Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. onnxruntime's
+native operator provides the expected values or, where its result is not well defined, the project's reference implementation.
+"Silently wrong" is any other result; "error" is an exception or a crash.
 
 ## Running it yourself
 
-`rnn-lower targets` lists the targets. To install the runtimes, and then to measure two of them:
+`rnn-lower targets` lists the targets. Install the runtimes, then measure two of them:
 
     pip install torch==2.13.0 && pip install -e '.[test,runtimes]' && pip install --no-deps onnx2torch
     python tests/runtimes/matrix.py openvino tract
 
-Without names, the script measures every runtime that is installed. tinygrad's CPU device needs `clang` (19 serves, 14 does
-not). Unrolled graphs of long sequences load slowly on some runtimes; `rnn-lower` then prints a warning that says how slowly.
+Without names, the script measures every runtime that is installed. tinygrad's CPU device needs `clang` (19 works, 14 does
+not). Unrolled graphs of long sequences load slowly on some runtimes; `rnn-lower` then prints a warning with the expected time.
 
 emx-onnx-cgen (which needs `gcc`), qonnx, jaxonnxruntime (with absl-py), aidge_core with aidge_onnx and aidge_backend_cpu, and onnx2tf
-with tensorflow and ai-edge-litert each come from PyPI; not all of them go into one environment. qonnx 1.0.0 needs onnx
+with tensorflow and ai-edge-litert come from PyPI; they do not all fit into one environment. qonnx 1.0.0 needs onnx
 1.20. For onnxruntime-web, `NODE_MODULES` names a folder of npm packages with onnxruntime-web and puppeteer-core, and `CHROMIUM`
-the browser. rknn-toolkit2 (which wants an older onnx), ncnn (with pnnx) and onnxruntime-openvino (which takes onnxruntime's
-place) run in a Python of their own, which `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO_PYTHON` name.
+the browser. rknn-toolkit2 (which wants an older onnx), ncnn (with pnnx) and onnxruntime-openvino (which replaces
+onnxruntime) run in Python environments of their own, which `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO_PYTHON` name.
 
 ## What the rows are
 
-- emx-onnx-cgen: the C code that it writes, compiled by gcc and run. A Scan keeps that code short.
+- emx-onnx-cgen: the C code that it generates, compiled by gcc and run. A Scan keeps that code short.
 - onnxruntime-web and onnxruntime-webgpu: one package, in a page of a headless Chromium: WebAssembly with one thread, and
   WebGPU with a software adapter. On WebGPU a **Scan is silently wrong** in 17 of the 60 features; its target has none.
 - onnx2tf: the TensorFlow Lite model that it writes, run by LiteRT. Inputs keep their axes (`-kat`).
-- rknn: the simulator of rknn-toolkit2 for an RK3588, **not a chip**. It computes in float16, so that here differences up to
-  0.01 count as right, times the largest of the expected values where these are above 1.
-- ncnn: what pnnx converts, in float32. It has no comparisons and no integers, so `sequence_lens` has to be a constant. It
-  converts no recurrent operator.
+- rknn: the simulator of rknn-toolkit2 for an RK3588, **not a chip**. It computes in float16, so differences up to 0.01 count as
+  right here, or up to 0.01 times the largest expected value where that is above 1.
+- ncnn: the model that pnnx converts, in float32. It has no comparisons and no integers, so `sequence_lens` has to be a constant.
+  pnnx converts no recurrent operator.
 - onnxruntime-openvino: onnxruntime with its OpenVINO provider, which ends the session when it meets a Loop.
 - opencv@classic: the engine of OpenCV 4, which 5.0 still has (`cv2.dnn.ENGINE_CLASSIC`).
 - qonnx runs a graph node by node through onnxruntime; a Scan or Loop fails there.
 
 Not in the table:
 
-- MNN runs Loop and unrolled graphs (target `mnn`). Its converter installs packages and contacts its vendor when it is
-  imported, so this script never runs it; it was tried by hand in an isolated environment.
-- hls4ml refuses Slice; it was not tried further.
+- MNN runs Loop and unrolled graphs (target `mnn`). Importing its converter installs packages and contacts its vendor,
+  so this script never runs it; it was tested by hand in an isolated environment.
+- hls4ml refuses Slice; it was not tested further.
 
-For a runtime that is not here, there is [a kit](new-target.md).
+For any other runtime, use [a kit](new-target.md).
 
 ## Random models
 
@@ -82,37 +82,37 @@ For a runtime that is not here, there is [a kit](new-target.md).
 were right; tract, OpenCV 4 and onnx2tf refused to load the others, and one on rknn was wrong, which its target now refuses.
 `python tests/soaktargets.py` lowers random models for every target and runs them on onnxruntime: none of 1,207 was wrong.
 
-## What the runtimes forced on the lowered graph
+## How runtimes shaped the lowered graph
 
-These hold for every target:
+For every target:
 
 - In every sum, the recurrent product is the first operand. OpenVINO 2026.4.1 computes Add in the memory of its first
-  operand; with the projected input first, an RNN in a Scan of known length comes out silently wrong there.
-- Where Softplus is computed from simpler operators, the formula does not overflow.
+  operand; with the projected input first, an RNN in a Scan of known length is silently wrong there.
+- Where simpler operators compute Softplus, the formula does not overflow.
 
-These depend on the target:
+For single targets:
 
-- OpenVINO's Scan takes only constants from outside its body, so weights that are computed go into a Loop, which takes anything.
+- OpenVINO's Scan reads only constants from outside its body, so computed weights need a Loop, which reads anything.
 - OpenCV 5.0's Tanh is NaN above 44, a value that a real speech enhancer (GTCRN) reaches: targets `opencv` and `portable`
-  bound the input of Tanh to [-20, 20].
-- OpenCV 4 takes a computed vector for a column, which it broadcasts along the wrong axis, silently: target `opencv@4`
-  computes with nothing of rank 1.
-- A WebGPU shader gets 8 buffers, and a Concat or a Split of more than 7 parts gives zeros: `onnxruntime-webgpu` has no
-  larger ones, nor has `portable`.
+  limit the input of Tanh to [-20, 20].
+- OpenCV 4 treats a computed vector as a column and silently broadcasts it along the wrong axis: target `opencv@4` computes no
+  tensors of rank 1.
+- A WebGPU shader gets 8 buffers, and a Concat or a Split of more than 7 parts returns zeros: targets `onnxruntime-webgpu` and
+  `portable` avoid larger ones.
 - The Softplus of OpenCV and tract is infinite above 88.7: their targets and `portable` do not use that operator.
 
 ## Real models
 
 `test_real_models` runs the first two.
 
-- A Keras export with two LSTM nodes (DTLN) runs right on each runtime when lowered with its target, except on
-  jaxonnxruntime, which takes an end of 2^63 - 1 in a Slice for -1, and on onnx2tf, which turns the axes of an output.
-- A speech enhancer with fourteen GRU nodes (GTCRN) does too, except where other operators of it are refused (the
+- A Keras export with two LSTM nodes (DTLN) runs right on each runtime when lowered for it, except on
+  jaxonnxruntime, which reads an end of 2^63 - 1 in a Slice as -1, and on onnx2tf, which transposes an output.
+- A speech enhancer with fourteen GRU nodes (GTCRN) does too, except on runtimes that refuse its other operators (the
   ReferenceEvaluator, tinygrad, IREE, aidge, jaxonnxruntime, onnx2tf and ncnn: Conv with groups, Gather, ConvTranspose, Pad
-  and Slice) or give other numbers, with the fused nodes as well (WebGPU, and the ConvTranspose of OpenCV's classic
-  engine). It was not tried on rknn, whose simulator takes minutes.
+  and Slice) or compute them differently, with native nodes as well (WebGPU, and the ConvTranspose of OpenCV's classic
+  engine). It was not tested on rknn, whose simulator takes minutes.
 - A voice detector whose LSTM nodes lie in If branches (Silero) runs right on onnxruntime and on the ReferenceEvaluator.
-  OpenVINO 2026.4.1 refuses it, fused or lowered, because of other operators: Conv and ReduceMean of unknown rank or type.
+  OpenVINO 2026.4.1 refuses it, native or lowered, because of other operators: Conv and ReduceMean of unknown rank or type.
 """
 
 
@@ -174,15 +174,15 @@ def collect(name: str, kind: str) -> dict[str, list[str]]:
 def write_page(data: dict, folder: Path) -> None:
     lines = [
         "# Runtimes", "",
-        "`tests/runtimes/matrix.py` wrote this page. It runs one-node models that cover the features of RNN, GRU and LSTM",
-        f"({len(FEATURES)} models at opset 17, with T = 5, N = 2, I = 3, H = 4) on each runtime: first with the fused operator, then",
-        "lowered with the target of that name, in every form that the target takes.", "",
-        "![Every feature on every runtime, fused and lowered](runtimes.png)", "",
-        "[The same as a table](runtimes.csv): a number is the largest difference of a result that is wrong without an error.", "", "| runtime | version | fused | lowered |", "|---|---|---|---|",
+        "`tests/runtimes/matrix.py` generates this page. It runs one-node models that cover the features of RNN, GRU and LSTM",
+        f"({len(FEATURES)} models at opset 17, with T = 5, N = 2, I = 3, H = 4) on each runtime: first with the native operator, then",
+        "lowered with the target of that name, in every form that the target supports.", "",
+        "![Every feature on every runtime, native and lowered](runtimes.png)", "",
+        "[The same as a table](runtimes.csv): a number is the largest difference of a result that is wrong without an error.", "", "| runtime | version | native | lowered |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, row in data.items():
-        told = [tell(row[kind].values()) if row[kind] else "not measured" for kind in ("fused", "lowered")]
-        lines.append(f"| {name} | {row['version']} | {' | '.join(told)} |")
+        counts = [tell(row[kind].values()) if row[kind] else "not measured" for kind in ("fused", "lowered")]
+        lines.append(f"| {name} | {row['version']} | {' | '.join(counts)} |")
     (folder / "runtimes.md").write_text("\n".join([*lines, NOTES]) + "\n")
     with (folder / "runtimes.csv").open("w", newline="") as file:
         rows = csv.writer(file)

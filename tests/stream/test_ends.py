@@ -79,7 +79,7 @@ def test_the_end_of_a_stream_that_lacks_frames_is_refused(way, pads):
     # With two and padding behind no frame comes late, and the last one is another.
     kernel, strides = ("K", [1]) if pads[0] else ("K_of_two", [2])
     before = [node("Conv", f"x {kernel}", "k", pads=pads, strides=strides), node("Transpose", "k", "X", perm=[2, 0, 1])]
-    with pytest.raises(RnnLowerError, match=r"look ahead|comes late"):
+    with pytest.raises(RnnLowerError, match=r"look ahead|delayed"):
         rnn_lower.stream(model([*before, *nodes], [1, H, "T"], condition), delay=True)
 
 

@@ -117,7 +117,7 @@ def test_a_batch_of_another_size_is_not_broadcast():
     session = rnn_lower.StreamingSession(rnn_lower.stream(DENOISER, axis="time"))
     session.run(frames("torch_denoiser", 3, 5))
     for rows in (1, 2, 4):
-        with pytest.raises(rnn_lower.RnnLowerError, match=r"is of shape \[3, .*where this chunk needs .*begin anew"):
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"is of shape \[3, .*where this chunk needs .*start over"):
             session.run(frames("torch_denoiser", rows, 5))
     session.reset()
     session.run(frames("torch_denoiser", 1, 5))

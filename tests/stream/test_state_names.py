@@ -60,7 +60,7 @@ def test_rows_of_packed_states_begin_anew():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"state_names": "h_in"}, "write a text with {end} in it"),
+        ({"state_names": "h_in"}, "it must contain {end}"),
         ({"state_names": "{layer}_{end}"}, "it may have {node}, {state}, {end}, {index}"),
         ({"state_names": "s_{end}"}, "'s_in' would stand for several"),
         ({"states": "one"}, "it must be 'each' or 'packed'"),
@@ -72,7 +72,7 @@ def test_is_refused(options, words):
 
 
 def test_states_that_grow_are_not_packed():
-    with pytest.raises(rnn_lower.UnsupportedError, match="grows, so that it cannot be packed"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="grows, so it cannot be packed"):
         rnn_lower.stream(stack_of(late_conv, lstm), axis="T", delay=True, states="packed")
 
 

@@ -15,7 +15,7 @@ import rnn_lower
 from rnn_lower import api, cli
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
-from rnn_lower.streaming import making
+from rnn_lower.streaming import stream_model
 from rnn_lower.streaming.contents import CONTENTS
 from rnn_lower.streaming.rules import RULES
 
@@ -129,9 +129,9 @@ def test_what_is_left_is_compared_in_chunks(free, tmp_path, capsys):
 
 
 def test_a_check_of_no_chunks_fails():
-    made = making.make(Document(beside("", 1, padded=False)), making.Wish(), Options())
+    made = stream_model.make(Document(beside("", 1, padded=False)), stream_model.StreamOptions(), Options())
     alone = dataclasses.replace(made.plan, states=(), inputs={})
     wrong = dataclasses.replace(made, streamed=dataclasses.replace(made.streamed, plan=alone))
     report = api.check_streaming(wrong, made.document.proto, runs=1)
     assert not report
-    assert "no state was handed on" in report.verdict
+    assert "no state was carried from chunk to chunk" in report.verdict

@@ -15,7 +15,7 @@ import rnn_lower
 from rnn_lower import api
 from rnn_lower.modelio import files
 from rnn_lower.options import Options
-from rnn_lower.streaming import making
+from rnn_lower.streaming import stream_model
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -87,7 +87,7 @@ def test_lengths_that_serve_something_else_too(used):
         model.graph.node.append(helper.make_node("Neg", [source], ["less"], name="negative"))
     elem = TensorProto.INT32 if used == "itself" else TensorProto.FLOAT
     model.graph.output.append(helper.make_tensor_value_info("wide" if used == "output" else "less", elem, ["N"]))
-    with pytest.raises(rnn_lower.UnsupportedError, match="where what is left of them would be something else"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="where the remaining steps would be wrong"):
         rnn_lower.stream(model, axis="T")
 
 
@@ -118,7 +118,7 @@ def test_a_state_of_the_callers_stays_one(caplog):
     model, feeds = build(Case("GRU", dynamic=True, optional=("initial_h",)))
     caplog.set_level("INFO", "rnn_lower")
     made = rnn_lower.stream(model, axis="T")
-    assert "its state is input 'initial_h' already, which is left as it is" in caplog.text
+    assert "its state is input 'initial_h' already, which stays" in caplog.text
     assert [value.name for value in made.graph.input] == ["X", "initial_h"]
     close(list(in_chunks(made, feeds, [2, 1, 2]).values()), run_onnxruntime(model, feeds))
 
@@ -161,7 +161,7 @@ def test_parts_of_a_state_are_the_callers(caplog):
     caplog.set_level("INFO", "rnn_lower")
     model, feeds = stacked(computed=False)
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"), states={"h": "n"})
-    assert "so it is left to the caller, as the model has it" in caplog.text
+    assert "so the caller has to feed it back, as in the original" in caplog.text
     parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
     close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
 
@@ -181,7 +181,7 @@ def test_parts_of_a_state_are_handed_on():
 def test_a_state_that_is_computed_from_an_input_is_refused():
     """It would begin anew with every chunk."""
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"GRU 'second' in main graph: .* and its state is not given back as it is"
+        rnn_lower.UnsupportedError, match=r"GRU 'second' in main graph: .* and its state is not returned unchanged"
     ):
         rnn_lower.stream(stacked(computed=True)[0], axis="T")
 
@@ -330,7 +330,7 @@ def test_statistics_of_each_place():
 def test_check_finds_a_state_that_is_lost():
     """A streaming model whose state comes back as it went in is not the same."""
     model, _ = build(Case("GRU", dynamic=True))
-    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    made = stream_model.make(files.open_model(model)[0], stream_model.StreamOptions("T"), Options())
     proto = made.document.write_back(made.dims)
     assert api.check_streaming(made, proto).ok
     for node in proto.graph.node:
@@ -345,7 +345,7 @@ def test_check_finds_a_state_that_is_lost():
 def test_check_finds_a_changed_node():
     """A weight that matters to no sampled input by more than the tolerance is found in exact arithmetic."""
     model, _ = build(Case("GRU", dynamic=True))
-    made = making.make(files.open_model(model)[0], making.Wish("T"), Options())
+    made = stream_model.make(files.open_model(model)[0], stream_model.StreamOptions("T"), Options())
     proto = made.document.write_back(made.dims)
     weight = next(t for t in proto.graph.initializer if t.name.endswith("W_transposed"))
     array = onnx.numpy_helper.to_array(weight).copy()
@@ -362,9 +362,9 @@ def test_strides_ask_for_multiples():
     model = s.model()
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
     assert session.plan.every == 2
-    with pytest.raises(rnn_lower.RnnLowerError, match="a chunk must be of a multiple of 2 frames"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="a chunk must have a multiple of 2 frames"):
         session.run(np.zeros((1, 3, 6), np.float32))
     with pytest.raises(
-        rnn_lower.UnsupportedError, match="step=3: the strides of the model over time take multiples of 2"
+        rnn_lower.UnsupportedError, match="step=3: the strides of the model over time need multiples of 2"
     ):
         rnn_lower.stream(model, axis="T", step=3)

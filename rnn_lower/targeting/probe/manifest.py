@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rnn_lower import foreign
+from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 
 SCHEMA = 1
@@ -80,10 +80,10 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises RnnLowerError when there is no kit in the folder, or one of another schema."""
     path = folder / NAME
     try:
-        text = foreign.loads(foreign.plain(path).read_text(encoding="utf-8"))
+        text = untrusted.loads(untrusted.plain(path).read_text(encoding="utf-8"))
         if text["schema"] != SCHEMA:
             found = text["schema"]
-            raise RnnLowerError(f"{path}: a kit of schema {found}, and {SCHEMA} is known here; write the kit again")
+            raise RnnLowerError(f"{path}: a kit of schema {found}; this version reads {SCHEMA}; write the kit again")
         return Manifest(
             str(text["target"]), str(text["made_by"]), tuple(map(_case, text["cases"])),
             tuple(Refused(**one) for one in text["refused"]),
@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         text = f"{error.strerror or error}; write a kit first: rnn-lower kit -o {folder} --target RUNTIME"
         raise RnnLowerError(f"{path}: cannot be read: {text}") from None
-    except foreign.UNSOUND as error:
+    except untrusted.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
         raise RnnLowerError(f"{path}: not the manifest of a kit; write the kit again") from None

@@ -82,12 +82,12 @@ def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote its words as a shell would") from None
+        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote its words as in a shell") from None
     for place in ("{model}", "{outputs}"):
         if not any(place in word for word in words):
             raise RnnLowerError(f"--run {command}: lacks {place}; e.g. --run 'python run.py {' '.join(PLACES)}'")
     if shutil.which(words[0]) is None:
-        raise RnnLowerError(f"--run {words[0]}: cannot be started: there is no such program")
+        raise RnnLowerError(f"--run {words[0]}: cannot be started: no such program")
     return words
 
 
@@ -98,7 +98,7 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
     try:
         outputs.mkdir(parents=True)
     except OSError as error:
-        why = f"{error.strerror or error}; name a folder for --results that is not there"
+        why = f"{error.strerror or error}; name a new folder for --results"
         raise RnnLowerError(f"{outputs}: cannot be written: {why}") from None
     with tempfile.TemporaryFile() as text:
         try:

@@ -61,7 +61,7 @@ def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float =
         raise RnnLowerError(f"--limit is {limit:g}; it must be more than 0")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RnnLowerError(f"{folder}: is there already; name a folder that is not")
+            raise RnnLowerError(f"{folder}: exists already; name a new folder")
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             manifest = _write_all(place, target, chosen, limit)

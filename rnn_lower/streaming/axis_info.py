@@ -23,7 +23,7 @@ class UnknownShapeError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Track:
+class AxisInfo:
     """A value. It is the same for every chunk (axis None), or has one frame of the stream after another along one axis.
 
     shape: sizes; None when even the rank is unknown, which only a value without the stream may be.
@@ -82,16 +82,16 @@ class Track:
         """Whether nothing else was merged into the axis of the frames."""
         return self.axis is not None and not (self.lead or self.trail) and self.sizes[self.axis] == self.frames
 
-    def moved(self, axis: int, shape: Sequence[Size], **changes: Any) -> Track:
+    def moved(self, axis: int, shape: Sequence[Size], **changes: Any) -> AxisInfo:
         """The same frames in a value of another shape."""
         return dataclasses.replace(self, axis=axis, shape=tuple(shape), content=None, **changes)
 
-    def ended(self, shape: Sequence[Size]) -> Track:
+    def ended(self, shape: Sequence[Size]) -> AxisInfo:
         """What tells of its frames up to the last one so far."""
-        return Track(tuple(shape), last=True, cut=self.cut)
+        return AxisInfo(tuple(shape), last=True, cut=self.cut)
 
 
-FIXED = Track(None)
+FIXED = AxisInfo(None)
 
 
 def with_lead(frames: Size, lead: int) -> Size:
@@ -100,7 +100,7 @@ def with_lead(frames: Size, lead: int) -> Size:
 
 
 @dataclasses.dataclass
-class Look:
+class RuleContext:
     """What a rule sees of a node.
 
     node; opset and path of its graph; inputs: what is known of each, None for absent ones.  inferred, typed: shape and
@@ -115,7 +115,7 @@ class Look:
     node: ir.Node
     opset: int
     path: str
-    inputs: list[Track | None]
+    inputs: list[AxisInfo | None]
     inferred: Callable[[ir.Value], tuple[Any, ...] | None]
     typed: Callable[[ir.Value], ir.DataType | None]
     constant: Callable[[ir.Value | None], np.ndarray | None]
@@ -124,24 +124,24 @@ class Look:
     baked: int | None
     carry: Callable[[Any], None]
     reader: Callable[[ir.Node], Any]
-    branch: Callable[[ir.Graph], list[Track]]
+    branch: Callable[[ir.Graph], list[AxisInfo]]
 
     def refuse(self, reason: str) -> UnsupportedError:
         """The error that names the node."""
         text = f"{self.node.op_type} '{display_name(self.node)}' in {self.path}"
         return UnsupportedError(f"{text}: cannot run chunk by chunk: {reason}")
 
-    def input(self, index: int) -> Track:
+    def input(self, index: int) -> AxisInfo:
         """An input that the operator requires."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None:
             raise self.refuse(f"input {index} is missing")
         return found
 
-    def x(self) -> Track:
+    def x(self) -> AxisInfo:
         """The only input that carries the stream, which must be the first."""
-        for index, track in enumerate(self.inputs):
-            if index and track is not None and track.is_timed:
+        for index, info in enumerate(self.inputs):
+            if index and info is not None and info.is_timed:
                 raise self.refuse(f"input {index} depends on the stream")
         return self.input(0)
 
@@ -158,8 +158,8 @@ class Look:
             return None
         array = self.known(index)
         if array is None:
-            track = self.inputs[index]
-            sizes = None if track is None or track.content is None else [one.number for one in track.content]
+            info = self.inputs[index]
+            sizes = None if info is None or info.content is None else [one.number for one in info.content]
             if sizes is not None and None not in sizes:
                 return [number for number in sizes if number is not None]
             raise self.refuse(f"its {attribute} are computed")
@@ -174,9 +174,9 @@ class Look:
             raise self.refuse("the element type of its input is unknown")
         return found
 
-    def may_lack_frames(self, track: Track) -> bool:
+    def may_lack_frames(self, info: AxisInfo) -> bool:
         """Whether a chunk of this value may have no frames, since they come late."""
-        return bool(track.late) and self.step is None
+        return bool(info.late) and self.step is None
 
     def attribute(self, name: str, default: Any = None) -> Any:
         found = self.node.attributes.get(name)
@@ -201,8 +201,8 @@ class Look:
         return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(found)]
 
 
-def along(look: Look, track: Track) -> int:
+def along(ctx: RuleContext, info: AxisInfo) -> int:
     """The axis of the stream of a value that has it."""
-    if track.axis is None:
-        raise look.refuse("it computes with the length of the stream")
-    return track.axis
+    if info.axis is None:
+        raise ctx.refuse("it computes with the length of the stream")
+    return info.axis

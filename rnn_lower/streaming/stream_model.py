@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.asked import check_numbers, check_texts
 from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.lower_pass import Record, lower_document, prepared
 from rnn_lower.errors import RnnLowerError, UnsupportedError
@@ -26,14 +25,15 @@ from rnn_lower.modelio import files, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
-from rnn_lower.stopping import signals_blocked
+from rnn_lower.signals import signals_blocked
+from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
-from rnn_lower.streaming.rewriting import Streamed, streamed
-from rnn_lower.streaming.surgery import MADE
+from rnn_lower.streaming.rewriting import StreamedModel, streamed
 from rnn_lower.targeting import find_target
 from rnn_lower.targeting.lint import unsupported
 from rnn_lower.targeting.profile import Target
+from rnn_lower.validation import check_numbers, check_texts
 
 logger = logging.getLogger("rnn_lower")
 
@@ -42,7 +42,7 @@ MARK = b"first states, written by rnn-lower stream"
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
+class StreamOptions:
     """How a model is to be streamed; see `rnn_lower.stream`."""
 
     axis: str | None = None
@@ -56,13 +56,13 @@ class Wish:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class StreamResult:
     """A streaming model that is ready to be written. dims: sizes that were fixed in it; kept: nodes that stay."""
 
     document: Document
     dims: Dims | None
     records: list[Record]
-    streamed: Streamed
+    streamed: StreamedModel
     kept: int = 0
 
     @property
@@ -70,34 +70,36 @@ class Made:
         return self.streamed.plan
 
 
-def make(document: Document, wish: Wish, options: Options) -> Made:
+def make(document: Document, requested: StreamOptions, options: Options) -> StreamResult:
     """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
-    check_texts(axis=wish.axis, state_names=wish.state_names)
-    if wish.step is not None:
-        check_numbers(step=wish.step)
-    if wish.set_inputs is not None and not isinstance(wish.set_inputs, Mapping):
-        raise RnnLowerError(f"set_inputs is {wish.set_inputs!r}; it must map names of inputs to values")
+    check_texts(axis=requested.axis, state_names=requested.state_names)
+    if requested.step is not None:
+        check_numbers(step=requested.step)
+    if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):
+        raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
-    found = streamed(document, wish.axis, wish.set_inputs, wish.reset, options.dims, wish.step, wish.delay)
-    found = dataclasses.replace(found, plan=_arranged(found, wish))
-    if wish.keep_native and found.late and wish.step is None:
+    found = streamed(
+        document, requested.axis, requested.set_inputs, requested.reset, options.dims, requested.step, requested.delay
+    )
+    found = dataclasses.replace(found, plan=_arranged(found, requested))
+    if requested.keep_native and found.late and requested.step is None:
         raise UnsupportedError(
-            f"{found.late[0]}: its frames come late, so that it gets none at first, which fused operators do not"
+            f"{found.late[0]}: its frames are delayed, so the first chunks have none, which native operators do not"
             " support; drop --keep-native"
         )
     dims: dict[str, int | Sequence[int]] = {}
     if found.length is not None and found.time is not None:
         dims[found.time] = found.length
-    if wish.step is not None and found.time is not None:
-        dims[found.time] = wish.step
+    if requested.step is not None and found.time is not None:
+        dims[found.time] = requested.step
         if options.form == "auto" and "unroll" in target.forms:
             options = dataclasses.replace(options, form="unroll")
     options = dataclasses.replace(options, dims=dims or None)
-    if found.late and wish.step is None and options.form in ("auto", "scan"):
+    if found.late and requested.step is None and options.form in ("auto", "scan"):
         options = _for_empty_chunks(options, target, str(found.late[0]))
-    if wish.keep_native and options.target is not None:
+    if requested.keep_native and options.target is not None:
         options = dataclasses.replace(options, keep_native=True)
-    elif wish.keep_native:
+    elif requested.keep_native:
         options = dataclasses.replace(options, select=lambda _: False)
     ready, left = prepared(Document(found.document.proto, found.document.folder).copied(), options)
     if options.target is not None:
@@ -106,11 +108,11 @@ def make(document: Document, wish: Wish, options: Options) -> Made:
     if options.target is not None:
         _check_made(ready.copied().fixed(left.dims) if left.dims else ready, target)
     for name, frames in found.plan.late.items():
-        logger.info("output '%s' comes %d frames late", name, frames)
+        logger.info("output '%s' is delayed by %d frames", name, frames)
     for name, frames in found.plan.warm_up.items():
-        logger.info("the first %d frames of output '%s' are the warm-up and mean nothing", frames, name)
+        logger.info("the first %d frames of output '%s' are the warm-up and are invalid", frames, name)
     kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
-    return Made(ready, left.dims, records, found, kept)
+    return StreamResult(ready, left.dims, records, found, kept)
 
 
 def _is_made(node: ir.Node) -> bool:
@@ -128,15 +130,15 @@ def _check_made(document: Document, target: Target) -> None:
             )
 
 
-def _arranged(found: Streamed, wish: Wish) -> Plan:
+def _arranged(found: StreamedModel, requested: StreamOptions) -> Plan:
     """The plan with states packed and named as requested, in the model too."""
     plan, model = found.plan, found.document.proto
-    if wish.states == "packed":
+    if requested.states == "packed":
         plan = packed(model, plan)
-    elif wish.states != "each":
-        raise RnnLowerError(f"states is {wish.states!r}; it must be 'each' or 'packed'")
-    if wish.state_names is not None:
-        plan = renamed(model, plan, wish.state_names)
+    elif requested.states != "each":
+        raise RnnLowerError(f"states is {requested.states!r}; it must be 'each' or 'packed'")
+    if requested.state_names is not None:
+        plan = renamed(model, plan, requested.state_names)
     if plan is not found.plan:
         plan.write(model)
     return plan
@@ -149,10 +151,10 @@ def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
     """
     if options.target is not None and not target.name.startswith("onnxruntime"):
         raise UnsupportedError(
-            f"{late}: its frames come late, so that a chunk may have none, which target {target.name} was not seen to"
+            f"{late}: its frames are delayed, so a chunk may have none, which target {target.name} was not seen to"
             " run; stream without --target, or for onnxruntime"
         )
-    logger.info("form loop, since frames come late and a Scan does not run on a chunk that has none yet")
+    logger.info("form loop, because frames are delayed and a Scan cannot run on a chunk without frames")
     return dataclasses.replace(options, form="loop")
 
 
@@ -170,7 +172,7 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
     if place.exists() and not (place.is_file() and (_has_states(path) or _is_ours(place))):
         raise RnnLowerError(
-            f"{place}: the first states go there, and it is there already, of something else; move it away"
+            f"{place}: the initial states would overwrite this file, which is not rnn_lower's; move it away"
         )
     made, before = (
         place.with_name(f".{stale_files.stem_of(place)}.{secrets.token_hex(8)}{stale_files.TMP}") for _ in range(2)

@@ -1,7 +1,7 @@
-"""Modules that the command line imports only when something reads an attribute of theirs.
+"""Modules that the command line imports only when something reads an attribute of them.
 
-onnx_ir imports sympy for arithmetic on symbolic sizes, which nothing here asks for: a third of the time that a small
-model takes. In a library this would meddle with whoever else imports it; the process of a command is our own.
+onnx_ir imports sympy for arithmetic on symbolic sizes, which rnn_lower does not use; that takes a third of the time for
+a small model. A library must not change the imports of its host; a command owns its process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import LazyLoader
 from types import ModuleType
 
 NAMES = ("sympy", "onnx_ir._symbolic_shapes")
-"""sympy, and the one module that reads it while it is imported. A name that does not exist any more does no harm."""
+"""sympy, and the only module that reads it while it is imported. A name that no longer exists does no harm."""
 
 
 class _Deferring(MetaPathFinder):
@@ -26,6 +26,6 @@ class _Deferring(MetaPathFinder):
 
 
 def defer() -> None:
-    """From now on; what is imported already stays as it is."""
+    """Defer the imports from now on; modules that are imported already do not change."""
     if not any(isinstance(finder, _Deferring) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Deferring())

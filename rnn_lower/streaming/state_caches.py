@@ -12,15 +12,15 @@ from onnx import helper, numpy_helper
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
-from rnn_lower.streaming.first import FromInput
-from rnn_lower.streaming.late import Accumulated, Arguments, Changed, Guessed, Held, Masked, Reduced, Sizes
+from rnn_lower.streaming.data_flow import gives_back, inputs_of, is_part_of_input, outputs_of
+from rnn_lower.streaming.delays import Accumulated, Arguments, Changed, DelayBuffer, Guessed, Masked, Reduced, Sizes
+from rnn_lower.streaming.graph_editor import GraphEditor, put
+from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.lengths import count_down
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.positions import Numbered, Position
-from rnn_lower.streaming.reach import gives_back, inputs_of, is_part_of_input, outputs_of
 from rnn_lower.streaming.recurrence import Length, Recurrence
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.surgery import Surgery, put
 from rnn_lower.streaming.windows import Cache, Joined, Overlap
 
 END = 2**63 - 1
@@ -28,7 +28,7 @@ STATES = {"h": (5, 1), "c": (6, 2)}
 """Input and output of a recurrent node, by state."""
 
 
-def carry_recurrence(work: Surgery, one: Recurrence) -> None:
+def carry_recurrence(work: GraphEditor, one: Recurrence) -> None:
     read = one.read
     message = work.document.message(read.node)
     free = {dim.dim_param for value in work.graph.input for dim in value.type.tensor_type.shape.dim}
@@ -62,12 +62,12 @@ def carry_recurrence(work: Surgery, one: Recurrence) -> None:
         _result(work, one, message, (letter, result), (source, current), first, shape, ended)
 
 
-def tell_length(work: Surgery, one: Length) -> None:
+def tell_length(work: GraphEditor, one: Length) -> None:
     """Where inference does not find the length of a sequence, a Reshape says it."""
     read, message = one.read, work.document.message(one.read.node)
     if work.step is None or read.static_length is not None:
         return
-    name, known = work.names.unique(f"{read.name}/X"), work.tracks[read.inputs["X"]].sizes
+    name, known = work.names.unique(f"{read.name}/X"), work.infos[read.inputs["X"]].sizes
     sizes = [each.number or 0 for each in known]  # 0: as it is
     sizes[1 if read.layout else 0] = one.steps
     shape = work.constant(message, np.array(sizes, np.int64), f"{name}/shape")
@@ -76,7 +76,7 @@ def tell_length(work: Surgery, one: Length) -> None:
 
 
 def _result(
-    work: Surgery, one: Recurrence, message: onnx.NodeProto, what: tuple[str, int], names: tuple[str, str],
+    work: GraphEditor, one: Recurrence, message: onnx.NodeProto, what: tuple[str, int], names: tuple[str, str],
     first: np.ndarray | None, shape: tuple[Size, ...], ended: str | None,
 ) -> None:  # fmt: skip
     """The final state as an output; a row whose sequence had ended before keeps what it had."""
@@ -103,7 +103,7 @@ def _result(
     work.states.append(State(source, name, shape, read.dtype.name, read.describe(), rows, first))
 
 
-def _callers(work: Surgery, one: Recurrence, given: ir.Value) -> str:
+def _callers(work: GraphEditor, one: Recurrence, given: ir.Value) -> str:
     """An initial state that is an input already: it stays one."""
     node = one.read.node
     here = next(place for user, place in given.uses() if user is node)
@@ -114,15 +114,15 @@ def _callers(work: Surgery, one: Recurrence, given: ir.Value) -> str:
                 f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
                 " of its own"
             )
-    work.notes.append(f"{one.read.describe()}: its state is input '{given.name}' already, which is left as it is")
+    work.notes.append(f"{one.read.describe()}: its state is input '{given.name}' already, which stays")
     return str(given.name)
 
 
-def _left(work: Surgery, one: Recurrence, reason: str) -> None:
+def _left(work: GraphEditor, one: Recurrence, reason: str) -> None:
     """A state that the model takes from an input and gives back in ways of its own."""
     read = one.read
     if "sequence_lens" in read.inputs:
-        raise UnsupportedError(f"{read.describe()}: {reason}, which does not go with sequence_lens")
+        raise UnsupportedError(f"{read.describe()}: {reason}, which sequence_lens do not allow")
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
@@ -132,14 +132,14 @@ def _left(work: Surgery, one: Recurrence, reason: str) -> None:
             continue
         if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
             raise UnsupportedError(
-                f"{read.describe()}: {reason}, and its state is not given back as it is; give the node an initial state"
+                f"{read.describe()}: {reason}, and its state is not returned unchanged; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
         for given in inputs_of(model, start):
             work.left.add(str(given.name))
             work.back.setdefault(str(given.name), (set(), read.describe()))[0].update(back)
-    work.notes.append(f"{read.describe()}: {reason}, so it is left to the caller, as the model has it")
+    work.notes.append(f"{read.describe()}: {reason}, so the caller has to feed it back, as in the original")
 
 
 def _reshaped_input(value: ir.Value) -> ir.Value | None:
@@ -154,12 +154,12 @@ def _reshaped_input(value: ir.Value) -> ir.Value | None:
     return value if value.is_graph_input() and not value.is_initializer() and alone else None
 
 
-def _given_back(work: Surgery, one: Recurrence, letter: str, given: ir.Value) -> None:
+def _given_back(work: GraphEditor, one: Recurrence, letter: str, given: ir.Value) -> None:
     """The final state as an output in the shape of the input that the first one comes from."""
     read, (_, place), source = one.read, STATES[letter], str(given.name)
     message = work.document.message(read.node)
     if work.is_nested(message) or given.dtype is None:
-        raise UnsupportedError(f"{read.describe()}: its state in a branch is not given back; make it an output")
+        raise UnsupportedError(f"{read.describe()}: its state in a branch is not an output; make it one")
     final = message.output[place] if place < len(message.output) else ""
     if not final:
         final = work.names.unique(f"{read.name}/{letter}_last")
@@ -174,7 +174,7 @@ def _given_back(work: Surgery, one: Recurrence, letter: str, given: ir.Value) ->
     work.states.append(State(source, result, (), given.dtype.name, read.describe(), None))
 
 
-def carry_cache(work: Surgery, one: Cache) -> None:
+def carry_cache(work: GraphEditor, one: Cache) -> None:
     message = work.document.message(one.node)
     text, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
     source = work.names.unique(f"{name}/cache_in")
@@ -206,14 +206,14 @@ def carry_cache(work: Surgery, one: Cache) -> None:
     work.states.append(State(source, result, one.shape, one.dtype.name, text, one.rows, first))
 
 
-def carry_joined(work: Surgery, one: Joined) -> None:
+def carry_joined(work: GraphEditor, one: Joined) -> None:
     """What stands in front of the stream is the first state."""
     message, name = work.document.message(one.node), display_name(one.node)
     described = f"{one.node.op_type} '{name}'"
     try:
         first, shape = work.first(described, one.front, one.shape, one.dtype)
     except FromInput as error:
-        raise UnsupportedError(f"{described}: what it joins in front of the stream: {error}") from None
+        raise UnsupportedError(f"{described}: what it joins to the start of the stream: {error}") from None
     source, result = (work.names.unique(f"{name}/cache_{end}") for end in ("in", "out"))
     work.add_input(source, one.dtype, shape)
     free = [axis for axis, each in enumerate(shape) if each.of]
@@ -227,12 +227,12 @@ def carry_joined(work: Surgery, one: Joined) -> None:
     work.states.append(State(source, result, shape, one.dtype.name, described, rows, first))
 
 
-def carry_held(work: Surgery, one: Held) -> None:
+def carry_held(work: GraphEditor, one: DelayBuffer) -> None:
     """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
     message = work.document.message(one.node)
     text, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
     if work.reset is not None:
-        raise UnsupportedError(f"{text}: its frames come late, so that no row begins anew on its own; drop --reset")
+        raise UnsupportedError(f"{text}: its frames are delayed, so single rows cannot be reset; drop --reset")
     if work.step is not None:
         _carry_delayed(work, one, text)
         return
@@ -284,7 +284,7 @@ def carry_held(work: Surgery, one: Held) -> None:
     work.states.append(State(source, result, shape, one.dtype.name, text, None, first))
 
 
-def _carry_delayed(work: Surgery, one: Held, owner: str) -> None:
+def _carry_delayed(work: GraphEditor, one: DelayBuffer, owner: str) -> None:
     """The same where chunks are of one length: as many frames come as there are, and the first mean nothing."""
     message, name = work.document.message(one.node), display_name(one.node)
     if one.crop is not None:
@@ -293,7 +293,7 @@ def _carry_delayed(work: Surgery, one: Held, owner: str) -> None:
         late = (one.late + max(0, one.reach - 1 - one.before - one.lead)) // one.stride
         length = late * one.stride + one.before - one.late
         if length < 0:
-            raise UnsupportedError(f"{owner}: its frames come late by less than its stride; drop --step")
+            raise UnsupportedError(f"{owner}: its delay is less than its stride; drop --step")
     joined = message.input[one.place]
     if length:
         shape = tuple(size(length) if axis == one.axis else each for axis, each in enumerate(one.shape))
@@ -325,11 +325,11 @@ def _carry_delayed(work: Surgery, one: Held, owner: str) -> None:
     work.warm_up(message)
 
 
-def mask(work: Surgery, one: Masked) -> None:
+def mask(work: GraphEditor, one: Masked) -> None:
     """Put what stands in front of the stream in place of frames that mean nothing."""
     message, name = work.document.message(one.node), display_name(one.node)
     assert work.step is not None
-    rank = work.tracks[one.node.inputs[one.place]].rank  # type: ignore[index]
+    rank = work.infos[one.node.inputs[one.place]].rank  # type: ignore[index]
     frames = np.arange(int(work.step / one.every)).reshape(-1, *[1] * (rank - 1 - one.axis))
     early = work.is_before(message, one.late, one.every, frames)
     fill = work.constant(message, np.array(lowest(one.fill, one.dtype), one.dtype.numpy()), f"{name}/fill")
@@ -338,7 +338,7 @@ def mask(work: Surgery, one: Masked) -> None:
     message.input[one.place] = masked
 
 
-def carry_overlap(work: Surgery, one: Overlap) -> None:
+def carry_overlap(work: GraphEditor, one: Overlap) -> None:
     """Add what the last chunk made beyond its end to the first frames, and keep what this one does."""
     message, name = work.document.message(one.node), display_name(one.node)
     text = f"{one.node.op_type} '{name}'"
@@ -372,12 +372,14 @@ def carry_overlap(work: Surgery, one: Overlap) -> None:
     work.states.append(State(source, result, one.shape, one.dtype.name, text, 0, first))
 
 
-def carry_position(work: Surgery, one: Position) -> None:
+def carry_position(work: GraphEditor, one: Position) -> None:
     """Count on from the number of frames before the chunk."""
     message, name = work.document.message(one.node), display_name(one.node)
     text = f"{one.node.op_type} '{name}'"
     if work.reset is not None:
-        raise UnsupportedError(f"{text}: it counts frames for all rows alike, so that none begins anew; drop --reset")
+        raise UnsupportedError(
+            f"{text}: it counts frames for all rows together, so single rows cannot be reset; drop --reset"
+        )
     source, result = (work.names.unique(f"{name}/position_{end}") for end in ("in", "out"))
     work.add_input(source, ir.DataType.INT64, (ONE,))
     total = work.names.unique(f"{name}/total")
@@ -401,7 +403,7 @@ def carry_position(work: Surgery, one: Position) -> None:
     work.states.append(State(source, result, (ONE,), "INT64", text, None, np.zeros(1, np.int64)))
 
 
-def carry_sum(work: Surgery, one: Accumulated) -> None:
+def carry_sum(work: GraphEditor, one: Accumulated) -> None:
     """Add what the chunks before came to; the last frame of the result is what the next chunk goes on from."""
     message, name = work.document.message(one.node), display_name(one.node)
     described = f"{one.node.op_type} '{name}'"
@@ -427,11 +429,11 @@ def carry_sum(work: Surgery, one: Accumulated) -> None:
     work.states.append(State(source, result, one.shape, one.dtype.name, described, rows, first))
 
 
-def change_attributes(work: Surgery, one: Changed) -> None:
+def change_attributes(work: GraphEditor, one: Changed) -> None:
     _change(work.document.message(one.node), one.attributes)
 
 
-def replace_arguments(work: Surgery, one: Arguments) -> None:
+def replace_arguments(work: GraphEditor, one: Arguments) -> None:
     message, name = work.document.message(one.node), display_name(one.node)
     if work.opset < one.since:
         _change(message, dict(zip(one.attributes, map(list, one.inputs.values()), strict=True)))
@@ -440,7 +442,7 @@ def replace_arguments(work: Surgery, one: Arguments) -> None:
         put(message.input, place, work.constant(message, np.array(numbers, np.int64), f"{name}/input"))
 
 
-def tell_sizes(work: Surgery, one: Sizes) -> None:
+def tell_sizes(work: GraphEditor, one: Sizes) -> None:
     """Sizes of the batch are read off the inputs. A sum: onnxruntime puts -1 into shapes that are concatenated."""
     message, name = work.document.message(one.node), display_name(one.node)
     work.check_sizes(f"{one.node.op_type} '{name}'", one.sizes)
@@ -468,7 +470,7 @@ def tell_sizes(work: Surgery, one: Sizes) -> None:
     message.input[1] = found
 
 
-def take_the_rest(work: Surgery, one: Guessed) -> None:
+def take_the_rest(work: GraphEditor, one: Guessed) -> None:
     message, name = work.document.message(one.node), display_name(one.node)
     here = work.constant(message, np.arange(one.rank) == one.place, f"{name}/here")
     rest, shape = (
@@ -481,7 +483,7 @@ def take_the_rest(work: Surgery, one: Guessed) -> None:
         _change(message, {"allowzero": 0})
 
 
-def take_each(work: Surgery, one: Numbered) -> None:
+def take_each(work: GraphEditor, one: Numbered) -> None:
     """The frames as they are, with more axes."""
     message, name = work.document.message(one.node), display_name(one.node)
     given = one.node.inputs[1]
@@ -497,7 +499,7 @@ def take_each(work: Surgery, one: Numbered) -> None:
         message.input.append(work.constant(message, np.array(axes, np.int64), f"{name}/axes"))
 
 
-def keep_reduced(work: Surgery, one: Reduced) -> None:
+def keep_reduced(work: GraphEditor, one: Reduced) -> None:
     """The first of each reduced axis is all that there is of it, or nothing."""
     message, name = work.document.message(one.node), display_name(one.node)
     _change(message, {"keepdims": 1})
@@ -520,7 +522,7 @@ def _change(message: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
         there.CopyFrom(helper.make_attribute(key, value))
 
 
-def _tail(work: Surgery, value: str, name: str, axis: int, length: int) -> list[onnx.NodeProto]:
+def _tail(work: GraphEditor, value: str, name: str, axis: int, length: int) -> list[onnx.NodeProto]:
     """The last frames."""
     if work.opset < 10:
         return [helper.make_node("Slice", [value], [name], starts=[-length], ends=[END], axes=[axis])]

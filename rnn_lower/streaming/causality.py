@@ -14,20 +14,20 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
 from rnn_lower.ir.walk import Scope, roots, subgraphs
 from rnn_lower.lowering.node import Dim, RecurrentNode, display_name, read_node
 from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeError
 from rnn_lower.streaming.constants import Constants
 from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
-from rnn_lower.streaming.late import settle, settled, wait_for_each_other
+from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import keeps_numbers
 from rnn_lower.streaming.rules import RANDOM, RULES
 from rnn_lower.streaming.sizes import TIME, Size, size
-from rnn_lower.streaming.track import Look, Track, UnknownShapeError
 
 
-class Walk:
+class CausalityAnalysis:
     """One pass over a model without functions, which stays as it is.
 
-    streams: the axis of the stream in each input that has it.  delay, step, baked: as `Look` has them.
-    tracks: what is known of each value, once `run` has gone over them.  carried: what nodes have to remember.
+    streams: the axis of the stream in each input that has it.  delay, step, baked: as `RuleContext` has them.
+    infos: what is known of each value, once `run` has gone over them.  carried: what nodes have to remember.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Walk:
     ) -> None:  # fmt: skip
         self._model, self._facts, self._streams, self._delay, self._step = model, facts, streams, delay, step
         self._baked = baked
-        self.tracks: dict[ir.Value, Track] = {}
+        self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
         self._constants = Constants()
 
@@ -44,45 +44,45 @@ class Walk:
         """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
         scope = roots(self._model)[0]
         for value in self._model.graph.inputs:
-            self.tracks[value] = self._input(value)
+            self.infos[value] = self._input(value)
         self._graph(scope)
         for value in self._model.graph.outputs:
-            track = self._track(value)
-            if track.trail:
-                track = self.tracks[value] = settled(track, self._delay)
-            if track.axis is None and track.is_timed:
+            info = self._track(value)
+            if info.trail:
+                info = self.infos[value] = settled(info, self._delay)
+            if info.axis is None and info.is_timed:
                 raise UnsupportedError(f"output '{value.name}' is the length of the stream")
-            if track.lead:
-                raise UnsupportedError(f"output '{value.name}' has {track.lead} more frames than the stream")
-            if track.last and track.cut:
+            if info.lead:
+                raise UnsupportedError(f"output '{value.name}' has {info.lead} more frames than the stream")
+            if info.last and info.cut:
                 raise UnsupportedError(
-                    f"output '{value.name}' is the last of the stream, of which nodes before it look ahead"
+                    f"output '{value.name}' is the last frame of the stream, and nodes before it look ahead"
                 )
-            if track.axis is not None and track.outer != size(1):
+            if info.axis is not None and info.outer != size(1):
                 raise UnsupportedError(
-                    f"output '{value.name}' has the frames of the stream merged into its batch, where those of a chunk"
-                    " do not follow each other"
+                    f"output '{value.name}' has the frames of the stream merged into its batch, where the frames of a"
+                    " chunk are not contiguous"
                 )
 
-    def _input(self, value: ir.Value) -> Track:
+    def _input(self, value: ir.Value) -> AxisInfo:
         axis = self._streams.get(str(value.name))
         if value.shape is None:
-            return Track(None)
+            return AxisInfo(None)
         shape = [self._declared(value, place, plain_dim(dim)) for place, dim in enumerate(value.shape)]
         if axis is not None:
             shape[axis] = size(TIME)
-        return Track(tuple(shape), axis)
+        return AxisInfo(tuple(shape), axis)
 
     @staticmethod
     def _declared(value: ir.Value, place: int, dim: Dim) -> Size:
         return size(f"{value.name}#{place}" if dim is None or dim in NO_NAMES else dim)
 
-    def _track(self, value: ir.Value) -> Track:
-        if value not in self.tracks:  # weights
-            self.tracks[value] = self._fixed(value)
-        return self.tracks[value]
+    def _track(self, value: ir.Value) -> AxisInfo:
+        if value not in self.infos:  # weights
+            self.infos[value] = self._fixed(value)
+        return self.infos[value]
 
-    def _fixed(self, value: ir.Value, last: bool = False) -> Track:
+    def _fixed(self, value: ir.Value, last: bool = False) -> AxisInfo:
         """A value that is the same for every chunk, with what is known of its shape."""
         tensor = known_tensor(value)
         held = tensor.numpy() if tensor is not None and tensor.size <= LONGEST else None
@@ -90,15 +90,17 @@ class Walk:
             return constant_content(known)
         shape = self._facts.shape(value)
         if shape is None:
-            return Track(None, last=last)
+            return AxisInfo(None, last=last)
         pairs = enumerate(shape)
-        return Track(tuple(size(n if isinstance(n, int) else f"{value.name}#{axis}") for axis, n in pairs), last=last)
+        return AxisInfo(
+            tuple(size(n if isinstance(n, int) else f"{value.name}#{axis}") for axis, n in pairs), last=last
+        )
 
-    def _graph(self, scope: Scope) -> list[Track]:
+    def _graph(self, scope: Scope) -> list[AxisInfo]:
         for node in scope.graph:
             found = self._node(node, scope)
-            for value, track in zip(node.outputs, found, strict=False):
-                self.tracks[value] = self._refined(value, track)
+            for value, info in zip(node.outputs, found, strict=False):
+                self.infos[value] = self._refined(value, info)
             for value in node.outputs[len(found) :]:
                 if value.uses() or value.is_graph_output():
                     text = f"{node.op_type} '{display_name(node)}' in {scope.path}"
@@ -107,62 +109,62 @@ class Walk:
                     )
         return [self._track(value) for value in scope.graph.outputs]
 
-    def _refined(self, value: ir.Value, track: Track) -> Track:
+    def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
         """With the numbers that shape inference finds for sizes that a rule could not tell."""
         found = self._facts.shape(value)
-        if track.shape is None or found is None or len(found) != len(track.shape) or track.content is not None:
-            return track
-        pairs = enumerate(zip(track.shape, found, strict=True))
-        shape = [size(n) if isinstance(n, int) and k != track.axis and one.of else one for k, (one, n) in pairs]
-        return dataclasses.replace(track, shape=tuple(shape))
+        if info.shape is None or found is None or len(found) != len(info.shape) or info.content is not None:
+            return info
+        pairs = enumerate(zip(info.shape, found, strict=True))
+        shape = [size(n) if isinstance(n, int) and k != info.axis and one.of else one for k, (one, n) in pairs]
+        return dataclasses.replace(info, shape=tuple(shape))
 
-    def _node(self, node: ir.Node, scope: Scope) -> list[Track]:
-        look = Look(
+    def _node(self, node: ir.Node, scope: Scope) -> list[AxisInfo]:
+        ctx = RuleContext(
             node, scope.opset, scope.path, [None if value is None else self._track(value) for value in node.inputs],
             self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self._step,
             self._baked, self.carried.append,
             lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
         )  # fmt: skip
-        seen = [*(track for track in look.inputs if track), *map(self._track, self._captured(node))]
+        seen = [*(info for info in ctx.inputs if info), *map(self._track, self._captured(node))]
         if node.domain not in DEFAULT_DOMAINS:
-            raise look.refuse(f"there is no rule for operators of {node.domain}")
+            raise ctx.refuse(f"there is no rule for operators of {node.domain}")
         if why := malformed(node, scope.opset):
-            raise look.refuse(why)
+            raise ctx.refuse(why)
         try:
-            return self._followed(look, seen, scope)
+            return self._followed(ctx, seen, scope)
         except RnnLowerError:
             raise
         except UnknownShapeError:
-            raise look.refuse("the shape of an input is not known") from None
+            raise ctx.refuse("the shape of an input is unknown") from None
         except (IndexError, ValueError, ZeroDivisionError) as error:  # sizes and axes that are not there
-            raise look.refuse("what it says of itself does not fit its inputs") from error
+            raise ctx.refuse("its attributes do not match its inputs") from error
 
-    def _followed(self, look: Look, seen: Sequence[Track], scope: Scope) -> list[Track]:
-        node = look.node
-        timed, last = any(track.is_timed for track in seen), any(track.last for track in seen)
+    def _followed(self, ctx: RuleContext, seen: Sequence[AxisInfo], scope: Scope) -> list[AxisInfo]:
+        node = ctx.node
+        timed, last = any(info.is_timed for info in seen), any(info.last for info in seen)
         if not timed:
             self._constants.compute(node, scope.opset)
         rule = RULES.get(node.op_type)
-        settle(look, passes=rule is not None and rule.lead)
-        if (content := content_of(look)) is not None:
+        settle(ctx, passes=rule is not None and rule.lead)
+        if (content := content_of(ctx)) is not None:
             self._constants.put(node.outputs[0], content)
             return [content]
         if node.op_type in RANDOM:
-            raise look.refuse("what it gives is another thing at each run")
+            raise ctx.refuse("its output is random")
         if not timed:
-            cut = any(track.cut for track in seen)
+            cut = any(info.cut for info in seen)
             return [dataclasses.replace(self._fixed(value, last), cut=cut) for value in node.outputs]
         if last:
-            raise look.refuse("it uses a state of the stream so far for each of its frames")
+            raise ctx.refuse("it uses a final state for each frame")
         if rule is None:
-            raise look.refuse("there is no rule for it")
-        if not rule.lead and any(track.lead for track in seen):
-            raise look.refuse("its input has padded frames in front of the stream")
+            raise ctx.refuse("there is no rule for it")
+        if not rule.lead and any(info.lead for info in seen):
+            raise ctx.refuse("its input has left padding")
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
-            raise look.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
-        wait_for_each_other(look)
-        tracks, counts = rule.follow(look), keeps_numbers(look)
-        return [dataclasses.replace(track, counts=track.counts and counts) for track in tracks]
+            raise ctx.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
+        wait_for_each_other(ctx)
+        infos, counts = rule.follow(ctx), keeps_numbers(ctx)
+        return [dataclasses.replace(info, counts=info.counts and counts) for info in infos]
 
     @staticmethod
     def _captured(node: ir.Node) -> list[ir.Value]:
@@ -176,5 +178,5 @@ class Walk:
     def _read(self, node: ir.Node, scope: Scope) -> RecurrentNode:
         return read_node(node, scope.opset, scope.path, self._facts)
 
-    def _body(self, node: ir.Node, scope: Scope, graph: ir.Graph) -> list[Track]:
+    def _body(self, node: ir.Node, scope: Scope, graph: ir.Graph) -> list[AxisInfo]:
         return self._graph(next(inner for inner in scope.bodies() if inner.graph is graph))

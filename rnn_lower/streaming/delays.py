@@ -23,12 +23,12 @@ from typing import Any
 import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
 from rnn_lower.streaming.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.track import Look, Track, along, with_lead
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class DelayBuffer:
     """Frames that are held back in front of a node until all of its window is there.
 
     place: which input of the node.  shape: of what is held back, which grows along `axis`.
@@ -126,54 +126,54 @@ class Accumulated:
     exclusive: bool
 
 
-def held(look: Look, x: Track, reach: int, place: int = 0, **changes: Any) -> Held:
+def held(ctx: RuleContext, x: AxisInfo, reach: int, place: int = 0, **changes: Any) -> DelayBuffer:
     """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
-    axis = along(look, x)
-    if look.opset < 11:
-        raise look.refuse(f"its frames come late, which needs opset 11; the model is at opset {look.opset}")
+    axis = along(ctx, x)
+    if ctx.opset < 11:
+        raise ctx.refuse(f"its frames are delayed, which needs opset 11; the model is at opset {ctx.opset}")
     if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.lead != changes.get("lead", 0):
-        raise look.refuse("its frames come late, and are merged with other axes or padded")
+        raise ctx.refuse("its frames are delayed, and merged with other axes or padded")
     shape = (*x.sizes[:axis], size(GROWS), *x.sizes[axis + 1 :])
-    return Held(look.node, place, shape, axis, look.dtype(place), reach, x.late, **changes)
+    return DelayBuffer(ctx.node, place, shape, axis, ctx.dtype(place), reach, x.late, **changes)
 
 
-def later(x: Track, late: int, **changes: Any) -> Track:
+def later(x: AxisInfo, late: int, **changes: Any) -> AxisInfo:
     """The same value, its frames coming later."""
     assert x.axis is not None
     found = dataclasses.replace(x, late=late, content=None, **changes)
     return found.moved(x.axis, [*x.sizes[: x.axis], found.frames, *x.sizes[x.axis + 1 :]])
 
 
-def settled(x: Track, delay: bool) -> Track:
+def settled(x: AxisInfo, delay: bool) -> AxisInfo:
     """A value without its trail: that is what comes when the stream goes on. Raises UnsupportedError unless `delay`."""
     if x.trail and not delay:
         raise UnsupportedError(x.blame)
     return dataclasses.replace(x, trail=0, cut=True) if x.trail else x
 
 
-def settle(look: Look, passes: bool) -> None:
+def settle(ctx: RuleContext, passes: bool) -> None:
     """Settle the inputs unless the operator passes each frame on, and all inputs have the same trail."""
-    timed = [track for track in look.inputs if track is not None and track.axis is not None]
-    alike = len({track.trail for track in timed}) < 2 and not any(track.late for track in timed)
+    timed = [info for info in ctx.inputs if info is not None and info.axis is not None]
+    alike = len({info.trail for info in timed}) < 2 and not any(info.late for info in timed)
     if not passes or not alike:
-        look.inputs[:] = [None if track is None else settled(track, look.delay) for track in look.inputs]
+        ctx.inputs[:] = [None if info is None else settled(info, ctx.delay) for info in ctx.inputs]
 
 
-def wait_for_each_other(look: Look) -> None:
+def wait_for_each_other(ctx: RuleContext) -> None:
     """Where inputs of a node come late by different numbers of frames, the earlier ones are held back."""
-    timed = {place: track for place, track in enumerate(look.inputs) if track is not None and track.axis is not None}
+    timed = {place: info for place, info in enumerate(ctx.inputs) if info is not None and info.axis is not None}
     late, cut = max((one.late for one in timed.values()), default=0), any(one.cut for one in timed.values())
     dropped = min((one.dropped for one in timed.values()), default=0)
-    for place, track in timed.items():
-        if track.late < late:
-            if any(one.every != track.every for one in timed.values()):
-                raise look.refuse("its inputs have different rates over time")
-            look.carry(held(look, track, late - track.late + 1, place, crop=0))
-        if (track.late, track.cut, track.dropped) != (late, cut, dropped):
-            look.inputs[place] = later(track, late, cut=cut, dropped=dropped)
+    for place, info in timed.items():
+        if info.late < late:
+            if any(one.every != info.every for one in timed.values()):
+                raise ctx.refuse("its inputs have different rates over time")
+            ctx.carry(held(ctx, info, late - info.late + 1, place, crop=0))
+        if (info.late, info.cut, info.dropped) != (late, cut, dropped):
+            ctx.inputs[place] = later(info, late, cut=cut, dropped=dropped)
 
 
-def cropped(look: Look, x: Track, first: int, behind: int, gone: bool = True) -> Track:
+def cropped(ctx: RuleContext, x: AxisInfo, first: int, behind: int, gone: bool = True) -> AxisInfo:
     """The frames of a value but for the first and the last ones."""
-    look.carry(held(look, x, first + behind + 1, crop=first, gone=gone))
+    ctx.carry(held(ctx, x, first + behind + 1, crop=first, gone=gone))
     return later(x, x.late + first + behind, dropped=x.dropped + first)

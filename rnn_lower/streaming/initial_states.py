@@ -11,8 +11,8 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
 from rnn_lower.modelio.document import Document
+from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.sizes import Size, size
-from rnn_lower.streaming.track import Track
 from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
 NUMBERS = (1, 2, 3, 7, 32)
@@ -24,13 +24,13 @@ class FromInput(UnsupportedError):
 
 
 def evaluate(
-    document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, shape: Sequence[Size]
+    document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value, shape: Sequence[Size]
 ) -> tuple[np.ndarray, tuple[Size, ...]]:  # fmt: skip
     """The value with one of each axis that has a symbol, being repeated for other sizes; or a constant as it is.
 
     Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
     """
-    one, *others = found = [_at(document, tracks, value, number) for number in NUMBERS]
+    one, *others = found = [_at(document, infos, value, number) for number in NUMBERS]
     if all(np.array_equal(one, other) for other in others):
         return one, tuple(map(size, one.shape))
     if one.ndim == len(shape):  # rows that are merged with others are alike too
@@ -44,20 +44,20 @@ def evaluate(
     return one, tuple(shape)
 
 
-def _at(document: Document, tracks: Mapping[ir.Value, Track], value: ir.Value, number: int) -> np.ndarray:
+def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value, number: int) -> np.ndarray:
     """The value when all symbols are this number."""
     nodes: dict[ir.Node, onnx.NodeProto] = {}
     held: dict[str, np.ndarray] = {}
 
     def need(one: ir.Value) -> None:
-        name, tensor, track = str(one.name), known_tensor(one), tracks.get(one)
+        name, tensor, info = str(one.name), known_tensor(one), infos.get(one)
         if name in held or one.producer() in nodes:
             return
         if tensor is not None:
             held[name] = tensor.numpy()
-        elif track is not None and track.content is not None:
-            numbers = [axis.at(dict.fromkeys(axis.of, number)) for axis in track.content]
-            held[name] = np.array(numbers if track.rank else numbers[0], np.int64)
+        elif info is not None and info.content is not None:
+            numbers = [axis.at(dict.fromkeys(axis.of, number)) for axis in info.content]
+            held[name] = np.array(numbers if info.rank else numbers[0], np.int64)
         elif (node := one.producer()) is None:
             raise FromInput(f"its initial state is computed from input '{name}'")
         else:

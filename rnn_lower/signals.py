@@ -1,4 +1,4 @@
-"""How a run is stopped: whatever asks it to end does so as Ctrl-C does, so that it tidies up."""
+"""Make SIGTERM and SIGHUP act like Ctrl-C, so that a run cleans up after itself."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 """Ctrl-C, kill, and a terminal that closes."""
 
 UNDISTURBED = 5.0
-"""Seconds for tidying up after the first of them, in which others are not heard: several come at once."""
+"""Seconds after the first signal in which others are ignored, so that cleaning up can finish."""
 
 
 def was_stopped(error: BaseException) -> bool:
-    """Whether an error is such a stop; Python wraps one that comes while a class is made."""
+    """Whether a signal caused an error; Python wraps a KeyboardInterrupt that arrives while a class is created."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
 @contextlib.contextmanager
 def stopped_as_by_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt for each of the signals. For the main thread only."""
+    """Raise KeyboardInterrupt for each of the signals. Only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,7 +48,7 @@ def stopped_as_by_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_blocked(numbers: Collection[int] | None = None) -> Iterator[None]:
-    """Hold signals back, interruptions unless others are listed, so that what is half done is done wholly."""
+    """Block signals, interruptions by default, so that an operation completes."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -16,16 +16,16 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of, taken_names
 from rnn_lower.modelio.document import Document
-from rnn_lower.streaming.first import FromInput, evaluate
+from rnn_lower.streaming.axis_info import AxisInfo
+from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State
 from rnn_lower.streaming.sizes import ONE, Size
-from rnn_lower.streaming.track import Track
 
 MADE = "stream/"
 """With which the names of nodes begin that carry what the stream remembers."""
 
 
-class Surgery:
+class GraphEditor:
     """Changes the protobuf of a document, which is good for nothing else afterwards.
 
     states, notes: what is carried, and what a user should know.
@@ -36,10 +36,10 @@ class Surgery:
     """
 
     def __init__(
-        self, document: Document, tracks: Mapping[ir.Value, Track], symbols: Mapping[str, tuple[str, int]],
+        self, document: Document, infos: Mapping[ir.Value, AxisInfo], symbols: Mapping[str, tuple[str, int]],
         reset: bool, step: int | None = None,
     ) -> None:  # fmt: skip
-        self.document, self.tracks, self.symbols, self.step = document, tracks, symbols, step
+        self.document, self.infos, self.symbols, self.step = document, infos, symbols, step
         self.graph = document.proto.graph
         self._theirs = set(taken_names(document.model))
         self.names = Names(self._theirs)
@@ -75,22 +75,22 @@ class Surgery:
         """Put everything in place."""
         if self.reset is not None:
             if theirs := [state.input for state in self.states if state.first is None]:
-                raise UnsupportedError(f"reset: '{theirs[0]}' is given by the caller, who alone can set it back")
+                raise UnsupportedError(f"reset: '{theirs[0]}' comes from the caller, and only the caller can reset it")
             if self._rows is None:
-                raise UnsupportedError("reset: the model has no state of its own that could be set back")
+                raise UnsupportedError("reset: the model has no state of its own to reset")
             self.graph.input.append(self.declared(self.reset, onnx.TensorProto.BOOL, (self._rows,)))
         self._forget_lengths()
         self._insert(self.graph, self._dead())
 
     def _forget_lengths(self) -> None:
         """Take back numbers that are declared as the length of the stream: those of the example of an export."""
-        timed = {str(value.name): track for value, track in self.tracks.items() if track.axis is not None}
-        for info in (*self.graph.value_info, *self.graph.output):
-            dims, track = info.type.tensor_type.shape.dim, timed.get(info.name)
-            if track is not None and track.axis is not None and track.axis < len(dims):
-                dims[track.axis].ClearField("dim_value")
-                if track.late:  # of another size than others of this name, which runtimes would reuse the memory of
-                    dims[track.axis].ClearField("dim_param")
+        timed = {str(value.name): info for value, info in self.infos.items() if info.axis is not None}
+        for declared in (*self.graph.value_info, *self.graph.output):
+            dims, info = declared.type.tensor_type.shape.dim, timed.get(declared.name)
+            if info is not None and info.axis is not None and info.axis < len(dims):
+                dims[info.axis].ClearField("dim_value")
+                if info.late:  # of another size than others of this name, which runtimes would reuse the memory of
+                    dims[info.axis].ClearField("dim_param")
 
     @property
     def opset(self) -> int:
@@ -104,7 +104,7 @@ class Surgery:
         if given is None:
             return np.zeros([one.number or 1 for one in shape], dtype.numpy()), shape
         try:
-            found, known = evaluate(self.document, self.tracks, given, shape)
+            found, known = evaluate(self.document, self.infos, given, shape)
         except FromInput:
             raise
         except UnsupportedError as error:
@@ -114,7 +114,7 @@ class Surgery:
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:
         if any(symbol not in self.symbols for one in shape for symbol in one.of):
             raise UnsupportedError(
-                f"{owner}: the size of its state does not follow from those of the inputs; give them (--dim NAME=SIZE)"
+                f"{owner}: the size of its state does not follow from the inputs' sizes; fix them (--dim NAME=SIZE)"
             )
 
     def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> None:
@@ -132,7 +132,7 @@ class Surgery:
         if self.opset < 9:
             raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
         if axis is None:
-            raise UnsupportedError(f"reset: which axis of state '{source}' is the batch is not known")
+            raise UnsupportedError(f"reset: the batch axis of state '{source}' is unknown")
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
@@ -195,7 +195,7 @@ class Surgery:
     ) -> str:  # fmt: skip
         """Whether a chunk, or each of some frames of it, comes before the first that means something."""
         if self.opset < 9:
-            raise UnsupportedError(f"frames that come late step by step need opset 9; the model is at {self.opset}")
+            raise UnsupportedError(f"delayed frames with --step need opset 9; the model is at {self.opset}")
         seen = self.warm_up(message)
         limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
         text, scaled = self.names.unique("warm_up/early"), self.names.unique("warm_up/scaled")

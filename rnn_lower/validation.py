@@ -1,4 +1,4 @@
-"""What callers ask for by numbers and names, looked at before any work is done with it."""
+"""Validation of numbers and strings from callers, before any work starts."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ LIMITS: Mapping[str, tuple[type, float, float]] = {
     "seq_length": (int, 0, math.inf),
     "step": (int, -math.inf, math.inf),
 }
-"""Numbers that can be asked for: whole ones or not, the least and the most; nothing may be infinite."""
+"""The type and the range of each numeric argument; none may be infinite."""
 
 LONGEST = {int: 10_000, float: 1000}
-"""Bits of whole numbers where such are asked for, or any: longer ones Python does not print, or makes no float of."""
+"""Bits of an integer, by the type of the argument: Python prints no longer ones, and converts none to a float."""
 
 
-def check_numbers(**asked: Any) -> None:
-    """Raises RnnLowerError for what is no number of its kind or out of its limits."""
-    for name, number in asked.items():
+def check_numbers(**numbers: Any) -> None:
+    """Raise RnnLowerError for an argument of the wrong type or out of its range."""
+    for name, number in numbers.items():
         check_number(name, number, *LIMITS[name])
 
 
 def check_number(name: str, number: Any, kind: type = int, least: float = -math.inf, most: float = math.inf) -> None:
     if isinstance(number, bool) or not isinstance(number, int if kind is int else (int, float)):
-        raise RnnLowerError(f"{name} is {number!r}; it must be a {'whole ' if kind is int else ''}number")
+        raise RnnLowerError(f"{name} is {number!r}; it must be {'an integer' if kind is int else 'a number'}")
     if isinstance(number, int) and number.bit_length() > LONGEST[kind]:
-        raise RnnLowerError(f"{name} is a number of {number.bit_length()} bits; it must be of {LONGEST[kind]} at most")
+        raise RnnLowerError(f"{name} is a number of {number.bit_length()} bits; the limit is {LONGEST[kind]}")
     text = f"{name} is {number:g}" if isinstance(number, float) else f"{name} is {number}"
     if number == math.inf:
-        raise RnnLowerError(f"{text}; it must be a number that is not infinite")
+        raise RnnLowerError(f"{text}; it must be finite")
     if not number >= least:  # nor NaN
         raise RnnLowerError(f"{text}; it must be {least} or more")
     if number > most:
         raise RnnLowerError(f"{text}; it must be {most} at most")
 
 
-def check_texts(**asked: Any) -> None:
-    """Raises RnnLowerError for what is neither a text nor None, or holds half a character."""
-    for name, text in asked.items():
+def check_texts(**strings: Any) -> None:
+    """Raise RnnLowerError for an argument that is neither a string nor None, or contains a lone surrogate."""
+    for name, text in strings.items():
         if not isinstance(text, (str, NoneType)) or re.search("[\ud800-\udfff]", text or ""):
-            raise RnnLowerError(f"{name} is {text!r}; it must be a text")
+            raise RnnLowerError(f"{name} is {text!r}; it must be a string")

@@ -1,4 +1,4 @@
-"""Run models in a child, since a runtime may end the process that runs them."""
+"""Run models in a child process, because a runtime may end its process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ R = TypeVar("R")
 
 
 def outlived(model: Any, on: str | None, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """What a function that runs models gives; computed here where no child can be had (see `isolated.apart`).
+    """The result of a function that runs models; computed in this process where `isolated.apart` can start no child.
 
-    model: what it runs, for the error, which names it if it is a path.  on: as for `rnn_lower.check`.
+    model: the model, for the error message, which names it if it is a path.  on: as for `rnn_lower.check`.
     Raises what the function raises, and RnnLowerError when the child has died.
     """
     if on is not None and runtimes.WITH_THREADS & sys.modules.keys():
@@ -28,5 +28,5 @@ def outlived(model: Any, on: str | None, function: Callable[P, R], *arguments: P
         return isolated.apart(function, *arguments, **keywords)
     except isolated.Ended as end:
         name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
-        text = f"the process in which {on or ORT} ran this model, or what was made of it, ended ({end})"
-        raise RnnLowerError(f"{name}{text}; take --prove, or rnn-lower prove, which need no runtime") from None
+        text = f"the process in which {on or ORT} ran this model, or the lowered one, ended ({end})"
+        raise RnnLowerError(f"{name}{text}; use --prove, or rnn-lower prove, which need no runtime") from None
