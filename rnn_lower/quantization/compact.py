@@ -33,16 +33,17 @@ def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.
     twice = [name for name, n in collections.Counter(filter(None, [*held, *written, *inputs])).items() if n > 1]
     if twice or any(graph.sparse_initializer for graph in graphs):
         raise UnsupportedError(f"'{twice[0]}' names two values" if twice else "the model has a sparse initializer")
-    names, short, same = Names(outer), {"": "", **{name: name for name in outer}}, dict[tuple[object, ...], str]()
+    names, short, first = Names(outer), {"": "", **{name: name for name in outer}}, dict[tuple[object, ...], str]()
+    twins = dict[str, str]()
     for tensor in proto.graph.initializer:
         key = (tensor.data_type, *tensor.dims, onnx.numpy_helper.to_array(tensor).tobytes())
-        if tensor.name not in outer and same.setdefault(key, tensor.name) != tensor.name:
-            short[tensor.name] = same[key]
-    protobuf.remove_if(proto.graph.initializer, lambda tensor: tensor.name in short.keys() - outer)
+        if tensor.name not in outer and first.setdefault(key, tensor.name) != tensor.name:
+            twins[tensor.name] = first[key]
+    protobuf.remove_if(proto.graph.initializer, lambda tensor: tensor.name in twins)
     for name in (*held, *inputs, *written):
-        if name not in short:
+        if name not in short and name not in twins:
             short[name] = names.unique(np.base_repr(len(short), 36).lower())
-    short |= {name: short[first] for name, first in short.items() if first in short and name not in outer}
+    short |= {name: short[twin] for name, twin in twins.items()}
     for graph in graphs:
         _rename(graph, short)
     return proto

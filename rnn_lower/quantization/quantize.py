@@ -90,8 +90,8 @@ def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:
         )
     if opset >= FIRST_OF_16_BITS and types["activations"] == "int8":  # its optimizer makes the model invalid
         raise UnsupportedError(
-            f"onnxruntime 1.32 does not run products of int8 activations at opset {opset}; choose 'uint8', or lower with "
-            f"opset={FIRST_OF_16_BITS - 1}"
+            f"onnxruntime 1.32 does not run products of int8 activations at opset {opset}; choose 'uint8', or lower "
+            f"with opset={FIRST_OF_16_BITS - 1}"
         )
 
 

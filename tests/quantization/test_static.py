@@ -107,6 +107,8 @@ def test_compact_of_every_form(form):
     lowered = rnn_lower.lower(recurrent("LSTM", H=8, I=4, direction="bidirectional", lengths=True), form=form)
     small = rnn_lower.compact(lowered)
     assert difference(lowered, small, samples(lowered)) == 0
+    again = rnn_lower.compact(small)  # whose names are such as it chooses
+    assert difference(lowered, again, samples(lowered)) == 0
     assert small.ByteSize() < lowered.ByteSize()
 
 
