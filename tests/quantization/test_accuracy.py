@@ -10,7 +10,7 @@ from quantized_models import products
 
 pytest.importorskip("torch")
 sys.path.append(str(ROOT / "examples"))
-import quantize as example  # noqa: E402
+import quantize as example
 
 POINTS = 1.0
 """Of 100 that 8 bits may cost, with a cell state in 16."""
