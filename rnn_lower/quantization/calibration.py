@@ -96,6 +96,8 @@ def observed_ranges(
             results.append(run(feeds)[-sum(one is not None for one in seen) :])
         except Exception as error:  # onnxruntime raises its own
             raise RnnLowerError(f"the model does not run on a calibration sample: {one_line(error)}") from None
+    if not results:
+        raise RnnLowerError("there is no calibration sample left; rewind the reader")
     return [None if one is None else _range([result[one] for result in results]) for one in seen]
 
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxruntime.quantization import QuantType
 
 from rnn_lower.errors import RnnLowerError, UnsupportedError, public
+from rnn_lower.ir.walk import owner_of
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.quantization.calibration import Calibration, observed_ranges
@@ -40,10 +41,16 @@ def quantization_overrides(
     document, _ = files.open_model(model)
     fed_back = fed_back_in(document)
     found = find(document.model, fed_back)
+    for one in found.products:
+        if one.scope.lies_in("Scan") or one.scope.lies_in("Loop"):
+            raise UnsupportedError(
+                f"product '{one.node.name}' lies in {one.scope.path}, where no static quantizer reaches it; lower with "
+                "form='unroll', or use rnn_lower.quantize"
+            )
     observed = [] if calibration is None else observed_ranges(document, calibration, fed_back)
     ranges = tied_ranges(found, observed, cell)
     overrides: dict[str, list[dict[str, Any]]] = {}
-    for value in found.values():
+    for value in (one for one in found.values() if owner_of(one) is document.model.graph):
         entry: dict[str, Any] = {"quant_type": TYPES[cell]} if cell is not None and value in found.cells else {}
         if value in ranges:
             entry |= dict(zip(("rmin", "rmax"), map(np.float32, ranges[value]), strict=True))
@@ -51,7 +58,7 @@ def quantization_overrides(
             overrides[str(value.name)] = [entry]
     if per_channel:
         for one in found.products:
-            if one.weight.is_initializer():
+            if one.weight in document.model.graph.initializers.values():
                 overrides[str(one.weight.name)] = [{"axis": one.axis, "symmetric": True}]
     return overrides
 

@@ -80,6 +80,10 @@ def test_what_cannot_be():
         rnn_lower.quantize(rnn_lower.lower(recurrent("GRU", H=16, I=4, opset=9)), samples(model))
     with pytest.raises(rnn_lower.UnsupportedError, match="infinite or NaN"):
         rnn_lower.quantize(lowered, {"x": np.full((20, 1, 4), np.nan, np.float32)})
+    reader = rnn_lower.calibration_reader(lowered, samples(model))
+    rnn_lower.quantize(lowered, reader)
+    with pytest.raises(rnn_lower.RnnLowerError, match="rewind"):
+        rnn_lower.quantize(lowered, reader)
     with pytest.raises(rnn_lower.RnnLowerError, match="does not run on a calibration sample"):
         rnn_lower.quantize(lowered, {"x": np.zeros((20, 1, 5), np.float32)})
 

@@ -130,6 +130,13 @@ def test_reader(tmp_path):
         rnn_lower.calibration_reader(model, {"x": x})
 
 
+@pytest.mark.parametrize("form", ["scan", "loop"])
+def test_bodies_are_out_of_reach(form):
+    lowered = rnn_lower.lower(recurrent("GRU", H=4, T=3), form=form)
+    with pytest.raises(rnn_lower.UnsupportedError, match="lower with form='unroll', or use"):
+        rnn_lower.quantization_overrides(lowered)
+
+
 def test_nothing_to_quantize():
     with pytest.raises(rnn_lower.UnsupportedError, match="lower the float32 model first"):
         rnn_lower.quantization_overrides(recurrent("GRU", H=4))
