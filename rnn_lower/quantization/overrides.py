@@ -33,7 +33,7 @@ def quantization_overrides(
     One range for a state over all steps: [-1, 1] where the activations say so, else what the equations allow.
     per_channel: a scale for each column of a weight.
     cell: "uint16", "int16", "uint8" or "int8" for the cell state of an LSTM, or None, which leaves it to the quantizer.
-    Below opset 21, the quantizer writes 16 bits in operators of com.microsoft.
+    Below opset 21, onnxruntime 1.32 raises the model to that for 16 bits; older ones take operators of com.microsoft.
     calibration: as for `calibration_reader`; with it, all that is one value over time has one range, as observed.
     Raises UnsupportedError when there is no product with constant float32 weights.
     """
@@ -90,7 +90,8 @@ def tied_ranges(found: Findings, observed: Sequence[Range | None], cell: str | N
     groups: dict[ir.Value, list[Range]] = {}
     for value in values:
         groups.setdefault(found.ties.leader(value), []).extend(_of_value(value, found, seen[value], cell))
-    return {v: hull(some) for v in values if (some := groups[found.ties.leader(v)])}
+    known = [value for value in values if seen[value] is not None or value in found.bounds]  # not what callers give
+    return {value: hull(some) for value in known if (some := groups[found.ties.leader(value)])}
 
 
 def _of_value(value: ir.Value, found: Findings, observed: Range | None, cell: str | None) -> Iterator[Range]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
-from quantized_models import difference, matrices, products, recurrent, samples
+from paths import ROOT
+from quantized_models import difference, matrices, products, recurrent, run, samples
 
 import rnn_lower
+from rnn_lower.checking.samples import Samples
 
 FORMS = ["scan", "loop", "unroll"]
 
@@ -126,6 +129,16 @@ def test_a_loop_around_a_scan():
     quantized = rnn_lower.quantize(model, samples(model))
     assert products(quantized) == (2, 0)
     assert difference(model, quantized, samples(model, 4, 2)) < 0.05
+
+
+@pytest.mark.parametrize("name", ["keras_gru_lstm", "torch_lstm_tagger", "torch_rnn_bidirectional"])
+def test_exported_models(name):
+    lowered = rnn_lower.lower(ROOT / "models" / f"{name}.onnx", opset=21, fold=True, raise_loops=True)
+    feeds = next(Samples(ir.from_proto(lowered)).candidates(0))
+    quantized = rnn_lower.quantize(lowered, feeds)
+    assert products(quantized)[1] == 0
+    for a, b in zip(run(lowered, feeds), run(quantized, feeds), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])

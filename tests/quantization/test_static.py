@@ -137,6 +137,32 @@ def test_bodies_are_out_of_reach(form):
         rnn_lower.quantization_overrides(lowered)
 
 
+def test_a_first_state_of_the_caller_has_a_range_of_its_own():
+    model = recurrent("LSTM", H=4, T=3)
+    model.graph.node[0].input.extend(["", "h0"])
+    model.graph.input.append(onnx.helper.make_tensor_value_info("h0", TensorProto.FLOAT, [1, 1, 4]))
+    lowered = rnn_lower.lower(model, form="unroll")
+    bounds = rnn_lower.quantization_overrides(lowered, cell=None)
+    assert {one["rmax"] for name, (one,) in bounds.items() if name.endswith("/H")} == {1.0}
+    assert not [name for name in bounds if "initial" in name]
+    inputs = samples(lowered) | {"h0": np.full((1, 1, 4), 3, np.float32)}
+    observed = rnn_lower.quantization_overrides(lowered, calibration=inputs)
+    assert {one["rmax"] for name, (one,) in observed.items() if name.endswith("/H")} == {3.0}
+
+
+def test_sixteen_bits_below_opset_21(tmp_path):
+    """The quantizer raises the model to opset 21, or takes operators of com.microsoft."""
+    lowered = rnn_lower.lower(recurrent("LSTM", T=4, opset=17), form="unroll")
+    inputs = samples(lowered)
+    quantized = static(tmp_path, lowered, inputs, None, calibration=inputs)
+    domains = {n.domain for n in quantized.graph.node if n.op_type == "QuantizeLinear"}
+    assert domains == {"com.microsoft"} or quantized.opset_import[0].version == 21
+    assert difference(lowered, quantized, samples(lowered, 4, 2)) < 0.05
+    quantized = static(tmp_path, lowered, inputs, None, calibration=inputs, cell="uint8")
+    assert quantized.opset_import[0].version == 17
+    assert not any(node.domain for node in quantized.graph.node)
+
+
 def test_nothing_to_quantize():
     with pytest.raises(rnn_lower.UnsupportedError, match="lower the float32 model first"):
         rnn_lower.quantization_overrides(recurrent("GRU", H=4))
