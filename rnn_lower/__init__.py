@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
     from rnn_lower.lowering.node import RecurrentNode
     from rnn_lower.proving.report import CheckReport, NodeProof, Proof
+    from rnn_lower.quantization.calibration import calibration_reader
+    from rnn_lower.quantization.compact import compact
+    from rnn_lower.quantization.overrides import quantization_overrides
+    from rnn_lower.quantization.quantize import quantize
     from rnn_lower.raising.inspecting import LoopInfo
     from rnn_lower.raising.raise_loops import Raised
     from rnn_lower.reporting.gathering import Report
@@ -62,6 +66,10 @@ _MODULES = {
     "driver.rewrite_rules": ("rewrite_rules",),
     "proving.report": ("CheckReport", "NodeProof", "Proof"),
     "lowering.node": ("RecurrentNode",),
+    "quantization.calibration": ("calibration_reader",),
+    "quantization.compact": ("compact",),
+    "quantization.overrides": ("quantization_overrides",),
+    "quantization.quantize": ("quantize",),
     "raising.inspecting": ("LoopInfo",),
     "raising.raise_loops": ("Raised",),
     "reporting.gathering": ("Report",),
@@ -89,7 +97,9 @@ __all__ = [
     "StreamingSession",
     "Target",
     "UnsupportedError",
+    "calibration_reader",
     "check",
+    "compact",
     "draw",
     "function_body",
     "inspect",
@@ -99,6 +109,8 @@ __all__ = [
     "lower_file",
     "prove",
     "prove_streaming",
+    "quantization_overrides",
+    "quantize",
     "raise_file",
     "raise_loops",
     "report",

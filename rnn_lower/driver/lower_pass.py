@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 from collections.abc import Iterator, Sequence
@@ -125,7 +126,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         raise UnsupportedError(
             "the model has training_info, which refers to what folding removes; drop --fold and --loops"
         )
-    changed = False
+    changed, notes = False, list[str]()
 
     def change(model: ir.Model) -> None:
         nonlocal changed
@@ -136,7 +137,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
                 if value.is_graph_output():
                     declared[value.name] = value.shape or shape
                 value.shape = shape
-        changed = _change_all(model, options, unrolls)
+        changed = _change_all(model, options, unrolls, notes)
         outputs = [value for value in model.graph.outputs if value.name in declared]
         facts = Facts(model)  # folding and unrolling find more sizes
         for value in outputs:
@@ -144,7 +145,9 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
             warn_of_output(value, declared[value.name], value.shape)
 
     made, left = document.changed(change), dataclasses.replace(options, dims=None, fold=False, loops=False)
-    return (made, left) if changed else (document, dataclasses.replace(options, loops=False))
+    ready, left = (made, left) if changed else (document, dataclasses.replace(options, loops=False))
+    ready.notes += notes
+    return ready, left
 
 
 def unrolls_loops(model: ir.Model, options: Options) -> bool:
@@ -153,8 +156,8 @@ def unrolls_loops(model: ir.Model, options: Options) -> bool:
     return (options.loops or lacks_loops) and any(loops(model))
 
 
-def _change_all(model: ir.Model, options: Options, unrolls: bool) -> bool:
-    """Fold, and unroll loops; whether the model is another one then."""
+def _change_all(model: ir.Model, options: Options, unrolls: bool, notes: list[str]) -> bool:
+    """Fold, and unroll loops; whether the model is another one then. notes: why loops stay, to be logged."""
     if options.fold:
         inline_undecided(model)
         fold(model)
@@ -167,8 +170,7 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool) -> bool:
     if kept and options.loops:
         more = f" (and {len(kept) - 1} more loops)" if len(kept) > 1 else ""
         raise UnsupportedError(f"{kept[0]}{more}")
-    for one in kept[:3]:
-        logger.warning("%s", one)
+    notes += kept[:3]
     if done:
         facts = Facts(model)
         for value in model.graph.outputs:
@@ -188,7 +190,11 @@ def lower_document(document: Document, options: Options) -> list[Record]:
         again.check_nesting()
 
     with _uncollected():
-        return advised(lambda: lower_unadvised(document, options), options, lambda: document.again().model, attempt)
+        work = functools.partial(lower_unadvised, document, options)
+        records = advised(work, options, lambda: document.again().model, attempt)
+    for note in document.notes:
+        logger.warning("%s", note)
+    return records
 
 
 @contextlib.contextmanager

@@ -41,11 +41,13 @@ class Document:
     proto: changed only by `write_back`, and owned.  model: the view, to be lowered, made when it is first asked for.
     outline: the protobuf without weights that the view was made of.
     folder: where external data is read from; None for a model that came without one.
+    notes: what to log once it is lowered.
     Raises RnnLowerError for a model that is not valid.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path | None = None) -> None:
         self.proto, self.folder = proto, folder
+        self.notes: list[str] = []
         self._origin: dict[ir.Node, onnx.NodeProto] = {}
         self._has_fixed_dims = False
         self._pairs: list[tuple[ir.Graph | ir.Function, onnx.GraphProto | onnx.FunctionProto]] = []

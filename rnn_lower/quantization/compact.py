@@ -1,0 +1,60 @@
+"""The same model in fewer bytes: of an unrolled model in 8 bits, names and metadata are more than half."""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.builder.names import Names
+from rnn_lower.errors import UnsupportedError, public
+from rnn_lower.ir import protobuf
+from rnn_lower.modelio import files
+
+
+@public
+def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.ModelProto:
+    """The same model with short inner names, equal initializers once, and without metadata of nodes and inner types.
+
+    Names of inputs and outputs stay. Raises UnsupportedError where a name means two values.
+    """
+    document, _ = files.open_model(model)
+    proto = document.copied().proto
+    if document.folder is not None:
+        protobuf.embed(proto, document.folder)
+    graphs = list(protobuf.graphs_in(proto.graph))
+    outer = {value.name for value in (*proto.graph.input, *proto.graph.output)}
+    held = [tensor.name for graph in graphs for tensor in graph.initializer if tensor.name not in outer]
+    written = [name for graph in graphs for node in graph.node for name in node.output]
+    inputs = [value.name for graph in graphs for value in graph.input]
+    twice = [name for name, n in collections.Counter(filter(None, [*held, *written, *inputs])).items() if n > 1]
+    if twice or any(graph.sparse_initializer for graph in graphs):
+        raise UnsupportedError(f"'{twice[0]}' names two values" if twice else "the model has a sparse initializer")
+    names, short, first = Names(outer), {"": "", **{name: name for name in outer}}, dict[tuple[object, ...], str]()
+    twins = dict[str, str]()
+    for tensor in proto.graph.initializer:
+        key = (tensor.data_type, *tensor.dims, onnx.numpy_helper.to_array(tensor).tobytes())
+        if tensor.name not in outer and first.setdefault(key, tensor.name) != tensor.name:
+            twins[tensor.name] = first[key]
+    protobuf.remove_if(proto.graph.initializer, lambda tensor: tensor.name in twins)
+    for name in (*held, *inputs, *written):
+        if name not in short and name not in twins:
+            short[name] = names.unique(np.base_repr(len(short), 36).lower())
+    short |= {name: short[twin] for name, twin in twins.items()}
+    for graph in graphs:
+        _rename(graph, short)
+    return proto
+
+
+def _rename(graph: onnx.GraphProto, short: dict[str, str]) -> None:
+    """Values of a graph under other names; nothing else that it does not need to run."""
+    del graph.value_info[:], graph.quantization_annotation[:]
+    for one in (*graph.initializer, *graph.input, *graph.output):
+        one.name = short[one.name]
+    for node in graph.node:
+        node.input[:], node.output[:] = [short[name] for name in node.input], [short[name] for name in node.output]
+        del node.metadata_props[:]
+        node.name = node.doc_string = ""

@@ -1,0 +1,104 @@
+"""What onnxruntime's static quantizer has to know of an unrolled model or a one-step stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnxruntime.quantization import QuantType
+
+from rnn_lower.errors import RnnLowerError, UnsupportedError, public
+from rnn_lower.ir.walk import owner_of
+from rnn_lower.modelio import files
+from rnn_lower.modelio.document import Document
+from rnn_lower.quantization.calibration import Calibration, observed_ranges
+from rnn_lower.quantization.products import Findings, find
+from rnn_lower.quantization.ranges import SIGNED, Range, Ranges, hull
+from rnn_lower.streaming.plan import read_plan
+
+TYPES = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8, "int16": QuantType.QInt16, "uint16": QuantType.QUInt16}
+
+
+@public
+def quantization_overrides(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], per_channel: bool = False, *,
+    cell: str | None = "uint16", calibration: Calibration | None = None,
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """For quantize_static of onnxruntime, as extra_options={"TensorQuantOverrides": ...}: unrolled models and streams.
+
+    One range for a state over all steps: [-1, 1] where the activations say so, else what the equations allow.
+    per_channel: a scale for each column of a weight.
+    cell: "uint16", "int16", "uint8" or "int8" for the cell state of an LSTM, or None, which leaves it to the quantizer.
+    Below opset 21, onnxruntime 1.32 raises the model to that for 16 bits; older ones take operators of com.microsoft.
+    calibration: as for `calibration_reader`; with it, all that is one value over time has one range, as observed.
+    Raises UnsupportedError when there is no product with constant float32 weights.
+    """
+    check_types(cell=cell)
+    document, _ = files.open_model(model)
+    fed_back = fed_back_in(document)
+    found = find(document.model, fed_back)
+    for one in found.products:
+        if one.scope.lies_in("Scan") or one.scope.lies_in("Loop"):
+            raise UnsupportedError(
+                f"product '{one.node.name}' lies in {one.scope.path}, where no static quantizer reaches it; lower with "
+                "form='unroll', or use rnn_lower.quantize"
+            )
+    observed = [] if calibration is None else observed_ranges(document, calibration, fed_back)
+    ranges = tied_ranges(found, observed, cell)
+    overrides: dict[str, list[dict[str, Any]]] = {}
+    for value in (one for one in found.values() if owner_of(one) is document.model.graph):
+        entry: dict[str, Any] = {"quant_type": TYPES[cell]} if cell is not None and value in found.cells else {}
+        if value in ranges:
+            entry |= dict(zip(("rmin", "rmax"), map(np.float32, ranges[value]), strict=True))
+        if entry:
+            overrides[str(value.name)] = [entry]
+    if per_channel:
+        for one in found.products:
+            if one.weight in document.model.graph.initializers.values():
+                overrides[str(one.weight.name)] = [{"axis": one.axis, "symmetric": True}]
+    return overrides
+
+
+def check_types(**requested: str | None) -> None:
+    """Raises RnnLowerError for a type that is none; only the cell state may stay as it is, and weights have 8 bits."""
+    for name, value in requested.items():
+        types = [one for one in TYPES if name != "weights" or one.endswith("8")]
+        if value not in types and not (name == "cell" and value is None):
+            raise RnnLowerError(f"{name} must be one of {', '.join(types)}, not {value!r}")
+
+
+def fed_back_in(document: Document) -> list[tuple[str, str]]:
+    """The states of a streaming model that begin in [-1, 1], or anywhere that callers choose: input and output."""
+    plan = read_plan(document.proto)
+    states = () if plan is None else plan.states
+    return [(one.input, one.output) for one in states if one.first is None or np.all(np.abs(one.first) <= 1)]
+
+
+def tied_ranges(found: Findings, observed: Sequence[Range | None], cell: str | None) -> Ranges:
+    """A range for each value that has one: all of a tie have the same. Raises where there is nothing to quantize."""
+    if not found.products:
+        raise UnsupportedError(
+            "there is no product with a constant float32 matrix; lower the float32 model first, without as_function, "
+            "and with fold=True where its weights are computed"
+        )
+    values = found.values()
+    seen = dict(zip(values, observed or [None] * len(values), strict=True))
+    groups: dict[ir.Value, list[Range]] = {}
+    for value in values:
+        groups.setdefault(found.ties.leader(value), []).extend(_of_value(value, found, seen[value], cell))
+    known = [value for value in values if seen[value] is not None or value in found.bounds]  # not what callers give
+    return {value: hull(some) for value in known if (some := groups[found.ties.leader(value)])}
+
+
+def _of_value(value: ir.Value, found: Findings, observed: Range | None, cell: str | None) -> Iterator[Range]:
+    """A bound up to [-1, 1], and what was observed; another bound only where nothing was."""
+    bound = found.bounds.get(value)
+    if bound is not None and (observed is None or hull([bound, SIGNED]) == SIGNED):
+        yield hull([bound, (0.0, 0.0)])
+    if observed is not None:
+        room = 2.0 if value in found.cells and str(cell).endswith("16") else 1.0  # 16 bits have it
+        yield observed[0] * room, observed[1] * room

@@ -1,0 +1,180 @@
+"""Q/DQ around products wherever they are, bodies of Scan and Loop included."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from rnn_lower.builder.constant_operands import known
+from rnn_lower.builder.names import Names
+from rnn_lower.errors import UnsupportedError, public
+from rnn_lower.ir import protobuf
+from rnn_lower.ir.walk import default_opset, owner_of, taken_names
+from rnn_lower.modelio import files
+from rnn_lower.quantization.calibration import Calibration, observed_ranges
+from rnn_lower.quantization.overrides import check_types, fed_back_in, tied_ranges
+from rnn_lower.quantization.products import find
+from rnn_lower.quantization.ranges import Range
+
+FIRST_OPSET, FIRST_OF_CHANNELS, FIRST_OF_16_BITS = 10, 13, 21
+
+
+@public
+def quantize(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], calibration: Calibration, weights: str = "int8",
+    activations: str = "uint8", cell: str | None = "uint16", *, per_channel: bool = False,
+) -> onnx.ModelProto:  # fmt: skip
+    """A lowered model in any form whose products take quantized operands (QDQ), in bodies of Scan and Loop, too.
+
+    calibration: arrays by input name or an .npz file, as for `calibration_reader`, or such a reader. Ranges are those
+    observed, and those that equations say: [-1, 1] of a state between bounded activations. One of a state over time.
+    weights: "int8" or "uint8", a scale for each matrix, or for each of its columns with `per_channel` (opset 13).
+    activations: of the left operands.  cell: of the cell state of an LSTM, None for float32. Both "uint8", "int8",
+    or, from opset 21 on, "uint16" or "int16". The sums and activations of the cell stay in float32.
+    Raises UnsupportedError for what the opset lacks, and for products in functions or in branches of an If.
+    """
+    check_types(weights=weights, activations=activations, cell=cell)
+    document, _ = files.open_model(model)
+    fed_back = fed_back_in(document)
+    found = find(document.model, fed_back)
+    types = {"weights": weights, "activations": activations, **({"cell": cell} if found.cells and cell else {})}
+    _check_opset(default_opset(document.model.opset_imports) or 0, types, per_channel)
+    if any(one.scope.in_function for one in found.products):
+        raise UnsupportedError("products in functions cannot be quantized; lower the model without as_function")
+    observed = observed_ranges(document, calibration, fed_back)
+    for value, one in zip(found.values(), observed, strict=True):
+        if one is None:
+            raise UnsupportedError(
+                f"nobody sees the range of '{value.name}' in the branch of an If; fix sizes and fold (fold=True)"
+            )
+
+    def change(model: ir.Model) -> None:
+        found = find(model, fed_back)
+        ranges = tied_ranges(found, observed, cell)
+        writer = _Writer(model, Names(taken_names(model)), {})
+        cells = found.cells if cell is not None else []
+        for one in found.products:
+            if one.x not in cells:
+                x = writer.rounded(one.x, ranges[one.x], activations, found.ties.leader(one.x), one.node)
+                one.node.replace_input_with(0, x)
+            one.node.replace_input_with(
+                1, writer.weight(one.weight, weights, one.axis if per_channel else None, one.node)
+            )
+        for value in cells:
+            writer.round_everywhere(value, ranges[value], str(cell), found.ties.leader(value))
+        RemoveUnusedNodesPass()(model)
+
+    made = document.changed(change)
+    if made.folder is not None:
+        protobuf.embed(made.proto, made.folder)
+    return made.proto
+
+
+def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:
+    if opset < FIRST_OPSET or (per_channel and opset < FIRST_OF_CHANNELS):
+        first = FIRST_OF_CHANNELS if per_channel else FIRST_OPSET
+        what = "a scale per channel" if per_channel else "QuantizeLinear"
+        raise UnsupportedError(
+            f"the model has opset {opset}, and {what} needs {first}; lower with opset={first} or later"
+        )
+    wide = [f"{name}='{value}'" for name, value in types.items() if value.endswith("16")]
+    if wide and opset < FIRST_OF_16_BITS:
+        raise UnsupportedError(
+            f"the model has opset {opset}, and {', '.join(wide)} needs {FIRST_OF_16_BITS}; lower with "
+            f"opset={FIRST_OF_16_BITS}, or choose 8 bits or cell=None"
+        )
+    if opset >= FIRST_OF_16_BITS and types["activations"] == "int8":  # its optimizer makes the model invalid
+        raise UnsupportedError(
+            f"onnxruntime 1.32 does not run products of int8 activations at opset {opset}; choose 'uint8', or lower "
+            f"with opset={FIRST_OF_16_BITS - 1}"
+        )
+
+
+@dataclasses.dataclass
+class _Writer:
+    """Writes Q and DQ; equal ones of a graph once."""
+
+    model: ir.Model
+    names: Names
+    made: dict[tuple[object, ...], ir.Value]
+
+    def _initializer(self, name: str, array: np.ndarray) -> ir.Value:
+        name = self.names.unique(name)
+        value = ir.Value(name=name, const_value=ir.tensor(array, name=name), type=ir.TensorType(_dtype(array)))
+        value.shape = ir.Shape(array.shape)
+        self.model.graph.register_initializer(value)
+        return value
+
+    def _scale(self, leader: ir.Value, scale: np.ndarray, zero: np.ndarray) -> tuple[ir.Value, ir.Value]:
+        """The same for all values of a tie."""
+        for what, array in (("scale", scale), ("zero_point", zero)):
+            if (leader, what) not in self.made:
+                self.made[leader, what] = self._initializer(f"{leader.name}/{what}", array)
+        return self.made[leader, "scale"], self.made[leader, "zero_point"]
+
+    def _node(
+        self, op: str, value: ir.Value, parameters: tuple[ir.Value, ir.Value], before: ir.Node, **more: int
+    ) -> ir.Value:
+        node = ir.node(op, [value, *parameters], attributes=more, name=self.names.unique(f"{value.name}/{op}"))
+        (output,) = node.outputs
+        output.name = node.name
+        if before.graph is not None:
+            before.graph.insert_before(before, node)
+        return output
+
+    def rounded(self, value: ir.Value, reach: Range, dtype: str, leader: ir.Value, before: ir.Node) -> ir.Value:
+        """DQ of Q of a value, in the graph that the node is in."""
+        key = (value, before.graph)
+        if key not in self.made:
+            limits = np.iinfo(dtype)
+            scale = np.float32((reach[1] - reach[0]) / (int(limits.max) - int(limits.min)) or 1.0)
+            zero = np.clip(np.rint(limits.min - reach[0] / scale), limits.min, limits.max).astype(dtype)
+            parameters = self._scale(leader, np.asarray(scale), np.asarray(zero))
+            quantized = self._node("QuantizeLinear", value, parameters, before)
+            self.made[key] = self._node("DequantizeLinear", quantized, parameters, before)
+        return self.made[key]
+
+    def round_everywhere(self, value: ir.Value, reach: Range, dtype: str, leader: ir.Value) -> None:
+        """All that reads a value reads it rounded; outputs of the graph stay as they are."""
+        users = [(node, index) for node, index in value.uses()]
+        owner = owner_of(value)
+        producer = value.producer()
+        if not isinstance(owner, ir.Graph) or not users:
+            return
+        nodes = list(owner)
+        before = nodes[0] if producer is None else nodes[nodes.index(producer) + 1]
+        new = self.rounded(value, reach, dtype, leader, before)
+        for node, index in users:
+            node.replace_input_with(index, new)
+
+    def weight(self, value: ir.Value, dtype: str, axis: int | None, before: ir.Node) -> ir.Value:
+        """DQ of an initializer of integers, in the graph that the node is in."""
+        key = (value, before.graph)
+        if (value, "integers") not in self.made:
+            constant = known(value)
+            assert constant is not None
+            array = constant.load().astype(np.float64)
+            middle, most = (0, 127) if dtype == "int8" else (128, 127)
+            largest = np.abs(array).max(axis=None if axis is None else 1 - axis, initial=0.0, keepdims=True)
+            scale = (np.where(largest > 0, largest, most) / most).astype(np.float32)
+            integers = (np.clip(np.rint(array / scale), -most, most) + middle).astype(dtype)
+            scale = scale.reshape(() if axis is None else -1)
+            self.made[value, "integers"] = self._initializer(f"{value.name}/integers", integers)
+            self._scale(value, scale, np.full(scale.shape, middle, dtype))
+        if key not in self.made:
+            integers_value, parameters = (
+                self.made[value, "integers"],
+                (self.made[value, "scale"], self.made[value, "zero_point"]),
+            )
+            more = {} if axis is None else {"axis": axis}
+            self.made[key] = self._node("DequantizeLinear", integers_value, parameters, before, **more)
+        return self.made[key]
+
+
+def _dtype(array: np.ndarray) -> ir.DataType:
+    return ir.DataType.from_numpy(array.dtype)

@@ -1,0 +1,101 @@
+"""What the equations say of the range of each value: a gate is in [0, 1], a state of GRU between bounded values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import known_tensor
+
+Range = tuple[float, float]
+Ranges = dict[ir.Value, Range]
+
+UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
+ACTIVATIONS: Mapping[str, Range] = {"Sigmoid": UNIT, "HardSigmoid": UNIT, "Tanh": SIGNED, "Softsign": SIGNED}
+MOVES = ("Split", "Slice", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
+LARGEST = 1 << 20
+"""Elements up to which a constant is read for its range."""
+
+
+def hull(ranges: Iterable[Range]) -> Range:
+    """The smallest range that holds all of these."""
+    lows, highs = zip(*ranges, strict=True)
+    return min(lows), max(highs)
+
+
+def bounded_values(graph: ir.Graph, states: Sequence[tuple[ir.Value, ir.Value]] = ()) -> Ranges:
+    """The values of a graph whose range follows from its equations, with these.
+
+    states: pairs of what a step reads and what it writes for the next; the first lies in [-1, 1] if the second does
+    whenever the first does. That it begins there is for the caller to know.
+    """
+    while True:
+        found = _forward(graph, {value: SIGNED for value, _ in states})
+        stay = [(a, b) for a, b in states if (r := found.get(b)) is not None and r[0] >= -1 and r[1] <= 1]
+        if len(stay) == len(states):
+            return found
+        states = stay
+
+
+def _forward(graph: ir.Graph, assumed: Mapping[ir.Value, Range]) -> Ranges:
+    found: Ranges = dict(assumed)
+
+    def of(value: ir.Value | None) -> Range | None:
+        tensor = None if value is None or value in found else known_tensor(value)
+        if value is not None and tensor is not None and tensor.dtype.is_floating_point() and 0 < tensor.size <= LARGEST:
+            array = tensor.numpy().astype(np.float64)
+            if np.all(np.isfinite(array)):
+                found[value] = float(array.min()), float(array.max())
+        return None if value is None else found.get(value)
+
+    for node in graph:
+        if node.domain == "" and (one := _of_node(node, of)) is not None:
+            found.update(dict.fromkeys(node.outputs, one))
+    return found
+
+
+def _of_node(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> Range | None:
+    op, inputs = node.op_type, list(node.inputs)
+    if op in ACTIVATIONS:
+        return ACTIVATIONS[op]
+    if op == "Add" and (ends := convex(node, of)):
+        inputs, op = ends, "Concat"
+    used = inputs[1:] if op == "Where" else inputs[:1] if op in MOVES else inputs
+    ranges = [one for one in map(of, used) if one is not None]
+    if not used or len(ranges) < len(used):
+        return None
+    if op in ("Concat", "Where", *MOVES):
+        return hull(ranges)
+    if len(ranges) == 2 and op in ("Add", "Sub", "Mul"):
+        ends_of = {"Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b}[op]
+        return hull((e, e) for e in itertools.starmap(ends_of, itertools.product(*ranges)))
+    return None
+
+
+def convex(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> list[ir.Value | None]:
+    """a and b where an Add is a + z * (b - a) or (1 - z) * a + z * b, z being in [0, 1]; else nothing."""
+
+    def factors(value: ir.Value | None, op: str) -> list[tuple[ir.Value | None, ir.Value | None]]:
+        made = None if value is None else value.producer()
+        if made is None or made.op_type != op or made.domain:
+            return []
+        a, b = made.inputs
+        return [(a, b)] if op == "Sub" else [(a, b), (b, a)]
+
+    def is_gate(value: ir.Value | None) -> bool:
+        one = of(value)
+        return one is not None and one[0] >= 0 and one[1] <= 1
+
+    for a, product in (tuple(node.inputs), tuple(reversed(node.inputs))):
+        for z, other in factors(product, "Mul"):
+            if not is_gate(z):
+                continue
+            if any(end is a for _, end in factors(other, "Sub")):
+                return [a, next(iter(factors(other, "Sub")))[0]]
+            for keep, start in factors(a, "Mul"):
+                if any(of(one) == (1.0, 1.0) and gate is z for one, gate in factors(keep, "Sub")):
+                    return [start, other]
+    return []

@@ -1,0 +1,36 @@
+"""Models that are trained here, in floats and in 8 bits."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from paths import ROOT
+from quantized_models import products
+
+pytest.importorskip("torch")
+sys.path.append(str(ROOT / "examples"))
+import quantize as example
+
+POINTS = 1.0
+"""Of 100 that 8 bits may cost, with a cell state in 16."""
+
+
+CASES = [(op, task) for op in ("LSTM", "GRU", "RNN") for task in (example.shapes, example.sines)]
+SLOW = [pytest.param(op, task, id=f"{op}-{task.__name__}", marks=pytest.mark.soak) for op, task in CASES[1:]]
+
+
+@pytest.mark.parametrize(("op", "task"), [pytest.param(*CASES[0], id="LSTM-shapes"), *SLOW])
+def test_as_good_as_floats(op, task, capsys):
+    x, y = task(3000, 0)
+    model = example.train(op, x, y, hidden=64, epochs=8 if op != "RNN" else 12)
+    made = example.variants(model, {"x": x[:1000, :, None]})
+    scores = {name: example.score(one, *task(500, 1)) for name, one in made.items()}
+    with capsys.disabled():
+        print(f"\n{op} {task.__name__}:", *(f"  {score:6.2f} {name}" for name, score in scores.items()), sep="\n")
+    floats = scores.pop("float, fused")
+    assert floats > 80, "it has learnt something"
+    for name, score in scores.items():
+        if "untied" not in name:
+            assert score > floats - POINTS, name
+    assert not any(products(one)[1] for name, one in made.items() if "rnn_lower.quantize" in name or "static" in name)
