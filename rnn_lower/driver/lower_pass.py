@@ -170,7 +170,7 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool, notes: list[st
     if kept and options.loops:
         more = f" (and {len(kept) - 1} more loops)" if len(kept) > 1 else ""
         raise UnsupportedError(f"{kept[0]}{more}")
-    notes += kept[:3]
+    notes += map(str, kept[:3])
     if done:
         facts = Facts(model)
         for value in model.graph.outputs:
@@ -244,15 +244,17 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
     if options.dims:
         fixed_dims.fix_dims(model, options.dims)
     unrolls = unrolls_loops(model, options)
+    notes = list[str]()
     if options.fold or unrolls:
-        _change_all(model, options, unrolls)
+        _change_all(model, options, unrolls, notes)
         outline = None
-    if options.opset is None:
-        return replace_nodes(model, options, outline)
-    # First, so that nodes are lowered with the operators of that opset.
-    convert.convert_opset(model, options.opset, outline)
+    if options.opset is not None:  # first, so that nodes are lowered with the operators of that opset
+        convert.convert_opset(model, options.opset, outline)
     records = replace_nodes(model, options, outline)
-    convert.restamp_rest(model)
+    if options.opset is not None:
+        convert.restamp_rest(model)
+    for note in notes:
+        logger.warning("%s", note)
     return records
 
 
