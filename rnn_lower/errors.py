@@ -75,7 +75,7 @@ COMMAND_LINE = contextvars.ContextVar("rnn_lower.command_line", default=False)
 
 _NAMES = {"dim": "dims", "input-shape": "dims", "time": "axis", "set": "set_inputs", "exclude": "select"}
 _VALUED = "form|opset|max-nodes|step|target|inputs|time|states|state-names"
-_DIM = r"--dim (\S+?)=(\d+|SIZE)"
+_DIM = r"--dim (\S+?)=(\d+|SIZE|N)\b"
 
 
 def for_python(text: str) -> str:
@@ -86,7 +86,7 @@ def for_python(text: str) -> str:
         return f"dims={{{', '.join(pairs)}}}"
 
     def valued(found: re.Match[str]) -> str:
-        value = found[2] if found[2].isdecimal() else f'"{found[2]}"'
+        value = found[2] if found[2].isdecimal() or found[2] == "N" else f'"{found[2]}"'
         return f"{_name(found[1])}={value}"
 
     text = re.sub(rf"{_DIM}(?: {_DIM})*", dims, text)
