@@ -100,7 +100,7 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
         copy = model.clone()  # weights are shared, not copied
         records = lower_model(copy, chosen)
         convert.take_over(model, copy)
-        _tell_conversion(options, chosen)
+        _log_conversion(options, chosen)
         return records
 
     def attempt(other: Options) -> None:
@@ -131,9 +131,9 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         if options.dims:
             fixed_dims.fix_dims(model, options.dims)
             for value, shape in of_fixed_sizes(model, Facts(model)).items():
-                said, value.shape = value.shape or shape, shape
+                declared_shape, value.shape = value.shape or shape, shape
                 if value.is_graph_output() and not unrolls:  # which tells the sizes of what loops give
-                    warn_of_output(value, said, shape)
+                    warn_of_output(value, declared_shape, shape)
         nonlocal changed
         changed = _change_all(model, options, unrolls)
 
@@ -205,7 +205,7 @@ def lower_unadvised(document: Document, options: Options) -> list[Record]:
         fixed_dims.fix_dims(document.model, options.dims)
         fixed_dims.fix_proto_dims(document.outline, options.dims)
     records = lower_model(document.model, dataclasses.replace(chosen, dims=None), document.outline)
-    _tell_conversion(options, chosen)
+    _log_conversion(options, chosen)
     return records
 
 
@@ -221,9 +221,9 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
     return dataclasses.replace(options, opset=first if beyond[0] < first else last)
 
 
-def _tell_conversion(asked: Options, chosen: Options) -> None:
-    if asked.opset != chosen.opset:
-        logger.info("converted to opset %d, the nearest that target %s supports", chosen.opset, asked.target)
+def _log_conversion(requested: Options, chosen: Options) -> None:
+    if requested.opset != chosen.opset:
+        logger.info("converted to opset %d, the nearest that target %s supports", chosen.opset, requested.target)
 
 
 @one_child()

@@ -195,7 +195,7 @@ def test_what_no_node_computes_stays(variant, tmp_path, capsys):
     onnx.save(keras_gru(**variant), tmp_path / "in.onnx")
     assert cli.main(["raise", str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")]) == cli.DIFFERENT
     assert not (tmp_path / "out.onnx").exists()
-    assert "wrote nothing" in capsys.readouterr().out
+    assert "nothing written" in capsys.readouterr().out
 
 
 def _changed(index):
@@ -283,7 +283,7 @@ def test_a_loop_without_a_limit_ends_by_its_condition():
 
 NAMED = {
     "a sequence": ("SequenceInsert", helper.make_tensor_sequence_value_info("s", FLOAT, None), 3, "carries a sequence"),
-    "no end": ("Neg", info("s", FLOAT, [2, 3]), 2**62, "left of the limit"),
+    "no end": ("Neg", info("s", FLOAT, [2, 3]), 2**62, "the limit leaves"),
 }
 
 
@@ -319,8 +319,8 @@ def test_a_changed_unrolled_model_is_not_proved():
 
 
 REFUSED = {
-    "open": ("condition depends on data or on sizes", {}, {}),
-    "many": ("left of the limit", {"max_nodes": 20}, {"N": 2, "T": 5}),
+    "open": ("condition depends on data or on unknown sizes", {}, {}),
+    "many": ("the limit leaves", {"max_nodes": 20}, {"N": 2, "T": 5}),
 }
 
 

@@ -215,7 +215,7 @@ def test_what_nothing_computes_is_wrong():
 
 @pytest.mark.parametrize(
     ("attribute", "told"),
-    [({"axes": [0]}, "does not take attribute 'axes'"), ({}, "Squeeze at opset 14 does not take 3 inputs")],
+    [({"axes": [0]}, "does not accept attribute 'axes'"), ({}, "Squeeze at opset 14 does not accept 3 inputs")],
 )
 def test_nodes_that_their_opset_does_not_have_are_wrong(attribute, told):
     model, _ = build(Case("RNN", 14, T=1))
@@ -310,7 +310,7 @@ def test_a_scan_of_no_steps_is_told():
     lowered = rnn_lower.lower(model, form="scan", target="onnx-reference")
     (node,) = rnn_lower.prove(model, lowered).nodes
     assert node.ok
-    assert "a Scan of no steps is left out" in node.reason
+    assert "a Scan without steps is left out" in node.reason
 
 
 def test_bad_nodes_are_refused():
