@@ -296,8 +296,8 @@ def check_streaming(
     from rnn_lower.streaming import checking
 
     streamed = made.streamed
-    given = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
-    return subprocess_run.outlived(model, None, checking.check_streaming, *given)
+    arguments = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
+    return subprocess_run.outlived(model, None, checking.check_streaming, *arguments)
 
 
 @public
@@ -366,8 +366,8 @@ def compare_whole(
 
     (whole, _), found = files.open_model(model), list[Any]()
     if check:
-        given = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
-        found.append(subprocess_run.outlived(model, None, checking.check_streaming, *given))
+        arguments = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
+        found.append(subprocess_run.outlived(model, None, checking.check_streaming, *arguments))
     return found + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
 
 
@@ -391,9 +391,9 @@ def function_body(
     contradict the ONNX text, RnnLowerError for unknown names.
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
-    given = {"hidden_size": hidden_size, **attributes}
-    said = function_bodies.FunctionContext(op_type, version, opset, given, inputs, outputs, dtype, seq_length)
-    return ir.serde.serialize_function(function_bodies.body(said, form, domain, limit))
+    arguments = {"hidden_size": hidden_size, **attributes}
+    context = function_bodies.FunctionContext(op_type, version, opset, arguments, inputs, outputs, dtype, seq_length)
+    return ir.serde.serialize_function(function_bodies.body(context, form, domain, limit))
 
 
 @public
@@ -505,8 +505,8 @@ def check(
     """
     from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
-    given = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
-    return subprocess_run.outlived(original, on, checker.compare_models, *given)
+    arguments = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
+    return subprocess_run.outlived(original, on, checker.compare_models, *arguments)
 
 
 @public

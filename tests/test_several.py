@@ -110,7 +110,7 @@ def test_through_pipes(models):
     onnx.save_model(onnx.load(models[1]), models[1], save_as_external_data=True, location="w.bin", size_threshold=0)
     outside = run("inspect", "-", given=models[1].read_bytes())
     assert outside.returncode == 2
-    assert b"-: the model has weights in a file of their own, which a pipe cannot carry" in outside.stderr
+    assert b"-: the model has external weights, which a pipe cannot carry" in outside.stderr
     bad = run("inspect", "-", given=b"no model")
     assert bad.returncode == 2
     assert bad.stderr.startswith(b"rnn-lower: error: -: not an ONNX model")

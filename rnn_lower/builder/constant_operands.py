@@ -41,40 +41,40 @@ Move = Callable[[Parameters, int, "list[Constant]"], "Moved | None"]
 """(parameters, which output, data) -> what is done; None: not followed."""
 
 
-def _axes(given: Parameters, rank: int) -> tuple[int, ...] | None:
-    axes = given("axes", 1)
+def _axes(parameter: Parameters, rank: int) -> tuple[int, ...] | None:
+    axes = parameter("axes", 1)
     return None if axes is None else tuple(axis % rank for axis in axes)
 
 
-def _squeeze(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
+def _squeeze(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
     # onnxruntime takes no axes at all as if none were given: all of size 1 go.
-    axes = _axes(given, len(data[0].shape)) or None
+    axes = _axes(parameter, len(data[0].shape)) or None
     return Moved(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
 
 
-def _unsqueeze(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    axes = _axes(given, len(data[0].shape) + len(given("axes", 1)))
+def _unsqueeze(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
+    axes = _axes(parameter, len(data[0].shape) + len(parameter("axes", 1)))
     return Moved(("unsqueeze", *(axes or ())), lambda x: np.expand_dims(x, axes or ()))
 
 
-def _transpose(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    perm = given("perm", 9) or tuple(reversed(range(len(data[0].shape))))
+def _transpose(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
+    perm = parameter("perm", 9) or tuple(reversed(range(len(data[0].shape))))
     return Moved(("transpose", *perm), lambda x: np.transpose(x, perm))
 
 
-def _concat(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
+def _concat(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
     if len({one.dtype for one in data}) > 1:  # no model of ONNX; whoever runs it says so
         return None
-    axis = given("axis", 99)
+    axis = parameter("axis", 99)
     axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
     shape = list(data[0].shape)
     shape[axis] = sum(part.shape[axis] for part in data)
     return Moved(("concat", axis), lambda *parts: np.concatenate(parts, axis), shape=tuple(shape))
 
 
-def _slice(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
+def _slice(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
     starts, ends, axes, steps = (
-        given(name, place) for place, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+        parameter(name, place) for place, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
     index = [slice(None)] * len(data[0].shape)
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
@@ -83,16 +83,16 @@ def _slice(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
     return Moved(("move slice", what), lambda x: x[tuple(index)])
 
 
-def _reshape(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    shape = given("shape", 1)
-    if given("allowzero", 99):
+def _reshape(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
+    shape = parameter("shape", 1)
+    if parameter("allowzero", 99):
         return None
     sizes = [data[0].shape[k] if size == 0 else size for k, size in enumerate(shape)]
     return Moved(("reshape", *sizes), lambda x: np.reshape(x, sizes))
 
 
-def _split(given: Parameters, which: int, data: list[Constant]) -> Moved | None:
-    axis, sizes = given("axis", 99) or 0, given("split", 1)
+def _split(parameter: Parameters, which: int, data: list[Constant]) -> Moved | None:
+    axis, sizes = parameter("axis", 99) or 0, parameter("split", 1)
     if sizes is None:  # equal parts, whose number versions tell in different ways
         return None
     end = sum(sizes[: which + 1])
@@ -101,8 +101,8 @@ def _split(given: Parameters, which: int, data: list[Constant]) -> Moved | None:
     return Moved(("split", axis, end, sizes[which]), lambda x: x[tuple(index)])
 
 
-def _cast(given: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    dtype = ir.DataType(given("to", 99))
+def _cast(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
+    dtype = ir.DataType(parameter("to", 99))
     if not np.can_cast(data[0].dtype.numpy(), dtype.numpy(), "safe"):
         return None
     return Moved(("cast", dtype), lambda x: x.astype(dtype.numpy()), dtype, data[0].shape)
@@ -168,7 +168,7 @@ class _UnknownError(ValueError):
 
 
 def _parameters(node: ir.Node) -> Parameters:
-    def given(name: str, place: int) -> Any:
+    def parameter(name: str, place: int) -> Any:
         attribute = node.attributes.get(name)
         if attribute is not None:
             content = attribute.value
@@ -183,7 +183,7 @@ def _parameters(node: ir.Node) -> Parameters:
             raise TypeError(name)
         return tuple(int(number) for number in tensor.numpy().ravel())
 
-    return given
+    return parameter
 
 
 def operand_of(value: ir.Value) -> Constant | ir.Value:

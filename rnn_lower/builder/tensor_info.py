@@ -78,16 +78,16 @@ def inferred(
     schema = schema_of(op_type, opset)
     if schema is None:
         return (UNKNOWN,) * count
-    names = [f"x{place}" if given is not None else "" for place, given in enumerate(inputs)]
+    names = [f"x{place}" if operand is not None else "" for place, operand in enumerate(inputs)]
     outputs = [f"y{place}" for place in range(count)]
     types, data = {}, {}
-    for name, given in zip(names, inputs, strict=True):
-        if given is None or given.dtype is None:
+    for name, operand in zip(names, inputs, strict=True):
+        if operand is None or operand.dtype is None:
             continue
-        sizes = None if given.shape is None else [f"s{k}" if n is None else n for k, n in enumerate(given.shape)]
-        types[name] = onnx.helper.make_tensor_type_proto(int(given.dtype), sizes)
-        if given.content is not None and given.sizes is not None:
-            array = np.asarray(given.content, given.dtype.numpy()).reshape(given.sizes)
+        sizes = None if operand.shape is None else [f"s{k}" if n is None else n for k, n in enumerate(operand.shape)]
+        types[name] = onnx.helper.make_tensor_type_proto(int(operand.dtype), sizes)
+        if operand.content is not None and operand.sizes is not None:
+            array = np.asarray(operand.content, operand.dtype.numpy()).reshape(operand.sizes)
             data[name] = onnx.numpy_helper.from_array(array, name)
     try:
         node = onnx.helper.make_node(op_type, names, outputs, **dict(attributes))
@@ -117,8 +117,8 @@ def answers(
     """
     if not bodies:
         return None
-    given = [body.outputs for body in bodies]
-    found = [functools.reduce(_common, map(info, values)) for values in zip(*given, strict=False)]
+    operand = [body.outputs for body in bodies]
+    found = [functools.reduce(_common, map(info, values)) for values in zip(*operand, strict=False)]
     if op_type == "Loop" and found and _hands_on(bodies[0]):
         found[0] = TensorInfo((), ir.DataType.BOOL, True, (True,))
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import known_tensor
-from rnn_lower.ir.walk import nodes, said
+from rnn_lower.ir.walk import get_attribute, nodes
 from rnn_lower.options import OP_TYPES
 from rnn_lower.shapes.shape_info import plain_dim
 
@@ -85,7 +85,7 @@ def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, Range]:
 def _rows(table: ir.Value, node: ir.Node) -> int | None:
     """How many there are of what a Gather picks."""
     shape = () if table.shape is None else tuple(map(plain_dim, table.shape))
-    place = said(node, "axis", ir.AttributeType.INT, 0)
+    place = get_attribute(node, "axis", ir.AttributeType.INT, 0)
     rows = shape[place] if place is not None and -len(shape) <= place < len(shape) else None
     return rows if isinstance(rows, int) and rows else None
 

@@ -19,8 +19,8 @@ from rnn_lower import untrusted
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.walk import get_attribute, values
 from rnn_lower.ir.walk import nodes as all_nodes
-from rnn_lower.ir.walk import said, values
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import Symbol, required_inputs, symbol
 from rnn_lower.shapes.shape_info import plain_dim
@@ -305,7 +305,7 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
             if taken is value:
                 return len(axes_of(name, 1, 1, node.layout))
     users = (user for user, _ in value.uses() if user.op_type == "Transpose")
-    orders = (said(user, "perm", ir.AttributeType.INTS, None) for user in users)
+    orders = (get_attribute(user, "perm", ir.AttributeType.INTS, None) for user in users)
     return next((len(order) for order in orders if order), None)
 
 

@@ -46,8 +46,8 @@ def print_inspected(
             {**_node_row(node), **({} if verdict is None else {"native": verdict.kind, "why": verdict.why})}
             for node, verdict in zip(nodes, verdicts, strict=True)
         ]
-        takes = [_input_row(value) for value in inputs]
-        print_json({"inputs": takes, "nodes": rows, "loops": [dataclasses.asdict(loop) for loop in loops]})
+        input_rows = [_input_row(value) for value in inputs]
+        print_json({"inputs": input_rows, "nodes": rows, "loops": [dataclasses.asdict(loop) for loop in loops]})
         return
     for row in map(_input_row, inputs):
         _print(f"input {row['input']}: {row['type'] or 'any type'} {_format_shape(row['shape'])}")

@@ -19,7 +19,7 @@ def inline_undecided(model: ir.Model) -> None:
     They refer to attributes of the function, or are called with several element types, or with an input and without.
     Raises RnnLowerError for functions that cannot be inlined.
     """
-    while found := _undecided(model):
+    while found := _call_dependent(model):
         inline_functions(model, found)
 
 
@@ -45,7 +45,7 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
         del model.functions[identifier]
 
 
-def _undecided(model: ir.Model) -> set[ir.OperatorIdentifier]:
+def _call_dependent(model: ir.Model) -> set[ir.OperatorIdentifier]:
     """Functions of which only each call tells what they compute."""
     facts, found = Facts(model), set()
     for node, scope in recurrent_nodes(model):
@@ -79,10 +79,10 @@ def _check_imports(model: ir.Model, found: Collection[ir.OperatorIdentifier]) ->
 
 def _own_outputs(function: ir.Function) -> None:
     """Let a function give each value once, and no input as it came: its caller knows these by other names."""
-    taken = set(function.inputs)
+    seen_values = set(function.inputs)
     for place, value in enumerate(function.outputs):
-        if value in taken:
+        if value in seen_values:
             name = f"{value.name}/as_output_{place}"
             function.append(ir.Node("", "Identity", [value], name=name, outputs=[ir.Value(name=name, type=value.type)]))
             function.outputs[place] = function[-1].outputs[0]
-        taken.add(function.outputs[place])
+        seen_values.add(function.outputs[place])

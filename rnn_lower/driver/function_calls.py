@@ -91,6 +91,6 @@ def _domains(model: ir.Model) -> set[str]:
 def _shape_of(node: RecurrentNode) -> tuple[Any, ...]:
     """What two nodes have to have in common to be calls of the same function."""
     sizes = (node.static_length, node.static_batch, node.input_size if isinstance(node.input_size, int) else None)
-    says = (node.op_type, node.version, node.direction, node.dtype, node.activations, node.clip, node.layout)
+    kind = (node.op_type, node.version, node.direction, node.dtype, node.activations, node.clip, node.layout)
     flags = (node.linear_before_reset, node.input_forget, node.hidden_size)
-    return (sizes, says, flags, tuple(node.inputs), tuple(node.outputs))
+    return (sizes, kind, flags, tuple(node.inputs), tuple(node.outputs))

@@ -101,7 +101,7 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
         copy = model.clone()  # weights are shared, not copied
         records = lower_model(copy, chosen)
         convert.take_over(model, copy)
-        _tell_conversion(options, chosen)
+        _log_conversion(options, chosen)
         return records
 
     def attempt(other: Options) -> None:
@@ -217,7 +217,7 @@ def lower_unadvised(document: Document, options: Options) -> list[Record]:
         fixed_dims.fix_dims(document.model, options.dims)
         fixed_dims.fix_proto_dims(document.outline, options.dims)
     records = lower_model(document.model, dataclasses.replace(chosen, dims=None), document.outline)
-    _tell_conversion(options, chosen)
+    _log_conversion(options, chosen)
     return records
 
 
@@ -233,9 +233,9 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
     return dataclasses.replace(options, opset=first if beyond[0] < first else last)
 
 
-def _tell_conversion(asked: Options, chosen: Options) -> None:
-    if asked.opset != chosen.opset:
-        logger.info("converted to opset %d, the nearest that target %s supports", chosen.opset, asked.target)
+def _log_conversion(requested: Options, chosen: Options) -> None:
+    if requested.opset != chosen.opset:
+        logger.info("converted to opset %d, the nearest that target %s supports", chosen.opset, requested.target)
 
 
 @one_child()

@@ -35,11 +35,11 @@ from rnn_lower.lowering.quantized_lstm import lower_quantized
 from rnn_lower.options import Options
 from rnn_lower.shapes.shape_info import UNSAID, Facts
 from rnn_lower.shapes.stale_shapes import (
-    claims_of_bodies,
     declared_in,
     doubtful,
     of_fixed_sizes,
     reshaped,
+    shapes_of_bodies,
     warn_of_output,
 )
 from rnn_lower.targeting import find_target
@@ -155,10 +155,10 @@ class Plan:
         fixed = of_fixed_sizes(self._model, self._facts)
         if not self.sites and not fixed:
             return
-        taken = [value for site in self.sites for value in site.node.node.inputs if value is not None]
-        given = [value for site in self.sites for value in site.node.node.outputs]
-        bodies = dict(claims_of_bodies(taken))
-        near = dict.fromkeys((*doubtful(taken, self._facts), *given, *reshaped(given)))
+        consumed = [value for site in self.sites for value in site.node.node.inputs if value is not None]
+        node_outputs = [value for site in self.sites for value in site.node.node.outputs]
+        bodies = dict(shapes_of_bodies(consumed))
+        near = dict.fromkeys((*doubtful(consumed, self._facts), *node_outputs, *reshaped(node_outputs)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
         kept = {*main.inputs, *(ends - near.keys() - fixed.keys())}
         scopes = list({site.scope.graph: site.scope for site in self.sites}.values())
@@ -170,9 +170,9 @@ class Plan:
                     graph.meta.setdefault(UNSAID, {})[value.name] = shape
             if value.shape is None or value in kept or value.is_initializer():
                 continue
-            said, value.shape = value.shape, shape
+            declared_shape, value.shape = value.shape, shape
             if value in ends:
-                warn_of_output(value, said, shape)
+                warn_of_output(value, declared_shape, shape)
 
     def _planned(self) -> list[tuple[Site, str]]:
         """The form of each node. Raises UnmetRequirementError with all that any of them needs."""

@@ -76,10 +76,10 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
     except ConversionError as error:
         first, last = find_target(options.target).opsets
         text, lacks = str(error), (Requirement("", opsets=(first, min(last, newest_opset()))),)
-    raise UnsupportedError(f"{text}; {_advice(lacks, options, fresh(), attempt)}")
+    raise UnsupportedError(f"{text}; {_suggestion(lacks, options, fresh(), attempt)}")
 
 
-def _advice(lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt) -> str:
+def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt) -> str:
     ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
     message = [f"use {' or '.join(ways)}"] if ways else []
     found, error = _first_that_works(lacks, options, model, attempt)
@@ -186,21 +186,21 @@ def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> l
     needed = {size for lack in lacks for size in lack.sizes}
     if not needed:
         return NOTHING
-    given = dict(one_by_one(declared_shapes(model), options.dims or {}))
-    free = {way: role for way, role in _free(model).items() if way not in given}
+    fixed = dict(one_by_one(declared_shapes(model), options.dims or {}))
+    free = {way: role for way, role in _free(model).items() if way not in fixed}
     few = {way: role for way, role in free.items() if role in needed or role not in SIZES}
     choices = [chosen for chosen in (few, free) if chosen]
-    return [_change(given, chosen, turn) for chosen in choices for turn in range(_turns(chosen))] or NOTHING
+    return [_change(fixed, chosen, turn) for chosen in choices for turn in range(_turns(chosen))] or NOTHING
 
 
 def _turns(chosen: Mapping[str, str]) -> int:
     return max(len(SIZES.get(role, ())) for role in chosen.values())
 
 
-def _change(given: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> Change:
+def _change(fixed: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> Change:
     lists = {way: SIZES.get(role) or (int(role),) for way, role in chosen.items()}
     sizes = {way: known[min(turn, len(known) - 1)] for way, known in lists.items()}
-    return {"dims": {**given, **sizes}}, " ".join(shlex.join(["--dim", f"{way}={size}"]) for way, size in sizes.items())
+    return {"dims": {**fixed, **sizes}}, " ".join(shlex.join(["--dim", f"{way}={size}"]) for way, size in sizes.items())
 
 
 def _free(model: ir.Model) -> dict[str, str]:
@@ -209,12 +209,12 @@ def _free(model: ir.Model) -> dict[str, str]:
     Each gets that name in the model, so that inference says where it comes to.
     """
     ways: dict[str, str] = {}
-    given = set(model.graph.inputs)
+    fixed = set(model.graph.inputs)
     nodes = [(node, name, value) for node in read_nodes(model) for name, value in node.inputs.items()]
     direct = [
         (node, value, axes_of(name, node.operator.gates, node.num_directions, node.layout))
         for node, name, value in nodes
-        if value in given
+        if value in fixed
     ]
     for node, value, axes in direct:
         if value.shape is None:  # the operator tells its rank, and some sizes

@@ -108,7 +108,7 @@ def owner_of(value: ir.Value) -> ir.Graph | ir.Function | None:
     return value.graph if producer is None else producer.graph
 
 
-def said(node: ir.Node, name: str, kind: ir.AttributeType, default: Any) -> Any:
+def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any) -> Any:
     """What an attribute says. None where only a caller of the function tells, or it is of another type than its own."""
     attribute = node.attributes.get(name)
     if attribute is None:

@@ -136,44 +136,44 @@ def explicit(b: PatternBuilder, call: Call) -> Call:
     axis of a Slice where it cuts no more. A node of somebody else's may say less."""
     info = b.info(call.x) if call.inputs else None
     shape = None if info is None else info.shape
-    given = dict(call.parameters)
+    params = dict(call.parameters)
     if call.op_type in ("Split", "Gather"):
-        given.setdefault("axis", 0)
+        params.setdefault("axis", 0)
     if call.op_type == "Transpose" and shape is not None:
-        given.setdefault("perm", list(range(len(shape)))[::-1])
+        params.setdefault("perm", list(range(len(shape)))[::-1])
     if shape is not None:
-        rank = len(shape) + (len(given.get("axes") or ()) if call.op_type == "Unsqueeze" else 0)
-        if isinstance(given.get("axis"), int) and -rank <= given["axis"] < 0:
-            given["axis"] += rank
-        if call.op_type == "Slice" and {"starts", "ends"} <= given.keys():
-            given.setdefault("axes", list(range(len(given["starts"]))))
-        if given.get("axes") and all(-rank <= axis < rank for axis in given["axes"]):
-            given["axes"] = [axis % rank for axis in given["axes"]]
-    if call.op_type == "Split" and "split" not in given:
-        size = None if shape is None or given["axis"] >= len(shape) else shape[given["axis"]]
+        rank = len(shape) + (len(params.get("axes") or ()) if call.op_type == "Unsqueeze" else 0)
+        if isinstance(params.get("axis"), int) and -rank <= params["axis"] < 0:
+            params["axis"] += rank
+        if call.op_type == "Slice" and {"starts", "ends"} <= params.keys():
+            params.setdefault("axes", list(range(len(params["starts"]))))
+        if params.get("axes") and all(-rank <= axis < rank for axis in params["axes"]):
+            params["axes"] = [axis % rank for axis in params["axes"]]
+    if call.op_type == "Split" and "split" not in params:
+        size = None if shape is None or params["axis"] >= len(shape) else shape[params["axis"]]
         each = None if size is None else -(-size // len(call.names))
         if size is not None and each is not None:
-            given["split"] = [each] * (len(call.names) - 1) + [size - each * (len(call.names) - 1)]
+            params["split"] = [each] * (len(call.names) - 1) + [size - each * (len(call.names) - 1)]
     if call.op_type == "Slice" and shape is not None:
-        _one_axis(given, shape)
-    return dataclasses.replace(call, parameters=given)
+        _one_axis(params, shape)
+    return dataclasses.replace(call, parameters=params)
 
 
-def _one_axis(given: dict[str, Any], shape: Sequence[int | None]) -> None:
+def _one_axis(params: dict[str, Any], shape: Sequence[int | None]) -> None:
     """Leave out the axes of which a Slice takes all, and count from the start."""
-    if set(given.get("steps") or [1]) != {1} or not all(
-        axis < len(shape) for axis in given.get("axes") or [len(shape)]
+    if set(params.get("steps") or [1]) != {1} or not all(
+        axis < len(shape) for axis in params.get("axes") or [len(shape)]
     ):
         return
     cuts = []
-    for axis, start, end in zip(given["axes"], given["starts"], given["ends"], strict=True):
+    for axis, start, end in zip(params["axes"], params["starts"], params["ends"], strict=True):
         size = shape[axis]
         low, high, _ = (start, end, 1) if size is None else slice(start, end).indices(size)
         if size is None or (low, high) != (0, size):
             cuts.append((axis, low, high))
     if cuts:
-        given["axes"], given["starts"], given["ends"] = map(list, zip(*cuts, strict=True))
-        given.pop("steps", None)
+        params["axes"], params["starts"], params["ends"] = map(list, zip(*cuts, strict=True))
+        params.pop("steps", None)
 
 
 def _constant(value: ir.Value, tensor: ir.TensorProtocol, b: GraphBuilder) -> Constant:

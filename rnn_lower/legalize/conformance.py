@@ -90,8 +90,8 @@ def _constant_state(node: ir.Node, body: ir.Graph) -> bool:
     if node.op_type != "Scan":
         return False
     scanned = node.attributes["num_scan_inputs"].as_int()
-    reached = set(body.inputs)
+    scanned_values = set(body.inputs)
     for inner in body:
-        if any(value in reached for value in inner.inputs) and not _is_zero(inner):
-            reached.update(inner.outputs)
-    return any(value not in reached for value in body.outputs[: len(node.inputs) - scanned])
+        if any(value in scanned_values for value in inner.inputs) and not _is_zero(inner):
+            scanned_values.update(inner.outputs)
+    return any(value not in scanned_values for value in body.outputs[: len(node.inputs) - scanned])

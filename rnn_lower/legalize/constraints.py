@@ -234,22 +234,22 @@ class OpConstraints:
         if op_type in FREE:
             return None
         if not self.listed(op_type):
-            return self._told(op_type, "it is not in the target's list of operators")
+            return self._message(op_type, "it is not in the target's list of operators")
         first, last = self.opsets
         if not first <= use.opset <= last:
-            return self._told("opsets", f"it supports opsets {first} to {last}, here {use.opset}")
+            return self._message("opsets", f"it supports opsets {first} to {last}, here {use.opset}")
         for one in (*use.operands, *use.outputs):
             if self.rank is not None and one.shape is not None and len(one.shape) > self.rank:
-                return self._told("rank", f"it supports ranks up to {self.rank}, here {len(one.shape)}")
+                return self._message("rank", f"it supports ranks up to {self.rank}, here {len(one.shape)}")
             if self.static and one.sizes is None:
-                return self._told("static", "it supports known sizes only, here one is unknown")
+                return self._message("static", "it supports known sizes only, here one is unknown")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
             instead = check(text, use)
             if instead is not None:
-                return self._told(op_type, f"it supports {op_type} with {words.format(text)}, here {instead}")
+                return self._message(op_type, f"it supports {op_type} with {words.format(text)}, here {instead}")
         return None
 
-    def _told(self, what: str, rule: str) -> str:
+    def _message(self, what: str, rule: str) -> str:
         source = self.sources.get(what)
         return rule if source is None else f"{rule} ({source})"

@@ -95,11 +95,11 @@ def split_by_slices(b: PatternBuilder, call: Call) -> Results:
 
 def one_slice(b: PatternBuilder, call: Call) -> tuple[int, int, int, int] | None:
     """(axis, start, end, size) of a Slice of one axis of known size."""
-    info, given = b.info(call.x), call.parameters
-    if info is None or info.shape is None or len(given.get("axes") or ()) != 1 or "steps" in given:
+    info, params = b.info(call.x), call.parameters
+    if info is None or info.shape is None or len(params.get("axes") or ()) != 1 or "steps" in params:
         return None
-    axis, size = given["axes"][0], info.shape[given["axes"][0]]
-    return None if size is None else (axis, given["starts"][0], min(given["ends"][0], size), size)
+    axis, size = params["axes"][0], info.shape[params["axes"][0]]
+    return None if size is None else (axis, params["starts"][0], min(params["ends"][0], size), size)
 
 
 def slice_by_split(b: PatternBuilder, call: Call) -> Results:
@@ -170,19 +170,24 @@ def _block(sizes: Sequence[int], axis: int) -> list[int]:
 def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
     """Slice, Split and Concat of rank 4: [1, before, axis, behind], or as channels, [1, axis, before, behind]."""
     shapes, results = [sizes_of(b, x) for x in call.inputs], [one.sizes for one in call.results]
-    given = dict(call.parameters)
-    axis, before = given.get("axis", (given.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
+    params = dict(call.parameters)
+    axis, before = params.get("axis", (params.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
     after = [shape for shape in results if shape is not None]
-    if len(before) < len(shapes) or len(after) < len(results) or len(given.get("axes") or [0]) != 1 or "steps" in given:
+    if (
+        len(before) < len(shapes)
+        or len(after) < len(results)
+        or len(params.get("axes") or [0]) != 1
+        or "steps" in params
+    ):
         return None
     if all(_block(shape, axis) == list(shape) and not channels for shape in before):
         return None  # it is one
     place = 1 if channels else 2
-    given.update({"axis": place} if "axis" in given else {"axes": [place]})
+    params.update({"axis": place} if "axis" in params else {"axes": [place]})
     inputs = [b.reshape(x, _block(sizes, axis), "block") for x, sizes in zip(call.inputs, before, strict=True)]
     if channels:
         inputs = [_swapped(b, x, _block(sizes, axis)) for x, sizes in zip(inputs, before, strict=True)]
-    parts: list[Operand] = list(b.op_multi(call.op_type, inputs, [f"{name}_block" for name in call.names], **given))
+    parts: list[Operand] = list(b.op_multi(call.op_type, inputs, [f"{name}_block" for name in call.names], **params))
     if channels:
         blocks = [_block(sizes, axis) for sizes in after]
         parts = [_swapped(b, x, [n[0], n[2], n[1], n[3]]) for x, n in zip(parts, blocks, strict=True)]
@@ -222,14 +227,14 @@ def in_rank_four(b: PatternBuilder, call: Call) -> Results:
     shapes, result = [sizes_of(b, x) for x in call.inputs], result_sizes(b, call)
     if result is None or -1 in result or len(result) > 3:
         return None
-    given = dict(call.parameters)
-    if "perm" in given:
+    params = dict(call.parameters)
+    if "perm" in params:
         more = 4 - len(result)
-        given["perm"] = [*range(more), *(axis + more for axis in given["perm"])]
+        params["perm"] = [*range(more), *(axis + more for axis in params["perm"])]
     inputs = []
     for x, sizes in zip(call.inputs, shapes, strict=True):
         if sizes is None:
             return None
         inputs.append(b.reshape(x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4"))
-    same = b.op_direct(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **given)
+    same = b.op_direct(call.op_type, *inputs, name=f"{call.name}_of_rank_4", **params)
     return [b.reshape(same, result, call.name)]

@@ -12,7 +12,7 @@ from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, nodes, said, taken_names, with_bodies
+from rnn_lower.ir.walk import Scope, get_attribute, nodes, taken_names, with_bodies
 from rnn_lower.loops.simplify import simplify
 from rnn_lower.loops.unrolling import LOOPS, NotCountedError, Unroller
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
@@ -87,12 +87,12 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Kept]
 def _split_gemms(body: ir.Graph) -> None:
     """Products and sums in the place of Gemm, which all steps share where they are of X alone."""
     for node in list(body):
-        alpha, beta = (said(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
+        alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
         if node.op_type != "Gemm" or node.domain != "" or alpha != 1 or beta not in (0, 1):
             continue
         factors = []
         for value, flag in zip(node.inputs[:2], ("transA", "transB"), strict=True):
-            turned = said(node, flag, ir.AttributeType.INT, 0)
+            turned = get_attribute(node, flag, ir.AttributeType.INT, 0)
             factors.append(ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", [1, 0])]) if turned else value)
         made = [one for one in factors if isinstance(one, ir.Node)]
         made.append(ir.Node("", "MatMul", [one.outputs[0] if isinstance(one, ir.Node) else one for one in factors]))

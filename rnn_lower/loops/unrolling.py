@@ -13,7 +13,7 @@ from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import said, subgraphs, with_bodies
+from rnn_lower.ir.walk import get_attribute, subgraphs, with_bodies
 from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
 from rnn_lower.shapes.shape_info import Facts
@@ -110,7 +110,10 @@ class Unroller:
         sequences_count = node.attributes["num_scan_inputs"].as_int()
         states, sequences = inputs[: len(inputs) - sequences_count], inputs[len(inputs) - sequences_count :]
         read, write = (
-            [said(node, f"scan_{side}put_{what}", ir.AttributeType.INTS, None) for what in ("axes", "directions")]
+            [
+                get_attribute(node, f"scan_{side}put_{what}", ir.AttributeType.INTS, None)
+                for what in ("axes", "directions")
+            ]
             for side in ("in", "out")
         )
         rows = [self._sequence(item, (read[0] or [0] * sequences_count)[k]) for k, item in enumerate(sequences)]

@@ -62,8 +62,8 @@ def activate(b: GraphBuilder, activation: Activation, x: Operand, name: str) -> 
         # Apart from Sigmoid, Tanh and Relu, onnxruntime has these operators in float32 only.
         if b.dtype != ir.DataType.FLOAT or not exists(activation.name, b.opset):
             return EQUATIONS[activation.name](b, x, alpha, beta)
-    given = {"alpha": activation.alpha, "beta": activation.beta}
-    return b.unary(activation.name, x, name, **{key: value for key, value in given.items() if value is not None})
+    parameters = {"alpha": activation.alpha, "beta": activation.beta}
+    return b.unary(activation.name, x, name, **{key: value for key, value in parameters.items() if value is not None})
 
 
 def rnn_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand) -> State:

@@ -69,8 +69,8 @@ def function_of(
         results = dict(zip(results, values, strict=True))
     for key, value in results.items():
         value.name = key
-    given = [inputs.get(key) or ir.Value(name=key) for key in (formal or inputs)]
-    graph = ir.Graph(given, list(results.values()), nodes=nodes, opset_imports={"": opset}, name=name)
+    formal_input = [inputs.get(key) or ir.Value(name=key) for key in (formal or inputs)]
+    graph = ir.Graph(formal_input, list(results.values()), nodes=nodes, opset_imports={"": opset}, name=name)
     return ir.Function(domain, name, graph=graph, attributes=[])
 
 
@@ -138,46 +138,50 @@ class FunctionContext:
         return opset
 
 
-def body(said: FunctionContext, form: str, domain: str, max_nodes: int) -> ir.Function:
+def body(context: FunctionContext, form: str, domain: str, max_nodes: int) -> ir.Function:
     """The operator as a function. Raises as `rnn_lower.function_body`."""
     check_texts(domain=domain)
-    opset, node = said.opset_of_body, _node(said)
+    opset, node = context.opset_of_body, _node(context)
     if form == "unroll" and node.static_length is None:
         raise UnsupportedError("form unroll needs a known sequence length; set seq_length, or use scan or loop")
     chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
     try:
-        return function_of(node, chosen, opset, domain, said.op_type, max_nodes, said.operator.inputs)
+        return function_of(node, chosen, opset, domain, context.op_type, max_nodes, context.operator.inputs)
     except UnmetRequirementError as error:
         raise UnsupportedError(f"{error}; use scan or loop") from None
 
 
-def _node(said: FunctionContext) -> RecurrentNode:
+def _node(context: FunctionContext) -> RecurrentNode:
     """A node of no model, with sizes that nobody knows but hidden_size, which is an attribute, and seq_length."""
-    wanted = said.operator.outputs if said.outputs is None else said.outputs
+    wanted = context.operator.outputs if context.outputs is None else context.outputs
     if not wanted:
-        raise RnnLowerError(f"outputs is empty; {said.op_type} has {', '.join(said.operator.outputs)}")
-    text = (("input", said.inputs, said.operator.inputs), ("output", wanted, said.operator.outputs))
+        raise RnnLowerError(f"outputs is empty; {context.op_type} has {', '.join(context.operator.outputs)}")
+    text = (("input", context.inputs, context.operator.inputs), ("output", wanted, context.operator.outputs))
     for what, names, known in text:
         for name in names:
             if name not in known:
-                raise RnnLowerError(f"{said.op_type} has no {what} '{name}'; it has {', '.join(known)}")
-    if said.dtype.upper() not in {dtype.name for dtype in FLOATS}:
-        raise RnnLowerError(f"unknown dtype '{said.dtype}'; known are {', '.join(d.name.lower() for d in FLOATS)}")
-    directions = 2 if said.attributes.get("direction") == "bidirectional" else 1
-    sizes = {"hidden_size": said.attributes["hidden_size"], "num_directions": directions, "seq_length": said.seq_length}
+                raise RnnLowerError(f"{context.op_type} has no {what} '{name}'; it has {', '.join(known)}")
+    if context.dtype.upper() not in {dtype.name for dtype in FLOATS}:
+        raise RnnLowerError(f"unknown dtype '{context.dtype}'; known are {', '.join(d.name.lower() for d in FLOATS)}")
+    directions = 2 if context.attributes.get("direction") == "bidirectional" else 1
+    sizes = {
+        "hidden_size": context.attributes["hidden_size"],
+        "num_directions": directions,
+        "seq_length": context.seq_length,
+    }
     values: list[ir.Value | None] = []
-    for name in said.operator.inputs:
-        axes = axes_of(name, said.operator.gates, directions, said.attributes.get("layout", 0))
+    for name in context.operator.inputs:
+        axes = axes_of(name, context.operator.gates, directions, context.attributes.get("layout", 0))
         shape = [None if (size := sizes.get(axis)) is None else factor * size for factor, axis in axes]
-        dtype = ir.DataType.INT32 if name == "sequence_lens" else ir.DataType[said.dtype.upper()]
-        given = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        values.append(given if name in said.inputs else None)
-    last = max((said.operator.outputs.index(name) for name in wanted), default=-1)
-    attributes = [_attribute(name, value) for name, value in said.attributes.items()]
-    results = [ir.Value(name=name) for name in said.operator.outputs[: last + 1]]
-    node = ir.Node("", said.op_type, values, attributes, outputs=results, name=said.op_type.lower())
+        dtype = ir.DataType.INT32 if name == "sequence_lens" else ir.DataType[context.dtype.upper()]
+        formal_input = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        values.append(formal_input if name in context.inputs else None)
+    last = max((context.operator.outputs.index(name) for name in wanted), default=-1)
+    attributes = [_attribute(name, value) for name, value in context.attributes.items()]
+    results = [ir.Value(name=name) for name in context.operator.outputs[: last + 1]]
+    node = ir.Node("", context.op_type, values, attributes, outputs=results, name=context.op_type.lower())
     ir.Graph([], results, nodes=[node])  # what a graph gives counts as used
-    return read_node(node, said.opset_of_body, "function", _Declared())
+    return read_node(node, context.opset_of_body, "function", _Declared())
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:

@@ -91,10 +91,13 @@ class Document:
             _sort(model)
         change(model)
         proto: onnx.ModelProto = ir.serde.serialize_model(model)
-        inputs, said = {value.name for value in proto.graph.input}, {one.name: one for one in self.proto.graph.output}
+        inputs, output_infos = (
+            {value.name for value in proto.graph.input},
+            {one.name: one for one in self.proto.graph.output},
+        )
         for output in proto.graph.output:
-            if output.name in inputs & said.keys():  # which says nothing of the input
-                output.CopyFrom(said[output.name])
+            if output.name in inputs & output_infos.keys():  # which says nothing of the input
+                output.CopyFrom(output_infos[output.name])
         return Document(proto, self.folder)
 
     def fixed(self, sizes: Dims) -> Document:
@@ -256,9 +259,9 @@ def _read(proto: onnx.ModelProto) -> ir.Model:
     return model
 
 
-def _too_deep(advice: str) -> UnsupportedError:
+def _too_deep(suggestion: str) -> UnsupportedError:
     text = f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read"
-    return UnsupportedError(f"{text}; {advice}")
+    return UnsupportedError(f"{text}; {suggestion}")
 
 
 def _is_readable(proto: onnx.ModelProto) -> bool:

@@ -124,12 +124,12 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | Non
     for tensor in graph.initializer:  # of two that differ onnxruntime takes now the one and now the other
         if tensor.name in around and not _is_same(tensor, around[tensor.name], folder):
             raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and in an outer scope")
-    given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    provided = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    provided |= {sparse.values.name for sparse in graph.sparse_initializer}
     held = {tensor.name: tensor for tensor in graph.initializer}
-    seen = around.new_child(dict.fromkeys(_made_by(graph.node), LATER) | {name: held.get(name) for name in given})
-    free, in_order = _nodes(graph.node, given, path, seen, folder)
-    outside = {value.name for value in graph.output} - given - _made_by(graph.node)
+    seen = around.new_child(dict.fromkeys(_made_by(graph.node), LATER) | {name: held.get(name) for name in provided})
+    free, in_order = _nodes(graph.node, provided, path, seen, folder)
+    outside = {value.name for value in graph.output} - provided - _made_by(graph.node)
     if outside and path != "main graph":
         raise InvalidNodeError(f"{path}: it does not compute its output '{min(outside)}'")
     return free | outside, in_order
@@ -165,7 +165,7 @@ def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def _nodes(
-    nodes: Iterable[onnx.NodeProto], given: set[str], path: str, around: Around, folder: Path | None
+    nodes: Iterable[onnx.NodeProto], provided: set[str], path: str, around: Around, folder: Path | None
 ) -> tuple[set[str], bool]:
     needs: set[str] = set()
     late: set[str] = set()
@@ -179,11 +179,11 @@ def _nodes(
             free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
             used |= free
             in_order &= its_order
-        missing = used - given - made
+        missing = used - provided - made
         late |= missing
         needs |= missing
         for name in node.output:
-            if name and (name in made or name in given):
+            if name and (name in made or name in provided):
                 raise InvalidNodeError(f"{node.op_type} '{node.name}' in {path}: '{name}' is defined twice")
             if name and around.parents.get(name, LATER) is not LATER:
                 raise InvalidNodeError(

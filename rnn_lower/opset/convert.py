@@ -29,7 +29,7 @@ from rnn_lower.ir.walk import (
     taken_names,
 )
 from rnn_lower.lowering.node import display_name, version_at
-from rnn_lower.opset.semantic_changes import meant, unknown_value
+from rnn_lower.opset.semantic_changes import semantic_change, unknown_value
 from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.shapes.shape_info import Facts
@@ -107,7 +107,7 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         return False
     if why := _misread(node, old):
         raise _refusal(node, scope.opset, opset, why)
-    if meant(node, scope.opset, opset, facts):  # it is converted with care, or refused
+    if semantic_change(node, scope.opset, opset, facts):  # it is converted with care, or refused
         return True
     if node.op_type == "Constant":  # its versions differ in what they may hold
         held = set(node.attributes) or {"sparse_value"}
@@ -126,10 +126,10 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         return True
     # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11),
     # values of attributes. The texts of OneHot and ConvTranspose (11) say otherwise of odd cases; runtimes do not.
-    return opset < scope.opset and not (opset >= 8 and _takes(new, node, facts))
+    return opset < scope.opset and not (opset >= 8 and _accepts(new, node, facts))
 
 
-def _takes(schema: onnx.defs.OpSchema, node: ir.Node, facts: Facts) -> bool:
+def _accepts(schema: onnx.defs.OpSchema, node: ir.Node, facts: Facts) -> bool:
     """Whether an older version of the node's operator says the same, as far as types are known."""
     if _wrong(node, schema, facts.kind):
         return False
@@ -185,9 +185,9 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         text = "its attributes refer to the function's; inline the function (onnx_ir.passes.common.InlinePass)"
         raise _refusal(node, current, opset, text)
-    said = meant(node, current, opset, facts)
-    if isinstance(said, str):
-        raise _refusal(node, current, opset, said)
+    changed = semantic_change(node, current, opset, facts)
+    if isinstance(changed, str):
+        raise _refusal(node, current, opset, changed)
     alone, at = _alone(node, current, opset, facts)
     kinds = {value.name: facts.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
     first_error: Exception | str | None = None
@@ -202,7 +202,7 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
         wrong = [_wrong_at(one, opset, kinds) for one in found.graph]
         if not any(wrong):
             for one in found.graph:
-                one.attributes.update(said if one.op_type in (node.op_type, "Resize") else {})
+                one.attributes.update(changed if one.op_type in (node.op_type, "Resize") else {})
             return found.graph
         first_error = first_error or next(filter(None, wrong))
     raise _refusal(node, current, opset, first_error or "no converter supports it")
@@ -264,10 +264,10 @@ def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeP
     """The node without attributes that are unknown at the new opset and say what goes without saying."""
     old, new = (schema_of(proto.op_type, version) for version in (current, opset))
     if old is not None and new is not None:
-        said = onnx.helper.get_attribute_value
+        content = onnx.helper.get_attribute_value
         gone = {name: a.default_value for name, a in old.attributes.items() if name not in new.attributes}
-        idle = {name: said(default) for name, default in gone.items() if default.name}
-        protobuf.remove_if(proto.attribute, lambda a: a.name in idle and said(a) == idle[a.name])
+        idle = {name: content(default) for name, default in gone.items() if default.name}
+        protobuf.remove_if(proto.attribute, lambda a: a.name in idle and content(a) == idle[a.name])
     return proto
 
 

@@ -29,7 +29,7 @@ class Change:
     down: Rule | None = None
 
 
-def meant(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes | str:
+def semantic_change(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes | str:
     """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
     found: Attributes = {}
     if any(attribute.is_ref() for attribute in node.attributes.values()):
@@ -38,10 +38,10 @@ def meant(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes |
         if node.op_type not in change.op_types or (current < change.since) == (opset < change.since):
             continue
         rule = change.up if current < opset else change.down
-        said = {} if rule is None else rule(node, opset, facts)
-        if isinstance(said, str):
-            return said
-        found |= said
+        changes = {} if rule is None else rule(node, opset, facts)
+        if isinstance(changes, str):
+            return changes
+        found |= changes
     return found
 
 
@@ -66,8 +66,8 @@ def unknown_value(node: ir.Node, version: int) -> str:
     unknown = [key for key, since in VALUES.items() if version < since]
     unknown += [key for key, until in VANISHED.items() if version >= until]
     for op_type, name, value in unknown:
-        said = node.attributes.get(name) if node.op_type == op_type else None
-        if said is not None and not said.is_ref() and said.value == value:
+        changes = node.attributes.get(name) if node.op_type == op_type else None
+        if changes is not None and not changes.is_ref() and changes.value == value:
             return f"its attribute '{name}' is {value}, which is unknown at that opset"
     return ""
 
@@ -75,8 +75,8 @@ def unknown_value(node: ir.Node, version: int) -> str:
 def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     """Softmax-12 takes all axes from `axis` on as one, Softmax-13 takes that axis alone: the last one is both."""
     shape = facts.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
-    given = node.attributes.get("axis")
-    axis = given.as_int() if given is not None else 1 if opset >= 13 else -1
+    axis_attribute = node.attributes.get("axis")
+    axis = axis_attribute.as_int() if axis_attribute is not None else 1 if opset >= 13 else -1
     last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
     if not last:
         return "at opset 13 its `axis` changed from the start of the flattened part to one axis; only the last is both"

@@ -120,8 +120,8 @@ def _split(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray
     if "num_outputs" not in node.attributes:
         return True
     shape = facts.shape(node.inputs[0]) if node.inputs[0] is not None else None
-    given = node.attributes.get("axis")
-    axis = 0 if given is None else given.as_int()
+    axis_attribute = node.attributes.get("axis")
+    axis = 0 if axis_attribute is None else axis_attribute.as_int()
     size = None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
     count = node.attributes["num_outputs"].as_int()
     if not isinstance(size, int) or count != len(node.outputs) or size % count:

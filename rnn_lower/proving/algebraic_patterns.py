@@ -171,8 +171,8 @@ def _at_most(value: ir.Value | None, own: float | None) -> tuple[ir.Value | None
     if inverse is None or negative != -inverse or inverse == 0:
         return None, None
     limits = [limit for limit in (own, float(np.float32(1.0 / inverse))) if limit]
-    meant = (limit for limit in limits if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))
-    return _inverted(inner), next(meant, None)
+    candidates = (limit for limit in limits if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))
+    return _inverted(inner), next(candidates, None)
 
 
 def _inverted(value: ir.Value | None) -> ir.Value | None:

@@ -148,8 +148,8 @@ class Interpreter:
             group = self._group(end) if end.inputs and end.op_type in OPERATORS else None
             waiting = [] if group is None else [end]
             while waiting:
-                inside.add(reached := waiting.pop())
-                values = [value for value in reached.inputs if value is not None and value is not group.argument]  # type: ignore[union-attr]
+                inside.add(node_inside := waiting.pop())
+                values = [value for value in node_inside.inputs if value is not None and value is not group.argument]  # type: ignore[union-attr]
                 waiting += [made for value in values if (made := value.producer()) in nodes and made not in inside]
         users = [user for value in node.outputs for user, _ in value.uses()]
         return node in inside and all(user in inside for user in users)

@@ -47,14 +47,14 @@ def only_recurrent_nodes_changed(
         copy = onnx.ModelProto()
         copy.CopyFrom(old)
         copy = Document(copy, old_folder).fixed(dims).proto
-        fixed = {one.name for one, other in zip(_said(old), _said(copy), strict=True) if one != other}
+        fixed = {one.name for one, other in zip(_declarations(old), _declarations(copy), strict=True) if one != other}
         old = copy
     versions = None if opset is None else (_default_opset(old), opset)
     context = _Context((old_folder, new_folder), versions, old, fixed)
     return list(context.models(old, new))
 
 
-def _said(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+def _declarations(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     """What is declared of values that are no inputs of the model."""
     for graph in protobuf.graphs_in(model.graph):
         yield from (*graph.value_info, *graph.output, *(graph.input if graph is not model.graph else ()))
@@ -122,8 +122,8 @@ class _Context:
         yield from _same(f"{path}: output", self._without_unsaid(old.output, new.output, bodies or near), new.output)
         # From IR version 4 on an initializer that is an input too may be overridden, so conversion ends the listing.
         kept = [value for value in old.input if value.name not in listed or value.name in {v.name for v in new.input}]
-        taken = {value.name for value in old.input} if bodies else set()
-        yield from _same(f"{path}: input", self._without_unsaid(kept, new.input, taken), new.input)
+        outer_names = {value.name for value in old.input} if bodies else set()
+        yield from _same(f"{path}: input", self._without_unsaid(kept, new.input, outer_names), new.input)
 
     def _without_unsaid(
         self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]

@@ -20,10 +20,10 @@ def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str,
     """Sizes that are free in the inputs of the original and known in those of the lowered model, by input and axis."""
     known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
     return {
-        (str(value.name), axis): given.dim_value
+        (str(value.name), axis): dim.dim_value
         for value in required_inputs(original)
-        for axis, given in enumerate(known.get(value.name, ()))
-        if given.HasField("dim_value") and given.dim_value >= 0 and not isinstance(symbol(value, axis), int)
+        for axis, dim in enumerate(known.get(value.name, ()))
+        if dim.HasField("dim_value") and dim.dim_value >= 0 and not isinstance(symbol(value, axis), int)
     }
 
 

@@ -319,8 +319,8 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
     if N is None:
         return [tuple(lengths), tuple(lengths[::-1])]
     alike = [(length,) * rows for length in lengths] if rows > 1 else []
-    apart = 1 if T <= SHORT else rows  # each row has each length, or each length is in some row
+    distance = 1 if T <= SHORT else rows  # each row has each length, or each length is in some row
     return alike + [
-        tuple(lengths[(start + 3 * row if apart == 1 else start + row) % len(lengths)] for row in range(rows))
-        for start in range(0, len(lengths), max(1, apart))
+        tuple(lengths[(start + 3 * row if distance == 1 else start + row) % len(lengths)] for row in range(rows))
+        for start in range(0, len(lengths), max(1, distance))
     ]

@@ -73,8 +73,8 @@ class Call:
             raise WrongError(f"{self.node.op_type} of {a.dtype} and {b.dtype}")
         newest = MAX_BROADCASTS if self.node.op_type in ("Max", "Min") else BROADCASTS_BY_RULE
         if self.opset < newest and a.shape != b.shape:
-            asked = self.attribute("broadcast", 0) and "axis" not in self.node.attributes
-            if not asked or a.shape[a.ndim - b.ndim :] != b.shape:
+            on_request = self.attribute("broadcast", 0) and "axis" not in self.node.attributes
+            if not on_request or a.shape[a.ndim - b.ndim :] != b.shape:
                 raise WrongError(f"{self.node.op_type} of shapes {a.shape} and {b.shape} at opset {self.opset}")
         return a, b
 
@@ -141,8 +141,8 @@ def _where(call: Call) -> Array:
 def _clip(call: Call) -> Array:
     bounds = []
     for place, name in enumerate(("min", "max"), 1):
-        given = call.inputs[place] if place < len(call.inputs) else None
-        bounds.append(call.number(name, 0.0) if name in call.node.attributes else given)
+        bound = call.inputs[place] if place < len(call.inputs) else None
+        bounds.append(call.number(name, 0.0) if name in call.node.attributes else bound)
     x, (low, high) = call.real(0), bounds
     if low is not None and high is not None:  # constants in order are a pattern of `algebraic_patterns`
         raise WrongError("Clip with computed bounds, or min above max")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import said
+from rnn_lower.ir.walk import get_attribute
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.shapes.shape_info import Facts
@@ -266,11 +266,11 @@ def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     if left is None or weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
         return None
     matrix = weights.reshape(weights.shape[-2:]).astype(np.float64)
-    alpha, beta = (said(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
+    alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
     if node.op_type == "Gemm":
-        if alpha != 1 or beta not in (0, 1) or said(node, "transA", ir.AttributeType.INT, 0):
+        if alpha != 1 or beta not in (0, 1) or get_attribute(node, "transA", ir.AttributeType.INT, 0):
             return None
-        matrix = matrix.T if said(node, "transB", ir.AttributeType.INT, 0) else matrix
+        matrix = matrix.T if get_attribute(node, "transB", ir.AttributeType.INT, 0) else matrix
     x = algebra.of(left)
     parts = x.is_linear() and not x.number.any() and all(np.isin(one, (0, 1)).all() for one in x.terms.values())
     x = x if parts else algebra.refer(left, x)
@@ -304,13 +304,13 @@ def _div(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 def _function(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     alpha, beta = FUNCTIONS[node.op_type]
-    parameters = [None if default is None else float(said(node, name, ir.AttributeType.FLOAT, default))
+    parameters = [None if default is None else float(get_attribute(node, name, ir.AttributeType.FLOAT, default))
              for name, default in (("alpha", alpha), ("beta", beta))]  # fmt: skip
     return algebra.pointwise("function", (algebra.of(node.inputs[0]),), (node.op_type, *parameters))
 
 
 def _clip(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    bounds = [said(node, name, ir.AttributeType.FLOAT, None) for name in ("min", "max")]
+    bounds = [get_attribute(node, name, ir.AttributeType.FLOAT, None) for name in ("min", "max")]
     for index, value in enumerate(node.inputs[1:3]):
         array = algebra.constant(value)
         bounds[index] = None if array is None else float(array.reshape(()))
@@ -333,7 +333,7 @@ def _integers(algebra: Algebra, node: ir.Node, name: str, index: int) -> list[in
 
 def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
     """Columns, or steps."""
-    x, axis = algebra.of(node.inputs[0]), said(node, "axis", ir.AttributeType.INT, 0)
+    x, axis = algebra.of(node.inputs[0]), get_attribute(node, "axis", ir.AttributeType.INT, 0)
     sizes = _integers(algebra, node, "split", 1)
     if axis not in (-1, x.rank - 1):
         alike = sizes is None or len(set(sizes)) == 1
@@ -366,7 +366,7 @@ def _slice(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     parts = [algebra.of(value) for value in node.inputs]
-    axis = said(node, "axis", ir.AttributeType.INT, 1)
+    axis = get_attribute(node, "axis", ir.AttributeType.INT, 1)
     if axis not in (-1, max(part.rank for part in parts) - 1) or not all(part.is_linear() for part in parts):
         return None
     columns, start, total = sum(part.columns for part in parts), 0, None
@@ -382,7 +382,7 @@ def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     """A step, or, in what was emitted here, all steps backwards."""
-    if said(node, "axis", ir.AttributeType.INT, 0) != 0:
+    if get_attribute(node, "axis", ir.AttributeType.INT, 0) != 0:
         return None
     x, index = algebra.of(node.inputs[0]), algebra.constant(node.inputs[1])
     if index is None and algebra.is_step(node):
@@ -422,7 +422,7 @@ def _reshaped(algebra: Algebra, x: Sum, node: ir.Node) -> int | None:
 
 def _transpose(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     x = algebra.of(node.inputs[0])
-    exchanged = algebra.own and list(said(node, "perm", ir.AttributeType.INTS, ())) == [1, 0, 2]
+    exchanged = algebra.own and list(get_attribute(node, "perm", ir.AttributeType.INTS, ())) == [1, 0, 2]
     return dataclasses.replace(x, batch_first=not x.batch_first) if exchanged else None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import said
+from rnn_lower.ir.walk import get_attribute
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.algebraic_patterns import constant
 from rnn_lower.proving.program import MARK, read_by
@@ -92,9 +92,9 @@ def directions_of_loop(
         if isinstance(columns, int) and columns > 0:
             bound[state] = algebra.atom(state, columns, len(shape or state.shape or (0, 0)))
     if loop.op_type == "Scan":
-        if any(said(loop, "scan_input_axes", ir.AttributeType.INTS, ())):
+        if any(get_attribute(loop, "scan_input_axes", ir.AttributeType.INTS, ())):
             return
-        reverse = all(said(loop, "scan_input_directions", ir.AttributeType.INTS, (0,)))
+        reverse = all(get_attribute(loop, "scan_input_directions", ir.AttributeType.INTS, (0,)))
         for value, sequence in zip(body.inputs[count:], loop.inputs[count:], strict=True):
             try:
                 x = algebra.of(sequence)

@@ -165,8 +165,8 @@ class _Side:
         """The node itself, from what was read of it: it may be out of its graph by now."""
         node = self._node_read
         self._canvas.begin(f"before: one {node.op_type} node", "side")
-        given = {name: value for name, value in node.inputs.items() if known_tensor(value) is None}
-        sources = [self._value(value, name) for name, value in given.items()]
+        computed = {name: value for name, value in node.inputs.items() if known_tensor(value) is None}
+        sources = [self._value(value, name) for name, value in computed.items()]
         key = self._canvas.box([node.op_type, *self._weights(node.inputs.values())], "fused", node.name)
         for source in sources:
             self._canvas.edge(source, key)

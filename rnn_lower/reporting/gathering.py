@@ -248,8 +248,8 @@ def _or_why(work: Callable[[], T]) -> T | Failed:
         return str(error)
 
 
-def _outlived(model: Any, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Failed:
-    return _or_why(lambda: outlived(model, None, work, *given, **named))
+def _outlived(model: Any, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | Failed:
+    return _or_why(lambda: outlived(model, None, work, *arguments, **named))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -266,9 +266,9 @@ def _alike(records: Sequence[Record]) -> list[list[Record]]:
     for record in records:
         node = record.node
         sizes = (node.seq_length, node.batch_size, node.input_size, node.hidden_size)
-        says = (node.op_type, node.version, node.direction, node.dtype, node.activations, node.clip, node.layout)
+        config = (node.op_type, node.version, node.direction, node.dtype, node.activations, node.clip, node.layout)
         flags = (node.linear_before_reset, node.input_forget, node.notes, record.form, record.emitted)
-        groups.setdefault((sizes, says, flags, *node.inputs, "->", *node.outputs), []).append(record)
+        groups.setdefault((sizes, config, flags, *node.inputs, "->", *node.outputs), []).append(record)
     return list(groups.values())
 
 

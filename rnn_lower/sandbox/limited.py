@@ -57,13 +57,13 @@ def limited(function: Callable[..., Any], *arguments: Any, seconds: int = SECOND
     Raises RnnLowerError when the function raises, with what that says, or the child dies or comes to one of its limits.
     """
     forks = hasattr(os, "fork") and sys.platform != "darwin"  # whose own libraries bear no fork
-    answer = _asked(function, arguments, seconds, size) if forks else _answer_of(function, arguments)
+    answer = _ask_child(function, arguments, seconds, size) if forks else _answer_of(function, arguments)
     if answer.startswith(_ERROR):
         raise RnnLowerError(answer.removeprefix(_ERROR).decode(errors="replace"))
     return answer.removeprefix(_DONE)
 
 
-def _asked(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: int, size: int) -> bytes:
+def _ask_child(function: Callable[..., Any], arguments: tuple[Any, ...], seconds: int, size: int) -> bytes:
     with one_child():
         try:
             work = pickle.dumps((function, arguments, seconds, size))
@@ -177,9 +177,9 @@ def _let_go(line: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(AttributeError, OSError):  # where it cannot, it ends when it has done its work
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
-        os.dup2(nowhere, stream)
+        os.dup2(null, stream)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     os.closerange(3, line)
     os.closerange(line + 1, 1 << 20 if most == resource.RLIM_INFINITY else most)
@@ -190,8 +190,8 @@ def _limit(seconds: int, size: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # not every system knows them
         spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
         _at_most(resource.RLIMIT_CPU, spent + seconds)
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        _at_most(resource.RLIMIT_AS, taken + size)
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _at_most(resource.RLIMIT_AS, in_use + size)
 
 
 def _at_most(kind: int, wanted: int) -> None:

@@ -98,8 +98,10 @@ def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
     What was declared of other values with this size in mind is taken back, for inference to find it again.
     """
     graph = model.graph
-    taken = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
-    symbol = next(name for name in ("time", *(f"time_{k}" for k in range(len(taken) + 1))) if name not in taken)
+    used_symbols = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
+    symbol = next(
+        name for name in ("time", *(f"time_{k}" for k in range(len(used_symbols) + 1))) if name not in used_symbols
+    )
     given = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
     size = given.dim_value
     given.dim_param = symbol

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import said
+from rnn_lower.ir.walk import get_attribute
 from rnn_lower.lowering.node import Dim
 from rnn_lower.options import OP_TYPES
 
@@ -67,20 +67,22 @@ def _followed(value: ir.Value, known: Sequence[Dim] | None, shape: Shape, depth:
 def _reshape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
     x, target = _input(node, 0), _input(node, 1)
     sizes = None if target is None else numbers(target, shape)
-    if x is None or sizes is None or said(node, "allowzero", _INT, 0) != 0:
+    if x is None or sizes is None or get_attribute(node, "allowzero", _INT, 0) != 0:
         return None
-    given = shape(x) if 0 in sizes or -1 in sizes else ()
-    if 0 in sizes and (given is None or any(size == 0 and axis >= len(given) for axis, size in enumerate(sizes))):
+    input_shape = shape(x) if 0 in sizes or -1 in sizes else ()
+    if 0 in sizes and (
+        input_shape is None or any(size == 0 and axis >= len(input_shape) for axis, size in enumerate(sizes))
+    ):
         return None
-    kept = [given[axis] if size == 0 and given else size for axis, size in enumerate(sizes)]
-    return [_rest(given, kept) if size == -1 else size for size in kept]
+    kept = [input_shape[axis] if size == 0 and input_shape else size for axis, size in enumerate(sizes)]
+    return [_rest(input_shape, kept) if size == -1 else size for size in kept]
 
 
-def _rest(given: Sequence[Dim] | None, sizes: Sequence[Dim]) -> Dim:
+def _rest(input_shape: Sequence[Dim] | None, sizes: Sequence[Dim]) -> Dim:
     """The size that -1 stands for: what the other sizes, numbers or names, leave of the elements."""
-    if given is None:
+    if input_shape is None:
         return None
-    before, after = list(given), [size for size in sizes if size != -1]
+    before, after = list(input_shape), [size for size in sizes if size != -1]
     for size in [one for one in after if isinstance(one, str)]:
         if size in before:
             before.remove(size)
@@ -100,20 +102,20 @@ def _rest(given: Sequence[Dim] | None, sizes: Sequence[Dim]) -> Dim:
 
 def _transpose(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
     x = _input(node, 0)
-    given = None if x is None else shape(x)
-    if given is None:
+    input_shape = None if x is None else shape(x)
+    if input_shape is None:
         return None
-    perm = said(node, "perm", _INTS, range(len(given))[::-1])
-    return [given[axis] for axis in perm] if perm and sorted(perm) == list(range(len(given))) else None
+    perm = get_attribute(node, "perm", _INTS, range(len(input_shape))[::-1])
+    return [input_shape[axis] for axis in perm] if perm and sorted(perm) == list(range(len(input_shape))) else None
 
 
 def _recurrent(node: ir.Node, place: int, shape: Shape) -> Numbers | None:
     """Y [T, num_directions, N, hidden_size], of layout 0; the rest stands in the facts."""
     x = _input(node, 0)
-    given = None if x is None else shape(x)
-    if given is None or len(given) != 3 or place != 0 or said(node, "layout", _INT, 0) != 0:
+    input_shape = None if x is None else shape(x)
+    if input_shape is None or len(input_shape) != 3 or place != 0 or get_attribute(node, "layout", _INT, 0) != 0:
         return None
-    return [given[0], None, given[1], None]
+    return [input_shape[0], None, input_shape[1], None]
 
 
 def _constant_of_shape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
@@ -123,13 +125,13 @@ def _constant_of_shape(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
 
 def _expand(node: ir.Node, _: int, shape: Shape) -> Numbers | None:
     x, target = _input(node, 0), _input(node, 1)
-    given = None if x is None else shape(x)
+    input_shape = None if x is None else shape(x)
     sizes = None if target is None else numbers(target, shape)
-    if given is None or sizes is None:
+    if input_shape is None or sizes is None:
         return None
-    count = max(len(given), len(sizes))
+    count = max(len(input_shape), len(sizes))
     one: Numbers = [1]
-    pairs = zip(*(one * (count - len(dims)) + list(dims) for dims in (given, sizes)), strict=True)
+    pairs = zip(*(one * (count - len(dims)) + list(dims) for dims in (input_shape, sizes)), strict=True)
     return [b if a == 1 else a if b in (1, a) or (isinstance(a, int) and a > 1) else None for a, b in pairs]
 
 
@@ -155,15 +157,15 @@ def numbers(value: ir.Value, shape: Shape, depth: int = 0) -> Numbers | None:
     node = value.producer()
     if node is None or node.domain not in DEFAULT_DOMAINS or None in node.inputs or not node.inputs or depth > NESTED:
         return None
-    taken = [one for one in node.inputs if one is not None]
+    operands = [one for one in node.inputs if one is not None]
     if node.op_type == "Shape":
-        found = shape(taken[0])
-        start, end = (said(node, name, _INT, at) for name, at in (("start", 0), ("end", sys.maxsize)))
+        found = shape(operands[0])
+        start, end = (get_attribute(node, name, _INT, at) for name, at in (("start", 0), ("end", sys.maxsize)))
         return None if found is None or start is None or end is None else list(found)[start:end]
     if node.op_type in ("Squeeze", "Unsqueeze", "Cast"):
-        return _alike(node, taken[0], shape, depth)
+        return _alike(node, operands[0], shape, depth)
     count = VECTORS.get(node.op_type)
-    vectors = [numbers(one, shape, depth + 1) for one in taken] if count is not None else []
+    vectors = [numbers(one, shape, depth + 1) for one in operands] if count is not None else []
     known = [one for one in vectors if one is not None]
     return None if count is None or len(known) < len(vectors) else count(known)
 
@@ -172,7 +174,7 @@ def _alike(node: ir.Node, value: ir.Value, shape: Shape, depth: int) -> Numbers 
     """The numbers of what only changes its rank, between a number and a vector of one, or its integer type."""
     found = numbers(value, shape, depth + 1)
     if node.op_type == "Cast":
-        to = said(node, "to", _INT, None)
+        to = get_attribute(node, "to", _INT, None)
         return found if to in (ir.DataType.INT64, ir.DataType.INT32) else None
     return found if found is not None and len(found) == 1 else None
 

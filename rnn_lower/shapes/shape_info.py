@@ -65,7 +65,7 @@ class Facts:
         if constant is not None or value in self._inputs or value.is_initializer():
             return self.shape(value)
         found = self._inferred_type(value)
-        return tuple(map(self._told, found.shape.dim)) if found is not None and found.HasField("shape") else None
+        return tuple(map(self._dim, found.shape.dim)) if found is not None and found.HasField("shape") else None
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
@@ -83,7 +83,7 @@ class Facts:
         names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
         if found is None or not found.HasField("shape"):
             return names
-        sizes = tuple(map(self._told, found.shape.dim))
+        sizes = tuple(map(self._dim, found.shape.dim))
         if names is None or len(names) != len(sizes):
             return sizes
         return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
@@ -121,7 +121,7 @@ class Facts:
             wrong = {name for name, verdict in verdicts.items() if verdict is False}
             yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
-    def _told(self, dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    def _dim(self, dim: onnx.TensorShapeProto.Dimension) -> Dim:
         """A size, but for the names that inference makes up for what it cannot tell."""
         if dim.HasField("dim_value"):
             return int(dim.dim_value) if dim.dim_value >= 0 else None
@@ -241,7 +241,7 @@ class Facts:
                 info = self._inferred_type(value)
                 if not value.name or info is None or not info.elem_type:
                     continue
-                known = tuple(map(self._told, info.shape.dim)) if info.HasField("shape") else None
+                known = tuple(map(self._dim, info.shape.dim)) if info.HasField("shape") else None
                 shape = counted_shape(value, self, inferred_only=True) if known is None or None in known else None
                 if shape is not None and (known is None or list(shape) != list(known)):
                     found[value.name] = info.elem_type, [None if dim in NO_NAMES else dim for dim in shape]
@@ -287,13 +287,13 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
 
 def _verdict(declared: onnx.ValueInfoProto, found: onnx.ValueInfoProto | None) -> bool | None:
     """Whether the sizes that are declared are those that were found; None where one of them was not."""
-    said, known = sizes_of(declared), None if found is None else sizes_of(found)
-    if said is None or not any(size is not None for size in said):
+    stated, known = sizes_of(declared), None if found is None else sizes_of(found)
+    if stated is None or not any(size is not None for size in stated):
         return True
     if known is None:
         return None
-    pairs = list(zip(said, known, strict=False))
-    if len(said) != len(known) or any(a != b for a, b in pairs if a is not None and b is not None):
+    pairs = list(zip(stated, known, strict=False))
+    if len(stated) != len(known) or any(a != b for a, b in pairs if a is not None and b is not None):
         return False
     return None if any(b is None for a, b in pairs if a is not None) else True
 

@@ -14,9 +14,9 @@ from rnn_lower.shapes.shape_info import RESHAPES, Facts
 logger = logging.getLogger("rnn_lower")
 
 
-def doubtful(taken: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
+def doubtful(consumed: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
     """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
-    waiting, seen = list(taken), dict[ir.Value, None]()
+    waiting, seen = list(consumed), dict[ir.Value, None]()
     while waiting:
         value = waiting.pop()
         if value in seen:
@@ -35,12 +35,12 @@ def of_fixed_sizes(model: ir.Model, facts: Facts) -> dict[ir.Value, ir.Shape]:
     return {value: ir.Shape(facts.confirmed(value)) for value in model.meta.get(FIXED, ())}
 
 
-def warn_of_output(value: ir.Value, said: ir.Shape, shape: ir.Shape) -> None:
+def warn_of_output(value: ir.Value, declared_shape: ir.Shape, shape: ir.Shape) -> None:
     """Say that sizes of an output were taken back, if they were."""
-    pairs = zip(said, shape, strict=False)
-    if len(said) != len(shape) or any(isinstance(one, int) and one != other for one, other in pairs):
+    pairs = zip(declared_shape, shape, strict=False)
+    if len(declared_shape) != len(shape) or any(isinstance(one, int) and one != other for one, other in pairs):
         text = "output '%s' declared the stale or unverified shape %s; it now declares %s"
-        logger.warning(text, value.name, said, shape)
+        logger.warning(text, value.name, declared_shape, shape)
 
 
 def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph | ir.Function | None]:
@@ -52,9 +52,9 @@ def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph |
         yield from around if users & set(around) else ()
 
 
-def reshaped(given: Iterable[ir.Value]) -> Iterator[ir.Value]:
+def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
     """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
-    waiting = list(given)
+    waiting = list(values)
     while waiting:
         for user, place in waiting.pop().uses():
             if user.op_type in RESHAPES and place == 0:
@@ -62,9 +62,9 @@ def reshaped(given: Iterable[ir.Value]) -> Iterator[ir.Value]:
                 waiting += user.outputs
 
 
-def claims_of_bodies(taken: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
+def shapes_of_bodies(consumed: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Graph]]:
     """What the bodies of nodes on which values depend take and give: what is declared of it is believed of results."""
-    waiting, seen = list(taken), set()
+    waiting, seen = list(consumed), set()
     while waiting:
         producer = waiting.pop().producer()
         if producer is None or producer in seen:

@@ -112,8 +112,8 @@ def _fixed_places(document: Document) -> list[str]:
     states: set[ir.Value] = set()
     for node in read_nodes(model, document.facts):
         for letter in node.operator.states:
-            if (given := node.inputs.get(f"initial_{letter}")) is not None:
-                states |= inputs_of(model, given)
+            if (initial := node.inputs.get(f"initial_{letter}")) is not None:
+                states |= inputs_of(model, initial)
     names = {str(one.name) for one in states}
     return [
         place(name, axis)
@@ -182,7 +182,7 @@ def external(document: Document) -> list[str]:
     held = []
     for node in read_nodes(model, document.facts):
         state = node.inputs.get("initial_h")
-        given = state is not None and is_part_of_input(model, state)
+        initial = state is not None and is_part_of_input(model, state)
         back = any(returned(model, value) for value in node.outputs.values())
-        held += [node.describe()] if given and back else []
+        held += [node.describe()] if initial and back else []
     return held

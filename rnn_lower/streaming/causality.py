@@ -47,7 +47,7 @@ class CausalityAnalysis:
             self.infos[value] = self._input(value)
         self._graph(scope)
         for value in self._model.graph.outputs:
-            info = self._track(value)
+            info = self._info_of(value)
             if info.trail:
                 info = self.infos[value] = settled(info, self._delay)
             if info.axis is None and info.is_timed:
@@ -77,7 +77,7 @@ class CausalityAnalysis:
     def _declared(value: ir.Value, place: int, dim: Dim) -> Size:
         return size(f"{value.name}#{place}" if dim is None or dim in NO_NAMES else dim)
 
-    def _track(self, value: ir.Value) -> AxisInfo:
+    def _info_of(self, value: ir.Value) -> AxisInfo:
         if value not in self.infos:  # weights
             self.infos[value] = self._fixed(value)
         return self.infos[value]
@@ -107,7 +107,7 @@ class CausalityAnalysis:
                     raise UnsupportedError(
                         f"{text}: cannot run chunk by chunk: there is no rule for output '{value.name}'"
                     )
-        return [self._track(value) for value in scope.graph.outputs]
+        return [self._info_of(value) for value in scope.graph.outputs]
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
         """With the numbers that shape inference finds for sizes that a rule could not tell."""
@@ -120,12 +120,12 @@ class CausalityAnalysis:
 
     def _node(self, node: ir.Node, scope: Scope) -> list[AxisInfo]:
         ctx = RuleContext(
-            node, scope.opset, scope.path, [None if value is None else self._track(value) for value in node.inputs],
+            node, scope.opset, scope.path, [None if value is None else self._info_of(value) for value in node.inputs],
             self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self._step,
             self._baked, self.carried.append,
             lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
         )  # fmt: skip
-        seen = [*(info for info in ctx.inputs if info), *map(self._track, self._captured(node))]
+        seen = [*(info for info in ctx.inputs if info), *map(self._info_of, self._captured(node))]
         if node.domain not in DEFAULT_DOMAINS:
             raise ctx.refuse(f"there is no rule for operators of {node.domain}")
         if why := malformed(node, scope.opset):

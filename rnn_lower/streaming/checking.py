@@ -144,9 +144,9 @@ def begun(plan: Plan, name: str, whole: Any, result: Any) -> Any:
 def stream_through(session: StreamingSession, feeds: Feeds, lengths: Sequence[int]) -> list[Any]:
     """The outputs of a whole run, made chunk by chunk."""
     plan, begin, parts = session.plan, 0, []
-    given = {state.input for state in plan.states if state.first is None}
+    from_caller = {state.input for state in plan.states if state.first is None}
     for length in lengths:
-        chunk = {name: array for name, array in feeds.items() if begin == 0 or name not in given}
+        chunk = {name: array for name, array in feeds.items() if begin == 0 or name not in from_caller}
         for name, axis in plan.inputs.items():
             chunk[name] = np.take(feeds[name], range(begin, begin + length), axis)
         parts.append(session.run(chunk))

@@ -37,16 +37,16 @@ class Constants:
         """Compute the results of a node whose inputs are all small and known."""
         if node.op_type in ("Constant", *RANDOM) or any(True for _ in subgraphs(node)) or not node.inputs:
             return
-        given: dict[str, np.ndarray] = {}
+        known: dict[str, np.ndarray] = {}
         for value in node.inputs:
             tensor = self._found.get(value) if value in self._found else known_tensor(value)  # type: ignore[arg-type]
             if value is None or tensor is None or tensor.size > LONGEST:
                 return
-            given[str(value.name)] = tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
+            known[str(value.name)] = tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
         names = [str(value.name) for value in node.outputs]
         try:
             imports = [onnx.helper.make_opsetid("", opset)]
-            results = evaluate([ir.serde.serialize_node(node)], given, names, imports)
+            results = evaluate([ir.serde.serialize_node(node)], known, names, imports)
         except Exception:  # what the evaluator cannot do is not known
             return
         pairs = zip(node.outputs, results, strict=True)

@@ -62,14 +62,14 @@ class GraphEditor:
     def pair_left(self) -> None:
         """Make a state of each input that is left to the caller and that one output gives back."""
         for name in sorted(self.left):
-            given, back, node = (
+            value, back, node = (
                 next(v for v in self.document.model.graph.inputs if v.name == name),
                 self.back[name][0],
                 self.back[name][1],
             )
-            if len(back) == 1 and given.dtype is not None:
+            if len(back) == 1 and value.dtype is not None:
                 self.left.remove(name)
-                self.states.append(State(name, min(back), (), given.dtype.name, node, None))
+                self.states.append(State(name, min(back), (), value.dtype.name, node, None))
 
     def finish(self) -> None:
         """Put everything in place."""
@@ -97,14 +97,14 @@ class GraphEditor:
         return opset_of(self.document.proto) or 0
 
     def first(
-        self, owner: str, given: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
+        self, owner: str, value: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
     ) -> tuple[np.ndarray, tuple[Size, ...]]:
         """The value of a state before the first chunk, and its shape. Raises FromInput when the caller gives it."""
         self.check_sizes(owner, shape)
-        if given is None:
+        if value is None:
             return np.zeros([one.number or 1 for one in shape], dtype.numpy()), shape
         try:
-            found, known = evaluate(self.document, self.infos, given, shape)
+            found, known = evaluate(self.document, self.infos, value, shape)
         except FromInput:
             raise
         except UnsupportedError as error:

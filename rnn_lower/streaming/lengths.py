@@ -26,16 +26,16 @@ def count_down(work: GraphEditor, one: Recurrence, message: onnx.NodeProto) -> s
     that has ended before must not get.
     """
     read, where = one.read, one.read.describe()
-    given = read.inputs["sequence_lens"]
+    lengths = read.inputs["sequence_lens"]
     if work.is_nested(message):
         raise UnsupportedError(f"{where}: sequence_lens in a branch cannot be counted over chunks")
     if work.opset < 9:
         raise UnsupportedError(f"{where}: sequence_lens over chunks need opset 9, the model is at opset {work.opset}")
-    name = str(given.name)
+    name = str(lengths.name)
     if name not in work.lengths:
-        work.lengths[name] = _count(work, one, message, given)
+        work.lengths[name] = _count(work, one, message, lengths)
     used, mask = work.lengths[name]
-    work.replaced[read.node, 4] = given
+    work.replaced[read.node, 4] = lengths
     put(message.input, 4, used)
     form = work.names.unique(f"{mask}/rows")
     rows = work.constant(message, np.array([-1, 1, 1] if read.layout else [-1, 1], np.int64), f"{form}/shape")
@@ -43,15 +43,15 @@ def count_down(work: GraphEditor, one: Recurrence, message: onnx.NodeProto) -> s
     return form
 
 
-def _count(work: GraphEditor, one: Recurrence, message: onnx.NodeProto, given: ir.Value) -> tuple[str, str]:
+def _count(work: GraphEditor, one: Recurrence, message: onnx.NodeProto, lengths: ir.Value) -> tuple[str, str]:
     read = one.read
     shape: tuple[Size, ...] = (one.batch,)
-    root = _root(work, given, read.describe())
+    root = _root(work, lengths, read.describe())
     if root.is_graph_input() and not root.is_initializer():
-        source, dtype, first, left = str(root.name), root.dtype, None, str(given.name)
+        source, dtype, first, left = str(root.name), root.dtype, None, str(lengths.name)
     else:
         try:
-            first, shape = work.first(read.describe(), given, (one.batch,), ir.DataType.INT32)
+            first, shape = work.first(read.describe(), lengths, (one.batch,), ir.DataType.INT32)
         except FromInput as error:
             raise UnsupportedError(f"{read.describe()}: sequence_lens: {error}") from None
         source, dtype = work.names.unique(f"{read.name}/lengths_in"), ir.DataType.INT32

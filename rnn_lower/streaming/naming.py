@@ -33,8 +33,8 @@ def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
         what = last.removesuffix("_in")
         for end, name in (("in", state.input), ("out", state.output)):
             names[name] = _formatted(template, {"node": node, "state": what, "end": end, "index": index})
-    taken = {name for holder in protobuf.holders(model) for name in names_of(holder)} - names.keys()
-    twice = [name for name, count in collections.Counter(names.values()).items() if count > 1 or name in taken]
+    used_names = {name for holder in protobuf.holders(model) for name in names_of(holder)} - names.keys()
+    twice = [name for name, count in collections.Counter(names.values()).items() if count > 1 or name in used_names]
     if twice:
         raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would name several states; add {{node}} to it")
     rename(model.graph, names)

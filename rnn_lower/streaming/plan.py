@@ -120,10 +120,12 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
     ]
     numbers += [what for what in plan.outputs.values() if what not in (LAST, FIXED)]
     numbers += [state.rows for state in plan.states if state.rows is not None]
-    taken = {*plan.inputs, *plan.left, *(name for name, _ in plan.symbols.values())}
-    taken |= {state.input for state in plan.states} | ({plan.reset} if plan.reset is not None else set())
+    input_names = {*plan.inputs, *plan.left, *(name for name, _ in plan.symbols.values())}
+    input_names |= {state.input for state in plan.states} | ({plan.reset} if plan.reset is not None else set())
     given = {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *(state.output for state in plan.states)}
-    return taken <= inputs and given <= outputs and all(type(number) is int for number in numbers) and plan.every > 0
+    return (
+        input_names <= inputs and given <= outputs and all(type(number) is int for number in numbers) and plan.every > 0
+    )
 
 
 def _packed(state: State) -> dict[str, Any]:

@@ -137,19 +137,19 @@ def _difference(
     for lengths in chunkings(
         np.random.default_rng([seed, index]), frames_of(plan, feeds), step, fixed_step(made, plan)
     ):
-        session = StreamingSession(made.proto, run=lambda given: chunked.outputs(_elements(field, given)))
+        session = StreamingSession(made.proto, run=lambda chunk: chunked.outputs(_elements(field, chunk)))
         try:
             results = stream_through(session, feeds, lengths)
         except (WrongError, RnnLowerError) as error:
-            return f"in chunks of {_told(lengths)}: {error}"
+            return f"in chunks of {_shown(lengths)}: {error}"
         count.chunks, count.borders = count.chunks + len(lengths), count.borders + len(lengths) - 1
         for name, result in zip(plan.outputs, results, strict=True):
             if why := _parts(begun(plan, name, wanted[names.index(name)], result), result):
-                return f"output '{name}' in chunks of {_told(lengths)} {why}"
+                return f"output '{name}' in chunks of {_shown(lengths)} {why}"
         held = _elements(field, session.state)
         for name, state in held.items():
             if why := _parts(end.get(name, state), state):
-                return f"state '{name}' after chunks of {_told(lengths)} {why} after others"
+                return f"state '{name}' after chunks of {_shown(lengths)} {why} after others"
         end = held
     return None
 
@@ -161,17 +161,17 @@ def _difference_of_calls(
     """Where runs one after another part from those of the original, whose nodes remember their states."""
     original, made, plan = models
     whole.held = {}
-    session = StreamingSession(made.proto, run=lambda given: chunked.outputs(_elements(field, given)))
+    session = StreamingSession(made.proto, run=lambda chunk: chunked.outputs(_elements(field, chunk)))
     names = [str(value.name) for value in original.model.graph.outputs]
     for number, feeds in enumerate(calls(original, made, *seeds)):
-        given = {
+        chunk = {
             name: field.random(array.shape) if array.dtype.kind in "fV" else _elements(field, {name: array})[name]
             for name, array in feeds.items()
         }
         held = _elements(field, session.state)
         try:
-            found = session.run(given)
-            wanted = dict(zip(names, whole.outputs({**held, **given}), strict=True))
+            found = session.run(chunk)
+            wanted = dict(zip(names, whole.outputs({**held, **chunk}), strict=True))
         except (WrongError, RnnLowerError) as error:
             return f"in run {number}: {error}"
         count.chunks, count.borders = count.chunks + 1, count.borders + (number > 0)
@@ -184,7 +184,7 @@ def _difference_of_calls(
     return None
 
 
-def _told(lengths: Sequence[int]) -> str:
+def _shown(lengths: Sequence[int]) -> str:
     text = ", ".join(map(str, lengths[:6]))
     return text + (" ..." if len(lengths) > 6 else "")
 
@@ -197,9 +197,9 @@ def _parts(expected: Array, result: Array) -> str:
     return f"differs at {places[0].tolist()} from what it is" if len(places) else ""
 
 
-def _elements(field: Field, given: Mapping[str, Any]) -> Feeds:
+def _elements(field: Field, chunk: Mapping[str, Any]) -> Feeds:
     """Arrays of a session as what the interpreter computes with; elements are as they are."""
-    arrays = {name: np.asarray(array) for name, array in given.items()}
+    arrays = {name: np.asarray(array) for name, array in chunk.items()}
     return {name: array if array.dtype == np.uint64 else known(field, array) for name, array in arrays.items()}
 
 
@@ -212,12 +212,12 @@ def _sampled(
     fixed = {**fixed_sizes(original.model, made.proto), **dict.fromkeys(plan.inputs.items(), frames)}
     why = ""
     for feeds in samples.Samples(original.model, seed, fixed).candidates(index):
-        given = {
+        chunk = {
             name: field.random(array.shape) if array.dtype.kind in "fV" else _elements(field, {name: array})[name]
             for name, array in feeds.items()
         }
         try:
-            return given, whole.outputs(given)
+            return chunk, whole.outputs(chunk)
         except WrongError as error:
             why = why or str(error)
     return why, None

@@ -42,7 +42,7 @@ class StreamingSession:
         self._inputs = [str(value.name) for value in document.model.graph.inputs if not value.is_initializer()]
         self._known = {str(value.name) for value in document.model.graph.inputs}
         self._fused = next(recurrent_nodes(document.model), None) is not None
-        self._run = run or _told(open_onnxruntime(document, path))
+        self._run = run or _with_errors(open_onnxruntime(document, path))
         self._begin: Feeds = {}
         self._state: Feeds = {}
 
@@ -67,15 +67,15 @@ class StreamingSession:
         results = dict(zip(self._outputs, self._run(given), strict=True))
         self._begin = began
         self._state = {state.input: np.asarray(results[state.output]) for state in self.plan.states}
-        return {name: self._meant(name, results[name], given) for name in self.plan.outputs}
+        return {name: self._without_warm_up(name, results[name], given) for name in self.plan.outputs}
 
-    def _meant(self, name: str, result: Any, given: Feeds) -> Any:
+    def _without_warm_up(self, name: str, result: Any, chunk: Feeds) -> Any:
         """An output without the frames of the warm-up."""
         axis, first = self.plan.outputs[name], self.plan.warm_up.get(name)
         if first is None or self.plan.seen is None or not isinstance(axis, int):
             return result
         source, place = next(iter(self.plan.inputs.items()))
-        before = int(np.ravel(given[self.plan.seen])[0]) // given[source].shape[place] * result.shape[axis]
+        before = int(np.ravel(chunk[self.plan.seen])[0]) // chunk[source].shape[place] * result.shape[axis]
         return np.take(result, range(min(result.shape[axis], max(0, first - before)), result.shape[axis]), axis)
 
     def reset(self, rows: Any = None) -> None:
@@ -151,13 +151,13 @@ class StreamingSession:
         if self._fused and 0 in frames.values():
             raise RnnLowerError("a chunk without frames; onnxruntime's native operators need at least one")
 
-    def _check_rows(self, given: Feeds) -> None:
+    def _check_rows(self, chunk: Feeds) -> None:
         """The states must be of the batch of the chunk: one of another size could be broadcast without an error."""
-        sizes = self._sizes(given)
+        sizes = self._sizes(chunk)
         for state in self.plan.states:
             if not state.shape or not all(symbol in sizes for one in state.shape for symbol in one.of):
                 continue
-            wanted, found = [one.at(sizes) for one in state.shape], list(np.shape(given[state.input]))
+            wanted, found = [one.at(sizes) for one in state.shape], list(np.shape(chunk[state.input]))
             if found != wanted:
                 raise RnnLowerError(
                     f"state '{state.input}' is of shape {found}, where this chunk needs {wanted}; start over (reset())"
@@ -172,13 +172,13 @@ class StreamingSession:
         places = self.plan.symbols.items()
         return {symbol: feeds[name].shape[axis] for symbol, (name, axis) in places if name in feeds}
 
-    def _rows(self, given: Feeds) -> int:
+    def _rows(self, chunk: Feeds) -> int:
         state: State = next(state for state in self.plan.states if state.first is not None)
         assert state.rows is not None  # else it could not be set back
-        return int(np.shape(given[state.input])[state.rows])
+        return int(np.shape(chunk[state.input])[state.rows])
 
 
-def _told(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[Any]]:
+def _with_errors(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Sequence[Any]]:
     """onnxruntime raises whatever it raises; what the caller runs himself is the caller's."""
 
     def guarded(feeds: Feeds) -> Sequence[Any]:
@@ -210,10 +210,10 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
         )
     outputs = [value.name for value in document.proto.graph.output]
     inputs = [value.name for value in document.proto.graph.input]
-    for given, back in states.items():
-        if given not in inputs or back not in outputs:
-            raise RnnLowerError(f"states: there is no input '{given}' with an output '{back}'")
-    held = tuple(State(given, back, (), "", given, 0) for given, back in states.items())
+    for chunk, back in states.items():
+        if chunk not in inputs or back not in outputs:
+            raise RnnLowerError(f"states: there is no input '{chunk}' with an output '{back}'")
+    held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())
     known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
     left = {name: what for name, what in known.outputs.items() if name not in states.values()}
     return dataclasses.replace(known, outputs=left, states=(*known.states, *held))

@@ -262,10 +262,10 @@ def _shortened(
 def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -> None:
     """Let a Slice take these ranges."""
     columns = [tuple(each[place] for each in ranges.values()) for place in range(3)]
-    given = {1: columns[0], 2: columns[1], 3: tuple(ranges)}
+    arguments = {1: columns[0], 2: columns[1], 3: tuple(ranges)}
     if ctx.opset >= 10:
-        given[4] = columns[2]
-    ctx.carry(Arguments(ctx.node, given, ("starts", "ends", "axes"), 10))
+        arguments[4] = columns[2]
+    ctx.carry(Arguments(ctx.node, arguments, ("starts", "ends", "axes"), 10))
 
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:

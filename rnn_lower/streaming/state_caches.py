@@ -39,15 +39,19 @@ def carry_recurrence(work: GraphEditor, one: Recurrence) -> None:
         ended = work.is_before(message, one.late, one.every)
     for letter in read.operator.states:
         place, result = STATES[letter]
-        given = read.inputs.get(f"initial_{letter}")
+        initial = read.inputs.get(f"initial_{letter}")
         shape: tuple[Size, ...]
         shape = (one.batch, ONE, size(read.hidden_size)) if read.layout else (ONE, one.batch, size(read.hidden_size))
-        if given is not None and given.is_graph_input() and given.name not in work.document.model.graph.initializers:
-            source = _callers(work, one, given)
+        if (
+            initial is not None
+            and initial.is_graph_input()
+            and initial.name not in work.document.model.graph.initializers
+        ):
+            source = _callers(work, one, initial)
             first = None
         else:
             try:
-                first, shape = work.first(read.describe(), given, shape, read.dtype)
+                first, shape = work.first(read.describe(), initial, shape, read.dtype)
             except FromInput as error:
                 _left(work, one, str(error))
                 continue
@@ -57,8 +61,8 @@ def carry_recurrence(work: GraphEditor, one: Recurrence) -> None:
             work.add_input(source, read.dtype, shape)
             current = work.resettable(message, source, first, shape, 0 if read.layout else 1)
         put(message.input, place, current)
-        if given is not None:
-            work.replaced[read.node, place] = given
+        if initial is not None:
+            work.replaced[read.node, place] = initial
         _result(work, one, message, (letter, result), (source, current), first, shape, ended)
 
 
@@ -103,19 +107,19 @@ def _result(
     work.states.append(State(source, name, shape, read.dtype.name, read.describe(), rows, first))
 
 
-def _callers(work: GraphEditor, one: Recurrence, given: ir.Value) -> str:
+def _callers(work: GraphEditor, one: Recurrence, initial: ir.Value) -> str:
     """An initial state that is an input already: it stays one."""
     node = one.read.node
-    here = next(place for user, place in given.uses() if user is node)
-    for user, place in given.uses():
+    here = next(place for user, place in initial.uses() if user is node)
+    for user, place in initial.uses():
         same = user is node or work.are_alternatives(work.document.message(node), work.document.message(user))
-        if not same or place != here or given.is_graph_output():
+        if not same or place != here or initial.is_graph_output():
             raise UnsupportedError(
-                f"{one.read.describe()}: its initial state '{given.name}' is used elsewhere too; give the node an input"
-                " of its own"
+                f"{one.read.describe()}: its initial state '{initial.name}' is used elsewhere too; give the node its"
+                " own input"
             )
-    work.notes.append(f"{one.read.describe()}: its state is input '{given.name}' already, which stays")
-    return str(given.name)
+    work.notes.append(f"{one.read.describe()}: its state is input '{initial.name}' already, which stays")
+    return str(initial.name)
 
 
 def _left(work: GraphEditor, one: Recurrence, reason: str) -> None:
@@ -126,9 +130,9 @@ def _left(work: GraphEditor, one: Recurrence, reason: str) -> None:
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
-        given = None if start is None else _reshaped_input(start)
-        if given is not None and (final is None or not gives_back(model, final)):
-            _given_back(work, one, letter, given)
+        initial = None if start is None else _reshaped_input(start)
+        if initial is not None and (final is None or not gives_back(model, final)):
+            _given_back(work, one, letter, initial)
             continue
         if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
             raise UnsupportedError(
@@ -136,9 +140,9 @@ def _left(work: GraphEditor, one: Recurrence, reason: str) -> None:
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
-        for given in inputs_of(model, start):
-            work.left.add(str(given.name))
-            work.back.setdefault(str(given.name), (set(), read.describe()))[0].update(back)
+        for initial in inputs_of(model, start):
+            work.left.add(str(initial.name))
+            work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)
     work.notes.append(f"{read.describe()}: {reason}, so the caller has to feed it back, as in the original")
 
 
@@ -154,11 +158,11 @@ def _reshaped_input(value: ir.Value) -> ir.Value | None:
     return value if value.is_graph_input() and not value.is_initializer() and alone else None
 
 
-def _given_back(work: GraphEditor, one: Recurrence, letter: str, given: ir.Value) -> None:
+def _given_back(work: GraphEditor, one: Recurrence, letter: str, initial: ir.Value) -> None:
     """The final state as an output in the shape of the input that the first one comes from."""
-    read, (_, place), source = one.read, STATES[letter], str(given.name)
+    read, (_, place), source = one.read, STATES[letter], str(initial.name)
     message = work.document.message(read.node)
-    if work.is_nested(message) or given.dtype is None:
+    if work.is_nested(message) or initial.dtype is None:
         raise UnsupportedError(f"{read.describe()}: its state in a branch is not an output; make it one")
     final = message.output[place] if place < len(message.output) else ""
     if not final:
@@ -171,7 +175,7 @@ def _given_back(work: GraphEditor, one: Recurrence, letter: str, given: ir.Value
     work.graph.output.append(onnx.ValueInfoProto())
     work.graph.output[-1].CopyFrom(value)
     work.graph.output[-1].name = result
-    work.states.append(State(source, result, (), given.dtype.name, read.describe(), None))
+    work.states.append(State(source, result, (), initial.dtype.name, read.describe(), None))
 
 
 def carry_cache(work: GraphEditor, one: Cache) -> None:
@@ -259,8 +263,8 @@ def carry_held(work: GraphEditor, one: DelayBuffer) -> None:
     axis, zero, stride = number("axis", one.axis), number("zero", 0), number("stride", one.stride)
     joined = step("Concat", source, message.input[one.place], what="with_held", axis=one.axis)
     frames = step("Gather", step("Shape", joined, what="shape"), axis, what="frames", axis=0)
-    spare = step("Sub", frames, number("needed", one.reach - one.stride), what="spare")
-    ready = step("Div", above_zero(spare, "enough"), stride, what="ready")
+    surplus = step("Sub", frames, number("needed", one.reach - one.stride), what="spare")
+    ready = step("Div", above_zero(surplus, "enough"), stride, what="ready")
     end = number("end", -one.lead if one.lead else END)
     kept = step("Slice", joined, step("Mul", ready, stride, what="used"), end, axis, what="held")
     if one.crop is not None:
@@ -486,9 +490,9 @@ def take_the_rest(work: GraphEditor, one: Guessed) -> None:
 def take_each(work: GraphEditor, one: Numbered) -> None:
     """The frames as they are, with more axes."""
     message, name = work.document.message(one.node), display_name(one.node)
-    given = one.node.inputs[1]
-    assert given is not None
-    work.replaced[one.node, 1] = given
+    initial = one.node.inputs[1]
+    assert initial is not None
+    work.replaced[one.node, 1] = initial
     axes = list(one.axes)
     del message.attribute[:]
     del message.input[1:]

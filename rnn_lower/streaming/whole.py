@@ -232,7 +232,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
         raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
     graph = model.graph
     names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
-    given = {value.name: value for value in graph.input}
+    declared = {value.name: value for value in graph.input}
     results = {value.name: value for value in graph.output}
     inside = {name: names.unique(f"{name}/chunk") for name in (*plan.inputs, *results, *(s.input for s in plan.states))}
     body_nodes = list(graph.node)
@@ -243,8 +243,8 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
     shapes = {str(one.name): source.facts.shape(one) for one in source.model.graph.outputs}
     shapes |= {one.name: _declared(one) for one in (*graph.input, *graph.output) if shapes.get(one.name) is None}
-    body.input.extend(_typed(given[state.input], inside[state.input], shapes) for state in plan.states)
-    body.input.extend(_typed(given[name], inside[name], shapes) for name in plan.inputs)
+    body.input.extend(_typed(declared[state.input], inside[state.input], shapes) for state in plan.states)
+    body.input.extend(_typed(declared[name], inside[name], shapes) for name in plan.inputs)
     body.output.extend(_typed(results[name], inside[name], shapes) for name in fed)
     body.output.extend(_typed(results[name], again.get(name, inside[name]), shapes) for name in plan.outputs)
     del graph.node[:]
@@ -272,10 +272,10 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     protobuf.remove_if(graph.output, lambda value: value.name not in plan.outputs and value.name not in theirs)
     del graph.value_info[:]
     for name, axis in [*plan.inputs.items(), *plan.outputs.items()]:
-        dims = (given.get(name) or results[name]).type.tensor_type.shape.dim
+        dims = (declared.get(name) or results[name]).type.tensor_type.shape.dim
         if isinstance(axis, int) and axis < len(dims):
             dims[axis].Clear()
-            if name in given:
+            if name in declared:
                 dims[axis].dim_param = TIME if step == 1 else f"{step}*{TIME}"
 
 

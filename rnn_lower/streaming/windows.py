@@ -366,8 +366,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or (len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None):
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
-    given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
-    if given is None:
+    fill_value = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
+    if fill_value is None:
         raise ctx.refuse("the value that it pads with is computed")
     left = tuple(0 if place in (axis, axis + x.rank) else number for place, number in enumerate(pads))
     made = dataclasses.replace(x, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
@@ -376,7 +376,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         ctx.carry(Arguments(ctx.node, {1: left}))
         return [made.moved(axis, shape)]
     cached = (*shape[:axis], size(before), *shape[axis + 1 :])
-    fill = given.ravel()[0] if given.size else 0
+    fill = fill_value.ravel()[0] if fill_value.size else 0
     ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
     return [made.moved(axis, shape)]
 

@@ -150,7 +150,11 @@ def _unmeasured_attributes(node: RecurrentNode) -> str | None:
     if not {name for functions in names for name in functions}.issuperset(spelled):
         return "another spelling of activations"
     text = {"activation_alpha", "activation_beta"} & attributes.keys()
-    takes = any(one.alpha is not None or one.beta is not None for functions in node.activations for one in functions)
-    if takes != bool(text):
-        return "the default of an activation's alpha or beta" if takes else "an alpha or beta that nothing uses"
+    has_parameters = any(
+        one.alpha is not None or one.beta is not None for functions in node.activations for one in functions
+    )
+    if has_parameters != bool(text):
+        return (
+            "the default of an activation's alpha or beta" if has_parameters else "an alpha or beta that nothing uses"
+        )
     return None

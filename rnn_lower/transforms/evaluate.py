@@ -23,9 +23,9 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
     ) -> tuple[Any, ...]:  # fmt: skip
         states, stacked, trip = list(carried), [list[np.ndarray]() for _ in range(self.K)], 0
         while (going is None or bool(going)) and (trips is None or trip < int(trips)):
-            taken = (np.array(trip, np.int64), np.array(True), *states)
-            given = {**(context or {}), **dict(zip(self.body.input_names, taken, strict=True))}
-            going, *found = self._run_body(given, attributes=attributes, bindings=bindings)
+            arguments = (np.array(trip, np.int64), np.array(True), *states)
+            feeds = {**(context or {}), **dict(zip(self.body.input_names, arguments, strict=True))}
+            going, *found = self._run_body(feeds, attributes=attributes, bindings=bindings)
             states, trip = found[: self.N], trip + 1
             for results, result in zip(stacked, found[self.N :], strict=True):
                 results.append(result)
@@ -33,14 +33,14 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
 
 
 def evaluate(
-    nodes: Iterable[onnx.NodeProto], given: Mapping[str, np.ndarray], wanted: Sequence[str],
+    nodes: Iterable[onnx.NodeProto], feeds: Mapping[str, np.ndarray], wanted: Sequence[str],
     imports: Iterable[onnx.OperatorSetIdProto],
 ) -> list[np.ndarray]:  # fmt: skip
     """The wanted values. given: by name, all that the nodes read. Raises whatever the evaluator stumbles over."""
-    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (given, wanted))
+    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, wanted))
     graph = onnx.helper.make_graph(list(nodes), "evaluated", inputs, outputs)
     model = onnx.helper.make_model(graph, opset_imports=list(imports))
-    return [np.asarray(found) for found in evaluator(model).run(None, dict(given))]
+    return [np.asarray(found) for found in evaluator(model).run(None, dict(feeds))]
 
 
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:

@@ -88,12 +88,14 @@ def _without_claims(model: ir.Model) -> Iterator[None]:
     graph, inputs = model.graph, set(model.graph.inputs)
     weights = list(graph.initializers.values())
     defaults = {value: value.const_value for value in weights if value in inputs}
-    said = {value: value.shape for value in values(model) if value not in inputs and not value.is_initializer()}
-    for value in said:
+    declared_shapes = {
+        value: value.shape for value in values(model) if value not in inputs and not value.is_initializer()
+    }
+    for value in declared_shapes:
         value.shape = None
     for value in inputs:
         if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
-            said[value] = value.shape  # -1 is no size, and inference aborts where a Slice cuts such an axis
+            declared_shapes[value] = value.shape  # -1 is no size, and inference aborts where a Slice cuts such an axis
             value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
     for value in defaults if (model.ir_version or 0) >= 4 else ():
         del graph.initializers[str(value.name)]
@@ -101,7 +103,7 @@ def _without_claims(model: ir.Model) -> Iterator[None]:
     try:
         yield
     finally:
-        for value, shape in said.items():
+        for value, shape in declared_shapes.items():
             value.shape = value.shape if shape is None else shape
         for value, default in defaults.items():
             value.const_value = default

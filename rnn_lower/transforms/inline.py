@@ -47,12 +47,12 @@ def _key(function: onnx.FunctionProto) -> Name:
 
 
 def _own_outputs(function: onnx.FunctionProto) -> None:
-    taken = set(function.input)
+    seen_names = set(function.input)
     for place, name in enumerate(function.output):
-        if name in taken:
+        if name in seen_names:
             function.output[place] = f"{name}/as_output_{place}"
             function.node.add(op_type="Identity", input=[name], output=[function.output[place]])
-        taken.add(function.output[place])
+        seen_names.add(function.output[place])
 
 
 def _calls(functions: Iterable[onnx.FunctionProto]) -> dict[Name, set[Name]]:
@@ -93,9 +93,9 @@ def _say_defaults(model: onnx.ModelProto, names: set[Name]) -> None:
     """At the calls of some functions, which are in no function."""
     defaults = {(*_key(f), f.overload): [*f.attribute_proto] for f in model.functions if _key(f) in names}
     for node in (node for body in protobuf.graphs_in(model.graph) for node in body.node):
-        said = {attribute.name for attribute in node.attribute}
+        present = {attribute.name for attribute in node.attribute}
         missing = defaults.get((node.domain, node.op_type, node.overload), ())
-        node.attribute.extend(attribute for attribute in missing if attribute.name not in said)
+        node.attribute.extend(attribute for attribute in missing if attribute.name not in present)
     for function in model.functions:
         if _key(function) in names:
             function.attribute.extend(attribute.name for attribute in function.attribute_proto)

@@ -138,13 +138,13 @@ def _add_initializers(view: onnx.GraphProto, proto: onnx.GraphProto, folder: Pat
     for tensor in proto.initializer:
         view.initializer.append(_outlined(tensor, folder))
     for sparse in proto.sparse_initializer:
-        view.initializer.append(_told(sparse.values.name, sparse.values.data_type, sparse.dims))
+        view.initializer.append(_outline(sparse.values.name, sparse.values.data_type, sparse.dims))
 
 
 def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
     if not protobuf.is_external(tensor):
-        return tensor if tensor.ByteSize() <= SHOWN else _told(tensor.name, tensor.data_type, tensor.dims)
-    text = _told(tensor.name, tensor.data_type, tensor.dims)
+        return tensor if tensor.ByteSize() <= SHOWN else _outline(tensor.name, tensor.data_type, tensor.dims)
+    text = _outline(tensor.name, tensor.data_type, tensor.dims)
     if folder is not None and (protobuf.size_of(tensor) or 0) <= SHOWN:
         text.ClearField("data_location")
         text.ClearField("external_data")
@@ -152,7 +152,7 @@ def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto
     return text
 
 
-def _told(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
+def _outline(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
     """A tensor of which nothing but shape and type is known."""
     text = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=protobuf.EXTERNAL)
     text.external_data.add(key="location", value="weights")

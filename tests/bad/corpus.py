@@ -1717,7 +1717,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "serve Neg 'negative' too, where the remaining steps would be wrong")
     yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and its state is not returned unchanged")
     yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9, the model is at opset 8", "reset")
-    yield Bad("stream shared state", streaming(sharing, "--time", "T"), "is used elsewhere too; give the node an input of its own")
+    yield Bad("stream shared state", streaming(sharing, "--time", "T"), "is used elsewhere too; give the node its own input")
 
 
 NOT_CAUSAL = {

@@ -226,7 +226,7 @@ def test_nothing_right_proposes_nothing(tmp_path, capsys):
     assert {case.limit for case in read_manifest(kit).cases} == {0.01}
     command = ["kit-report", str(kit), "--run", "false {model} {outputs}", "-o", str(tmp_path / "t.toml")]
     assert cli.main(command) == cli.DIFFERENT
-    assert "no target is proposed: nothing lowered came out right" in capsys.readouterr().out
+    assert "no target is proposed, because no lowered model came out right" in capsys.readouterr().out
     assert not (tmp_path / "t.toml").exists()
 
 

@@ -254,7 +254,7 @@ def test_branches_of_two_shapes(other):
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=7)
     if other != (2, 3):
-        with pytest.raises(rnn_lower.UnsupportedError, match="what its branches give has one shape"):
+        with pytest.raises(rnn_lower.UnsupportedError, match="both branches must return the same shape"):
             rnn_lower.lower(model, opset=10)
     for taken in (True, False):
         wanted = run_onnxruntime(model, {"c": np.array(taken)})

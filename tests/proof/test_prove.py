@@ -310,7 +310,7 @@ def test_a_scan_of_no_steps_is_told():
     lowered = rnn_lower.lower(model, form="scan", target="onnx-reference")
     (node,) = rnn_lower.prove(model, lowered).nodes
     assert node.ok
-    assert "a Scan of no steps is left out" in node.reason
+    assert "a Scan without steps is left out" in node.reason
 
 
 def test_bad_nodes_are_refused():

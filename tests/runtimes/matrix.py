@@ -31,7 +31,7 @@ from runners import RUNNERS, limit_of, missing, version  # noqa: E402
 import rnn_lower  # noqa: E402
 from rnn_lower.targeting import TARGETS  # noqa: E402
 from rnn_lower.targeting.probe import results as judging  # noqa: E402
-from rnn_lower.targeting.probe.report import REFUSED, fused_tables, tell  # noqa: E402
+from rnn_lower.targeting.probe.report import REFUSED, count_outcomes, fused_tables  # noqa: E402
 
 NOTES = """
 "Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. onnxruntime's
@@ -181,7 +181,7 @@ def write_page(data: dict, folder: Path) -> None:
         "[The same as a table](runtimes.csv): a number is the largest difference of a result that is wrong without an error.", "", "| runtime | version | native | lowered |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, row in data.items():
-        counts = [tell(row[kind].values()) if row[kind] else "not measured" for kind in ("fused", "lowered")]
+        counts = [count_outcomes(row[kind].values()) if row[kind] else "not measured" for kind in ("fused", "lowered")]
         lines.append(f"| {name} | {row['version']} | {' | '.join(counts)} |")
     (folder / "runtimes.md").write_text("\n".join([*lines, NOTES]) + "\n")
     with (folder / "runtimes.csv").open("w", newline="") as file:
@@ -248,7 +248,7 @@ def main() -> None:
     for name in () if arguments.pages else arguments.runtimes or [name for name in RUNNERS if not missing(name)]:
         data[name] = {"version": version(name), **{kind: collect(name, kind) for kind in ("fused", "lowered")}}
         print(
-            f"{name} {version(name)}: fused {tell(data[name]['fused'].values())}; lowered {tell(data[name]['lowered'].values())}",
+            f"{name} {version(name)}: fused {count_outcomes(data[name]['fused'].values())}; lowered {count_outcomes(data[name]['lowered'].values())}",
             flush=True,
         )
         kept.write_text(json.dumps(data, indent=0))

@@ -129,7 +129,7 @@ def test_inputs_of_different_lengths_are_not_broadcast():
     model = s.model()
     model.graph.input.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["N", "T", 6]))
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
-    with pytest.raises(rnn_lower.RnnLowerError, match="as many frames as each other"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="the same number of frames"):
         session.run({"x": np.ones((1, 3, 6), np.float32), "z": np.ones((1, 1, 6), np.float32)})
 
 

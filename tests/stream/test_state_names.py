@@ -61,8 +61,8 @@ def test_rows_of_packed_states_begin_anew():
     ("options", "words"),
     [
         ({"state_names": "h_in"}, "it must contain {end}"),
-        ({"state_names": "{layer}_{end}"}, "it may have {node}, {state}, {end}, {index}"),
-        ({"state_names": "s_{end}"}, "'s_in' would stand for several"),
+        ({"state_names": "{layer}_{end}"}, "may contain {node}, {state}, {end}, {index}"),
+        ({"state_names": "s_{end}"}, "'s_in' would name several states"),
         ({"states": "one"}, "it must be 'each' or 'packed'"),
     ],
 )

@@ -93,7 +93,7 @@ def arrays(case: Case, dtype: DTypeLike = np.float32) -> dict[str, np.ndarray]:
 
 def attributes(case: Case) -> dict[str, Any]:
     """Of the node, without those that are not given."""
-    given = {
+    arguments = {
         "direction": case.direction,
         "activations": case.activations and list(case.activations),
         "activation_alpha": None if case.alpha is None else list(case.alpha),
@@ -104,11 +104,13 @@ def attributes(case: Case) -> dict[str, Any]:
         "layout": case.layout or None,
         "hidden_size": case.H,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
-def recurrent_node(case: Case, names: Mapping[str, str], given: Mapping[str, Any], suffix: str = "") -> onnx.NodeProto:
-    """The node itself. names: of its inputs, by those of the ONNX text.  given: attributes.  suffix: of its outputs."""
+def recurrent_node(
+    case: Case, names: Mapping[str, str], arguments: Mapping[str, Any], suffix: str = ""
+) -> onnx.NodeProto:
+    """The node. names: of its inputs, by those of the ONNX text.  arguments: attributes.  suffix: of its outputs."""
     inputs = [names.get(name, "") for name in INPUTS]
     outputs = [name + suffix if name in case.wanted else "" for name in OPERATORS[case.op].outputs]
     while inputs and not inputs[-1]:
@@ -118,7 +120,7 @@ def recurrent_node(case: Case, names: Mapping[str, str], given: Mapping[str, Any
     if not outputs:  # a node must have one, even when nobody uses it
         outputs = [f"unused{suffix}"]
     node = helper.make_node(case.op, inputs, outputs, name=f"node{suffix}")
-    node.attribute.extend(_attribute(name, value) for name, value in given.items())
+    node.attribute.extend(_attribute(name, value) for name, value in arguments.items())
     return node
 
 
@@ -133,8 +135,8 @@ def _attribute(name: str, value: Any) -> onnx.AttributeProto:
 def build(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The model and its feeds."""
     values = arrays(case)
-    given = {"X", "initial_h", "initial_c"} | ({"sequence_lens"} if case.lengths_as == "input" else set())
-    feeds = {name: value for name, value in values.items() if name in given}
+    arguments = {"X", "initial_h", "initial_c"} | ({"sequence_lens"} if case.lengths_as == "input" else set())
+    feeds = {name: value for name, value in values.items() if name in arguments}
     initializers = [numpy_helper.from_array(value, name) for name, value in values.items() if name not in feeds]
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)

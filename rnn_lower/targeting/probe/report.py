@@ -62,10 +62,10 @@ class KitReport:
 
     def count(self, form: str) -> str:
         """How many came out how."""
-        return tell(row[form] for row in self.results.values() if form in row)
+        return count_outcomes(row[form] for row in self.results.values() if form in row)
 
 
-def tell(found: Iterable[Outcome]) -> str:
+def count_outcomes(found: Iterable[Outcome]) -> str:
     """How many came out how."""
     states = [state for state, _ in found]
     text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"

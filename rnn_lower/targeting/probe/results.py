@@ -94,7 +94,7 @@ def _words(command: str) -> list[str]:
 def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: float) -> str | None:
     """Why a case did not run, or None."""
     outputs = results / case.case
-    given = {"{model}": folder / case.model, "{inputs}": (folder / case.inputs[0].file).parent, "{outputs}": outputs}
+    paths = {"{model}": folder / case.model, "{inputs}": (folder / case.inputs[0].file).parent, "{outputs}": outputs}
     try:
         outputs.mkdir(parents=True)
     except OSError as error:
@@ -103,7 +103,7 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
     with tempfile.TemporaryFile() as text:
         try:
             process = subprocess.Popen(
-                [_filled(word, given) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                [_filled(word, paths) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=text, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -121,8 +121,8 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
     return None if code == 0 else f"ended with {code}{': ' if last else ''}{last[:200]}"
 
 
-def _filled(word: str, given: Mapping[str, Path]) -> str:
-    for place, path in given.items():
+def _filled(word: str, paths: Mapping[str, Path]) -> str:
+    for place, path in paths.items():
         word = word.replace(place, str(path))
     return word
 
