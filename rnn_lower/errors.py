@@ -86,7 +86,8 @@ def for_python(text: str) -> str:
         return f"dims={{{', '.join(pairs)}}}"
 
     def valued(found: re.Match[str]) -> str:
-        value = found[2] if found[2].isdecimal() or found[2] == "N" else f'"{found[2]}"'
+        is_number = found[2].isdecimal() or found[1] in ("max-nodes", "opset", "step")
+        value = found[2] if is_number else f'"{found[2]}"'
         return f"{_name(found[1])}={value}"
 
     text = re.sub(rf"{_DIM}(?: {_DIM})*", dims, text)

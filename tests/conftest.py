@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("runtimes", "stream", "reporting"))]
 
 
-CASES = 12
+CASES = 6
 """Cases of one test function that run by default; the others are soak tests. Which ones, their names decide."""
 
 CHEAP = ("bad", "test_layout.py", "test_help.py", "test_json.py")

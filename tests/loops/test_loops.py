@@ -330,7 +330,7 @@ def test_refused_by_name_with_what_works(what):
     with pytest.raises(UnsupportedError, match=told) as found:
         rnn_lower.lower(keras_gru(), loops=True, dims=dims or None, **options)
     assert "Loop 'loop'" in str(found.value)
-    assert "--dim" in str(found.value) or "--max-nodes" in str(found.value)
+    assert "dims=" in str(found.value) or "max_nodes=" in str(found.value)
 
 
 def test_loops_are_listed(tmp_path, capsys):

@@ -50,6 +50,8 @@ def test_equations(equation):
 def test_padding_behind(seed):
     s = Stack(np.random.default_rng([7, seed]))
     padded_behind(s)
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"Pad 'Pad1' in main graph: .*pads \d frames behind.*delay"):
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"Pad 'Pad1' in main graph: .*pads \d frames after the end.*delay"
+    ):
         rnn_lower.stream(s.model(), axis="T")
     same_at_random_borders(padded_behind, seed, s.ahead, delay=True)

@@ -47,7 +47,7 @@ def half_outside(cached: bool) -> onnx.ModelProto:
 def test_one_state_outside_is_not_all(cached):
     """The other one would be lost."""
     with pytest.raises(
-        rnn_lower.RnnLowerError, match="the inputs have several sizes, N, T: say which axis is the stream"
+        rnn_lower.RnnLowerError, match="the inputs have several sizes, N, T; choose the axis of the stream"
     ):
         rnn_lower.stream(half_outside(cached))
     model = sized(half_outside(cached), x=(2, "T", 6), h=(1, 2, 6))

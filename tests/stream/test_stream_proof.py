@@ -78,5 +78,5 @@ def test_another_model_is_not_proved():
 
 def test_a_model_that_says_nothing_of_its_states():
     model = stack_of(CAUSAL[9]).model()
-    with pytest.raises(rnn_lower.RnnLowerError, match="it is no streaming model"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="not a streaming model"):
         rnn_lower.prove_streaming(model, model)

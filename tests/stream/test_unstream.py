@@ -92,9 +92,9 @@ def test_runs_of_one_step(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        (lambda: stack_of(lstm), {}, "it is no streaming model"),
+        (lambda: stack_of(lstm), {}, "not a streaming model"),
         (lambda: stack_of(lstm), {"states": {}}, "no state that is fed back"),
-        (lambda: rnn_lower.stream(stack_of(lstm), axis="T"), {"axis": "x[1]"}, "the model says itself"),
+        (lambda: rnn_lower.stream(stack_of(lstm), axis="T"), {"axis": "x[1]"}, "the model's metadata has the frames"),
         (policy, {"states": {"h": "nothing"}}, "there is no input 'h' with an output 'nothing'"),
     ],
 )
