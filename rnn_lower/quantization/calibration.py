@@ -67,9 +67,9 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
     if len(set(counts.values())) > 1 or 0 in counts.values():
         listed = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
         raise RnnLowerError(f"inputs hold {listed}; give as many samples of each, at least one")
-    taken = {str(value.name) for value in model.graph.inputs} & feeds.keys()
+    names = {str(value.name) for value in model.graph.inputs} & feeds.keys()
     total = next(iter(counts.values()), 1)
-    return [{name: feeds[name][i] if name in counts else feeds[name] for name in sorted(taken)} for i in range(total)]
+    return [{name: feeds[name][i] if name in counts else feeds[name] for name in sorted(names)} for i in range(total)]
 
 
 def observed_ranges(

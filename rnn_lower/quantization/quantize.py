@@ -50,7 +50,7 @@ def quantize(
     for value, one in zip(found.values(), observed, strict=True):
         if one is None:
             raise UnsupportedError(
-                f"nobody sees the range of '{value.name}' in the branch of an If; fix sizes and fold (fold=True)"
+                f"the range of '{value.name}' in a branch of an If cannot be observed; fix sizes and fold (fold=True)"
             )
 
     def change(model: ir.Model) -> None:

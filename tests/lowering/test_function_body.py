@@ -150,7 +150,7 @@ def test_nothing_of_any_model_is_in_it():
         (("GRU", 14, {"outputs": ("Y_c",)}), "GRU has no output 'Y_c'; it has Y, Y_h"),
         (("GRU", 14, {"outputs": ()}), "outputs is empty; GRU has Y, Y_h"),
         (("GRU", 14, {"dtype": "int32"}), "unknown dtype 'int32'; known are float, double, float16, bfloat16"),
-        (("GRU", 14, {"form": "unroll"}), "form unroll needs a known sequence length; give seq_length"),
+        (("GRU", 14, {"form": "unroll"}), "form unroll needs a known sequence length; set seq_length"),
         (("GRU", 14, {"form": "spiral"}), "unknown form 'spiral'"),
         (("Elman", 14), "unknown operator 'Elman'"),
         (("GRU", 14, {"input_forget": 1}), "GRU version 14 has no attribute 'input_forget'"),
