@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import pytest
 from paths import ROOT
@@ -11,7 +9,7 @@ from paths import ROOT
 import rnn_lower
 from rnn_lower import cli
 
-FOLDER = next((one for one in (ROOT.parent / "shared", Path("/work/shared")) if (one / "cases").is_dir()), ROOT)
+FOLDER = ROOT.parent / "shared"
 CASES = FOLDER / "cases" / "streaming"
 OPTIONS = {
     "advice_for_an_if_that_depends_on_a_size": ["--time", "T", "--dim", "C=1"],
