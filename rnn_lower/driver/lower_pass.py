@@ -129,7 +129,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     changed, notes = False, list[str]()
 
     def change(model: ir.Model) -> None:
-        nonlocal changed
+        nonlocal changed, notes
         declared: dict[str | None, ir.Shape] = {}
         if options.dims:
             fixed_dims.fix_dims(model, options.dims)
@@ -137,10 +137,11 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
                 if value.is_graph_output():
                     declared[value.name] = value.shape or shape
                 value.shape = shape
-        changed = _change_all(model, options, unrolls, notes)
-        outputs = [value for value in model.graph.outputs if value.name in declared]
+        changed, notes = _change_all(model, options, unrolls)
+        if not declared:
+            return
         facts = Facts(model)  # folding and unrolling find more sizes
-        for value in outputs:
+        for value in (value for value in model.graph.outputs if value.name in declared):
             value.shape = ir.Shape(facts.confirmed(value))
             warn_of_output(value, declared[value.name], value.shape)
 
@@ -156,13 +157,13 @@ def unrolls_loops(model: ir.Model, options: Options) -> bool:
     return (options.loops or lacks_loops) and any(loops(model))
 
 
-def _change_all(model: ir.Model, options: Options, unrolls: bool, notes: list[str]) -> bool:
-    """Fold, and unroll loops; whether the model is another one then. notes: why loops stay, to be logged."""
+def _change_all(model: ir.Model, options: Options, unrolls: bool) -> tuple[bool, list[str]]:
+    """Fold, and unroll loops; whether the model is another one then, and why loops stay, to be logged."""
     if options.fold:
         inline_undecided(model)
         fold(model)
     if not unrolls:
-        return True
+        return True, []
     with_loops = {scope.root.identifier() for _, scope in loops(model) if isinstance(scope.root, ir.Function)}
     if with_loops:
         inline_functions(model, with_loops)
@@ -170,7 +171,6 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool, notes: list[st
     if kept and options.loops:
         more = f" (and {len(kept) - 1} more loops)" if len(kept) > 1 else ""
         raise UnsupportedError(f"{kept[0]}{more}")
-    notes += map(str, kept[:3])
     if done:
         facts = Facts(model)
         for value in model.graph.outputs:
@@ -178,7 +178,7 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool, notes: list[st
             value.shape = value.shape if shape is None else ir.Shape(shape)
     for name in done:
         logger.info("unrolled %s", name)
-    return options.fold or bool(done)
+    return options.fold or bool(done), [str(one) for one in kept[:3]]
 
 
 def lower_document(document: Document, options: Options) -> list[Record]:
@@ -246,7 +246,7 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
     unrolls = unrolls_loops(model, options)
     notes = list[str]()
     if options.fold or unrolls:
-        _change_all(model, options, unrolls, notes)
+        _, notes = _change_all(model, options, unrolls)
         outline = None
     if options.opset is not None:  # first, so that nodes are lowered with the operators of that opset
         convert.convert_opset(model, options.opset, outline)

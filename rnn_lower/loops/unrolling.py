@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import known_tensor
@@ -17,7 +16,7 @@ from rnn_lower.ir.walk import get_attribute, subgraphs, with_bodies
 from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
 from rnn_lower.shapes.shape_info import Facts
-from rnn_lower.transforms.evaluate import evaluate
+from rnn_lower.transforms.evaluate import evaluate_node
 
 LOOPS = ("Loop", "Scan")
 RANDOM = (
@@ -267,14 +266,8 @@ class Unroller:
         arrays = [None if item is None else self.items.array(item) for item in inputs]
         if not inputs or any(array is None and item is not None for array, item in zip(arrays, inputs, strict=True)):
             return None
-        names = [f"in{index}" if item is not None else "" for index, item in enumerate(inputs)]
-        proto = ir.to_proto(node)
-        del proto.input[:]
-        proto.input.extend(names)
-        wanted = [str(value.name) for value in node.outputs if value.name]
-        feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
         try:
-            computed = evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", self.b.opset)])
+            computed = evaluate_node(node, arrays, self.b.opset)
         except Exception:  # whatever onnx's evaluator stumbles over is left to the runtime
             return None
         if sum(array.size for array in computed) > FEW or any(array.dtype.kind not in "biuf" for array in computed):

@@ -32,7 +32,7 @@ from rnn_lower.proving.program import MARK
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.shapes.shape_info import plain_dim
-from rnn_lower.transforms.evaluate import evaluate
+from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.inline import inlined
 
 MOVES = (
@@ -162,14 +162,8 @@ class _Evaluator(ModelInterpreter):
         return [self._known(array) for array in self._run(node, numbers)]
 
     def _run(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
-        names = [f"in{index}" if one is not None else "" for index, one in enumerate(operands)]
-        proto = ir.to_proto(node)
-        del proto.input[:]
-        proto.input.extend(names)
-        feeds = {name: one for name, one in zip(names, operands, strict=True) if one is not None}
-        wanted = [str(value.name) for value in node.outputs if value.name]
         try:
-            return evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", self._graph.opset)])
+            return evaluate_node(node, operands, self._graph.opset)
         except Exception as error:
             raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
 

@@ -144,6 +144,17 @@ class GraphEditor:
         self.ahead(message, helper.make_node("Where", [mask, start, source], [current]))
         return current
 
+    def take_state(self, message: onnx.NodeProto, state: State) -> str:
+        """What a node reads as its state: a new input of the model, or its first value in rows that are reset."""
+        assert state.first is not None
+        self.add_input(state.input, ir.DataType[state.dtype], state.shape)
+        return self.resettable(message, state.input, state.first, state.shape, state.rows)
+
+    def hand_on(self, message: onnx.NodeProto, value: str, state: State) -> None:
+        """Make a value the output that the next chunk is given as the state."""
+        self.surface(message, value, state.output, state.input, ir.DataType[state.dtype], state.shape)
+        self.states.append(state)
+
     def surface(
         self, message: onnx.NodeProto, value: str, name: str, source: str, dtype: ir.DataType, shape: tuple[Size, ...]
     ) -> None:  # fmt: skip

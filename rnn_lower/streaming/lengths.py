@@ -81,8 +81,7 @@ def _count(work: GraphEditor, one: Recurrence, message: onnx.NodeProto, lengths:
     mask = step("Less", [step("Cast", [left], "wide", to=double), zero], "ended")
     cast = step("Cast", [rest], "out", to=int(dtype))
     result = work.names.unique(f"{read.name}/lengths_out")
-    work.surface(message, cast, result, source, dtype, shape)
-    work.states.append(State(source, result, shape, dtype.name, read.describe(), 0, first))
+    work.hand_on(message, cast, State(source, result, shape, dtype.name, read.describe(), 0, first))
     return used, mask
 
 

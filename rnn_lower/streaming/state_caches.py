@@ -181,11 +181,11 @@ def _given_back(work: GraphEditor, one: Recurrence, letter: str, initial: ir.Val
 def carry_cache(work: GraphEditor, one: Cache) -> None:
     message = work.document.message(one.node)
     text, name = f"{one.node.op_type} '{display_name(one.node)}'", display_name(one.node)
-    source = work.names.unique(f"{name}/cache_in")
     first = np.full([n.number or 1 for n in one.shape], lowest(one.fill, one.dtype), one.dtype.numpy())
     work.check_sizes(text, one.shape)
-    work.add_input(source, one.dtype, one.shape)
-    current = work.resettable(message, source, first, one.shape, one.rows)
+    source, result = (work.names.unique(f"{name}/cache_{end}") for end in ("in", "out"))
+    state = State(source, result, one.shape, one.dtype.name, text, one.rows, first)
+    current = work.take_state(message, state)
     if one.after:
         raw, joined = work.names.unique(f"{message.output[0]}/chunk"), message.output[0]
         message.output[0] = raw
@@ -205,9 +205,7 @@ def carry_cache(work: GraphEditor, one: Cache) -> None:
     _change(message, one.attributes)
     if one.pads is not None:
         message.input[1] = work.constant(message, np.array(one.pads, np.int64), f"{name}/pads")
-    result = work.names.unique(f"{name}/cache_out")
-    work.surface(message, kept, result, source, one.dtype, one.shape)
-    work.states.append(State(source, result, one.shape, one.dtype.name, text, one.rows, first))
+    work.hand_on(message, kept, state)
 
 
 def carry_joined(work: GraphEditor, one: Joined) -> None:
@@ -219,16 +217,19 @@ def carry_joined(work: GraphEditor, one: Joined) -> None:
     except FromInput as error:
         raise UnsupportedError(f"{described}: what it joins to the start of the stream: {error}") from None
     source, result = (work.names.unique(f"{name}/cache_{end}") for end in ("in", "out"))
-    work.add_input(source, one.dtype, shape)
-    free = [axis for axis, each in enumerate(shape) if each.of]
-    rows = free[0] if len(free) == 1 else 0 if one.axis and not free else None
-    message.input[0] = work.resettable(message, source, first, shape, rows)
+    state = State(source, result, shape, one.dtype.name, described, _rows(shape, one.axis), first)
+    message.input[0] = work.take_state(message, state)
     work.replaced[one.node, 0] = one.front
     kept = work.names.unique(f"{name}/cache")
     for node in _tail(work, message.output[0], kept, one.axis, one.length):
         work.after(message, node)
-    work.surface(message, kept, result, source, one.dtype, shape)
-    work.states.append(State(source, result, shape, one.dtype.name, described, rows, first))
+    work.hand_on(message, kept, state)
+
+
+def _rows(shape: tuple[Size, ...], stream: int) -> int | None:
+    """The axis of the batch: the one whose size is free, or the first where none is and it is not the stream's."""
+    free = [axis for axis, each in enumerate(shape) if each.of]
+    return free[0] if len(free) == 1 else 0 if stream and not free else None
 
 
 def carry_held(work: GraphEditor, one: DelayBuffer) -> None:
@@ -247,7 +248,8 @@ def carry_held(work: GraphEditor, one: DelayBuffer) -> None:
         [one.before if axis == one.axis else each.number or 1 for axis, each in enumerate(shape)],
         lowest(one.fill, one.dtype), one.dtype.numpy(),
     )  # fmt: skip
-    work.add_input(source, one.dtype, shape)
+    state = State(source, result, shape, one.dtype.name, text, None, first)
+    current = work.take_state(message, state)
 
     def number(what: str, *values: int) -> str:
         return work.constant(message, np.array(values, np.int64), f"{name}/{what}")
@@ -261,7 +263,7 @@ def carry_held(work: GraphEditor, one: DelayBuffer) -> None:
         return step("Where", step("Less", value, zero, what=f"{what}_below"), zero, value, what=what)
 
     axis, zero, stride = number("axis", one.axis), number("zero", 0), number("stride", one.stride)
-    joined = step("Concat", source, message.input[one.place], what="with_held", axis=one.axis)
+    joined = step("Concat", current, message.input[one.place], what="with_held", axis=one.axis)
     frames = step("Gather", step("Shape", joined, what="shape"), axis, what="frames", axis=0)
     surplus = step("Sub", frames, number("needed", one.reach - one.stride), what="spare")
     ready = step("Div", above_zero(surplus, "enough"), stride, what="ready")
@@ -284,8 +286,7 @@ def carry_held(work: GraphEditor, one: DelayBuffer) -> None:
         message.output[0] = raw
         work.after(message, helper.make_node("Slice", [raw, zero, ready, axis], [output]))
     _change(message, one.attributes)
-    work.surface(message, kept, result, source, one.dtype, shape)
-    work.states.append(State(source, result, shape, one.dtype.name, text, None, first))
+    work.hand_on(message, kept, state)
 
 
 def _carry_delayed(work: GraphEditor, one: DelayBuffer, owner: str) -> None:
@@ -304,17 +305,17 @@ def _carry_delayed(work: GraphEditor, one: DelayBuffer, owner: str) -> None:
         work.check_sizes(owner, shape)
         source, result = (work.names.unique(f"{name}/held_{end}") for end in ("in", "out"))
         first = np.full([n.number or 1 for n in shape], lowest(one.fill, one.dtype), one.dtype.numpy())
-        work.add_input(source, one.dtype, shape)
+        state = State(source, result, shape, one.dtype.name, owner, None, first)
+        current = work.take_state(message, state)
         whole, kept = work.names.unique(f"{name}/with_held"), work.names.unique(f"{name}/held")
-        work.ahead(message, helper.make_node("Concat", [source, joined], [whole], axis=one.axis))
+        work.ahead(message, helper.make_node("Concat", [current, joined], [whole], axis=one.axis))
         whole_tail = kept if not one.lead else work.names.unique(f"{name}/held_with_lead")
         for node in _tail(work, whole, whole_tail, one.axis, length + one.lead):
             work.ahead(message, node)
         if one.lead:  # which the next chunk has again
             ends = [work.constant(message, np.array([n], np.int64), f"{name}/lead") for n in (0, -one.lead, one.axis)]
             work.ahead(message, helper.make_node("Slice", [whole_tail, *ends], [kept]))
-        work.surface(message, kept, result, source, one.dtype, shape)
-        work.states.append(State(source, result, shape, one.dtype.name, owner, None, first))
+        work.hand_on(message, kept, state)
         joined = whole
         if one.crop is not None:
             joined = work.names.unique(f"{name}/delayed")
@@ -349,8 +350,8 @@ def carry_overlap(work: GraphEditor, one: Overlap) -> None:
     work.check_sizes(text, one.shape)
     source, result = (work.names.unique(f"{name}/tail_{end}") for end in ("in", "out"))
     first = np.zeros([n.number or 1 for n in one.shape], one.dtype.numpy())
-    work.add_input(source, one.dtype, one.shape)
-    current, output = work.resettable(message, source, first, one.shape, 0), message.output[0]
+    state = State(source, result, one.shape, one.dtype.name, text, 0, first)
+    current, output = work.take_state(message, state), message.output[0]
     message.output[0] = work.names.unique(f"{name}/frames")
 
     def number(value: int) -> str:
@@ -372,8 +373,7 @@ def carry_overlap(work: GraphEditor, one: Overlap) -> None:
         ready = step("Add", ready, step("Reshape", message.input[2], each, what="bias"), what="biased")
         message.input[2] = ""
     work.after(message, helper.make_node("Identity", [ready], [output]))
-    work.surface(message, tail, result, source, one.dtype, one.shape)
-    work.states.append(State(source, result, one.shape, one.dtype.name, text, 0, first))
+    work.hand_on(message, tail, state)
 
 
 def carry_position(work: GraphEditor, one: Position) -> None:
@@ -385,26 +385,26 @@ def carry_position(work: GraphEditor, one: Position) -> None:
             f"{text}: it counts frames for all rows together, so single rows cannot be reset; drop --reset"
         )
     source, result = (work.names.unique(f"{name}/position_{end}") for end in ("in", "out"))
-    work.add_input(source, ir.DataType.INT64, (ONE,))
+    state = State(source, result, (ONE,), "INT64", text, None, np.zeros(1, np.int64))
+    current = work.take_state(message, state)
     total = work.names.unique(f"{name}/total")
     if one.node.op_type == "Slice":
         begin, end = (work.names.unique(f"{name}/{what}") for what in ("begin", "end"))
         rows = message.input[2]
-        work.ahead(message, helper.make_node("Add", [source, message.input[1]], [begin]))
-        work.ahead(message, helper.make_node("Add", [source, rows], [end]))
+        work.ahead(message, helper.make_node("Add", [current, message.input[1]], [begin]))
+        work.ahead(message, helper.make_node("Add", [current, rows], [end]))
         message.input[1], message.input[2] = begin, end
         work.after(message, helper.make_node("Identity", [end], [total]))
     else:
-        output, offset, frames = message.output[0], source, work.names.unique(f"{name}/frames")
+        output, offset, frames = message.output[0], current, work.names.unique(f"{name}/frames")
         message.output[0] = work.names.unique(f"{name}/numbers")
         if one.dtype != ir.DataType.INT64:
             offset = work.names.unique(f"{name}/offset")
-            work.after(message, helper.make_node("Cast", [source], [offset], to=int(one.dtype)))
+            work.after(message, helper.make_node("Cast", [current], [offset], to=int(one.dtype)))
         work.after(message, helper.make_node("Add", [message.output[0], offset], [output]))
         work.after(message, helper.make_node("Shape", [message.output[0]], [frames]))
-        work.after(message, helper.make_node("Add", [source, frames], [total]))
-    work.surface(message, total, result, source, ir.DataType.INT64, (ONE,))
-    work.states.append(State(source, result, (ONE,), "INT64", text, None, np.zeros(1, np.int64)))
+        work.after(message, helper.make_node("Add", [current, frames], [total]))
+    work.hand_on(message, total, state)
 
 
 def carry_sum(work: GraphEditor, one: Accumulated) -> None:
@@ -414,10 +414,8 @@ def carry_sum(work: GraphEditor, one: Accumulated) -> None:
     work.check_sizes(described, one.shape)
     source, result = (work.names.unique(f"{name}/sum_{end}") for end in ("in", "out"))
     first = np.zeros([each.number or 1 for each in one.shape], one.dtype.numpy())
-    work.add_input(source, one.dtype, one.shape)
-    free = [axis for axis, each in enumerate(one.shape) if each.of]
-    rows = free[0] if len(free) == 1 else 0 if one.axis and not free else None
-    current = work.resettable(message, source, first, one.shape, rows)
+    state = State(source, result, one.shape, one.dtype.name, described, _rows(one.shape, one.axis), first)
+    current = work.take_state(message, state)
     output, raw = message.output[0], work.names.unique(f"{name}/chunk")
     message.output[0] = raw
     work.after(message, helper.make_node("Add", [raw, current], [output]))
@@ -429,8 +427,7 @@ def carry_sum(work: GraphEditor, one: Accumulated) -> None:
     work.after(message, helper.make_node("Concat", [current, total], [joined], axis=one.axis))
     for node in _tail(work, joined, kept, one.axis, 1):
         work.after(message, node)
-    work.surface(message, kept, result, source, one.dtype, one.shape)
-    work.states.append(State(source, result, one.shape, one.dtype.name, described, rows, first))
+    work.hand_on(message, kept, state)
 
 
 def change_attributes(work: GraphEditor, one: Changed) -> None:

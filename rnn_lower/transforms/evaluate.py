@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops import op_loop
 
@@ -41,6 +42,16 @@ def evaluate(
     graph = onnx.helper.make_graph(list(nodes), "evaluated", inputs, outputs)
     model = onnx.helper.make_model(graph, opset_imports=list(imports))
     return [np.asarray(found) for found in evaluator(model).run(None, dict(feeds))]
+
+
+def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:
+    """The outputs of one node that have names. operands: in the order of its inputs, None for one that is absent."""
+    names = [f"in{index}" if operand is not None else "" for index, operand in enumerate(operands)]
+    proto = ir.to_proto(node)
+    proto.input[:] = names
+    feeds = {name: operand for name, operand in zip(names, operands, strict=True) if operand is not None}
+    wanted = [str(value.name) for value in node.outputs if value.name]
+    return evaluate([proto], feeds, wanted, [onnx.helper.make_opsetid("", opset)])
 
 
 def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> ReferenceEvaluator:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import collections
 import random
 import sys
 
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
+from tallying import tally
 
 import rnn_lower
 
@@ -172,13 +172,5 @@ def _behind(body: onnx.GraphProto, node: onnx.NodeProto, extra: onnx.NodeProto) 
 if __name__ == "__main__":
     count, first = (int(sys.argv[k]) if len(sys.argv) > k else default for k, default in ((1, 2000), (2, 0)))
     for examine, number in ((back, count), (near_miss, max(1, count // 10))):
-        counts: collections.Counter[str] = collections.Counter()
-        for seed in range(first, first + number):
-            try:
-                found = examine(seed)
-            except Exception as error:  # all of them are reported
-                found = f"ERROR {type(error).__name__} {str(error)[:150]}"
-            counts[found.split(":")[0][:40]] += 1
-            if found not in ("back", "stays"):
-                print(seed, found, flush=True)
-        print(examine.__name__, dict(counts))
+        counts = tally(examine, range(first, first + number), lambda found: found in ("back", "stays"))
+        print(examine.__name__, counts)

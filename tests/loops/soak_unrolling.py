@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 
 import numpy as np
 import onnx
 import onnxruntime
 from loopmodels import random_model
+from tallying import tally
 
 import rnn_lower
 from rnn_lower.errors import UnsupportedError
@@ -52,13 +52,5 @@ def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 if __name__ == "__main__":
     count, first = (int(sys.argv[k]) if len(sys.argv) > k else default for k, default in ((1, 5000), (2, 0)))
-    counts: collections.Counter[str] = collections.Counter()
-    for seed in range(first, first + count):
-        try:
-            found = examine(seed)
-        except Exception as error:  # all of them are reported
-            found = f"ERROR {type(error).__name__} {str(error)[:150]}"
-        counts[found.split(":")[0].split("[")[0][:24]] += 1
-        if found not in ("proved", "refused") and not found.startswith("no model"):
-            print(seed, found, flush=True)
-    print(dict(counts))
+    expected = ("proved", "refused", "no model")
+    print(tally(examine, range(first, first + count), lambda found: found.startswith(expected)))
