@@ -7,12 +7,14 @@ from fractions import Fraction
 
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
 from rnn_lower.streaming.causality import CausalityAnalysis
+from rnn_lower.streaming.data_flow import is_part_of_input
 from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, Plan
 from rnn_lower.streaming.recurrence import Recurrence
-from rnn_lower.streaming.sizes import size
+from rnn_lower.streaming.sizes import ONE, size
 from rnn_lower.streaming.state_caches import carry_recurrence
 
 
@@ -31,10 +33,16 @@ def with_states(
             raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")
         shape = work.facts.shape(node.inputs["X"])
         batch = None if shape is None else shape[0 if node.layout else 1]
-        if batch is None:
+        if batch is None and not _starts_from_inputs(work, node):
             raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
-        carry_recurrence(editor, Recurrence(node, size(batch), Fraction(1), 0))
+        carry_recurrence(editor, Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0))
     return editor
+
+
+def _starts_from_inputs(document: Document, node: RecurrentNode) -> bool:
+    """Whether all first states come from inputs, whose shapes stay what they are."""
+    first = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
+    return all(value is not None and is_part_of_input(document.model, value) for value in first)
 
 
 def plan_of(editor: GraphEditor) -> Plan:

@@ -12,6 +12,7 @@ from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
 from rnn_lower.modelio.document import Document
 from rnn_lower.streaming.axis_info import AxisInfo
+from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.streaming.sizes import Size, size
 from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
@@ -30,6 +31,8 @@ def evaluate(
 
     Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
     """
+    if given := inputs_of(document.model, value):  # also where branches choose between parts of it
+        raise FromInput(f"its initial state is computed from input '{min(str(one.name) for one in given)}'")
     one, *others = found = [_at(document, infos, value, number) for number in NUMBERS]
     if all(np.array_equal(one, other) for other in others):
         return one, tuple(map(size, one.shape))
