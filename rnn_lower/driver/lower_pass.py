@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
-import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -22,6 +20,7 @@ from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import UnsupportedError, public
 from rnn_lower.ir.schemas import newest_opset
+from rnn_lower.ir.uncollected import uncollected
 from rnn_lower.ir.walk import nodes, recurrent_nodes
 from rnn_lower.loops.model import MARK, loops, unroll_loops
 from rnn_lower.lowering.node import RecurrentNode
@@ -181,6 +180,7 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool) -> tuple[bool,
     return options.fold or bool(done), [str(one) for one in kept[:3]]
 
 
+@uncollected()
 def lower_document(document: Document, options: Options) -> list[Record]:
     """`lower_model` for the view of a document."""
 
@@ -189,25 +189,11 @@ def lower_document(document: Document, options: Options) -> list[Record]:
         lower_unadvised(again, other)
         again.check_nesting()
 
-    with _uncollected():
-        work = functools.partial(lower_unadvised, document, options)
-        records = advised(work, options, lambda: document.again().model, attempt)
+    work = functools.partial(lower_unadvised, document, options)
+    records = advised(work, options, lambda: document.again().model, attempt)
     for note in document.notes:
         logger.warning("%s", note)
     return records
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles: a model of many nodes is all cycles, none of them garbage before the end."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def lower_unadvised(document: Document, options: Options) -> list[Record]:

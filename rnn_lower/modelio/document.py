@@ -18,6 +18,7 @@ import onnx_ir as ir
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.uncollected import uncollected
 from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, values
 from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
@@ -120,6 +121,7 @@ class Document:
         return Facts(self.model, self.outline)
 
     @functools.cached_property
+    @uncollected()
     def model(self) -> ir.Model:
         with _as_no_model():
             model = _read(self.outline)
@@ -163,6 +165,7 @@ class Document:
 
     # -- back into the protobuf ----------------------------------------------------------------------------------------
 
+    @uncollected()
     def write_back(
         self, dims: Dims | None = None, keep: Callable[[ir.Value], ir.TensorProtocol] | None = None
     ) -> onnx.ModelProto:

@@ -1,0 +1,20 @@
+"""Building a model without the collector of cycles: onnx_ir's nodes and values are all cycles, and none is garbage."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause Python's collector, which would walk all nodes again and again while their number grows."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
