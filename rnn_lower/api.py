@@ -61,7 +61,7 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, or for all axes of an input, e.g.
         {"x": (4, 100, 16)}, fixed before lowering.
     fold: fold the constants of the whole model first (onnxscript), and inline functions that depend on the
-        call site (onnx_ir).
+        call site (onnx_ir). For a target of static sizes this is automatic where the model computes sizes.
     keep_native: keep the nodes that the target was measured to run right natively, and no slower than lowered.
     as_function: make each lowered node a call of a model-local function with its weights as inputs; nodes with the
         same sizes and attributes call the same one. The IR version of an older model becomes 8.

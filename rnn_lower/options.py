@@ -49,7 +49,9 @@ class Options:
         "fix a symbolic size of the inputs, or INPUT[AXIS], before lowering; accepts several",
     )
     fold: bool = _option(
-        False, "first fold the constants of the whole model, and inline functions that depend on the call site"
+        False,
+        "first fold the constants of the whole model, and inline functions that depend on the call site; automatic for"
+        " a target of static sizes where the model computes sizes",
     )
     keep_native: bool = _option(
         False, "keep the nodes that the target was measured to run right, and no slower than lowered"

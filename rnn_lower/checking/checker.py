@@ -202,6 +202,8 @@ class Pair:
 
     def unproved(self, proof: Proof | None) -> list[int]:
         """Nodes that lowering has replaced, no proof covers, and some inputs might make run."""
+        if proof is not None and proof.whole and proof.ok:
+            return []
         proved = set() if proof is None else {(node.name, node.path) for node in proof.nodes if node.ok}
         kept = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
         indices = [

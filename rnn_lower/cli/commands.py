@@ -87,8 +87,6 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     from rnn_lower.targeting import find_target
 
     options = _options(arguments)
-    if arguments.fold and arguments.prove:
-        raise RnnLowerError("--prove compares all of a file, and --fold changes all of it; use --check")
     selection = _Selection(arguments.include, arguments.exclude)
     options["select"] = selection
     reports: list[CheckReport | Proof] = []
@@ -97,7 +95,7 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     def changed(lowered: str) -> Sequence[str]:
         from rnn_lower.proving import model_diff, whole
 
-        if arguments.fold or whole.rewrites_loops_of(arguments.model, lowered):  # which changes all of it
+        if whole.rewrites_all(arguments.model, lowered):
             return ()
         edits = {"opset": arguments.opset, "dims": options.get("dims"), "converted": arguments.target is not None}
         return model_diff.changed_files(arguments.model, lowered, **edits)

@@ -18,7 +18,7 @@ from rnn_lower.driver.call_dependent import inline_functions, inline_undecided
 from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
-from rnn_lower.errors import UnsupportedError, public
+from rnn_lower.errors import RnnLowerError, UnsupportedError, public
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.uncollected import uncollected
 from rnn_lower.ir.walk import nodes, recurrent_nodes
@@ -95,7 +95,7 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
 
     def work() -> list[Record]:
         chosen = at_opset_of_target(model, options)
-        if chosen.opset is None and not options.dims and not options.fold and not unrolls_loops(model, options):
+        if chosen.opset is None and not options.dims and not changes_all(model, options):
             return replace_nodes(model, options)
         copy = model.clone()  # weights are shared, not copied
         records = lower_model(copy, chosen)
@@ -116,8 +116,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     """
     if options.raise_loops:
         raise UnsupportedError("loops are raised by `lower` and `lower_file` only; raise the model first")
-    unrolls = unrolls_loops(document.model, options)
-    if not options.fold and not unrolls:
+    if not changes_all(document.model, options):
         return document, options
     if document.proto.training_info:
         if not options.fold and not options.loops:
@@ -136,7 +135,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
                 if value.is_graph_output():
                     declared[value.name] = value.shape or shape
                 value.shape = shape
-        changed, notes = _change_all(model, options, unrolls)
+        changed, notes = _change_all(model, options)
         if not declared:
             return
         facts = Facts(model)  # folding and unrolling find more sizes
@@ -144,10 +143,18 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
             value.shape = ir.Shape(facts.confirmed(value))
             warn_of_output(value, declared[value.name], value.shape)
 
-    made, left = document.changed(change), dataclasses.replace(options, dims=None, fold=False, loops=False)
-    ready, left = (made, left) if changed else (document, dataclasses.replace(options, loops=False))
-    ready.notes += notes
-    return ready, left
+    left = dataclasses.replace(options, fold=False, loops=False)
+    try:
+        made = document.changed(change)
+    except RnnLowerError:
+        if options.fold or options.loops:
+            raise
+        return document, left  # nobody asked for it, and lowering says what the target lacks then
+    if not changed:
+        document.notes += notes
+        return document, left
+    made.notes += notes
+    return made, dataclasses.replace(left, dims=None)
 
 
 def unrolls_loops(model: ir.Model, options: Options) -> bool:
@@ -156,9 +163,21 @@ def unrolls_loops(model: ir.Model, options: Options) -> bool:
     return (options.loops or lacks_loops) and any(loops(model))
 
 
-def _change_all(model: ir.Model, options: Options, unrolls: bool) -> tuple[bool, list[str]]:
+def folds(model: ir.Model, options: Options) -> bool:
+    """Whether to fold constants: that was requested, or sizes that the model computes must be known to the target."""
+    static = find_target(options.target).constraints.static
+    return options.fold or (static and any(node.op_type == "Shape" for node, _ in nodes(model)))
+
+
+def changes_all(model: ir.Model, options: Options) -> bool:
+    """Whether more than the recurrent nodes is rewritten."""
+    return folds(model, options) or unrolls_loops(model, options)
+
+
+def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
     """Fold, and unroll loops; whether the model is another one then, and why loops stay, to be logged."""
-    if options.fold:
+    folded, unrolls = folds(model, options), unrolls_loops(model, options)
+    if folded:
         inline_undecided(model)
         fold(model)
     if not unrolls:
@@ -177,7 +196,7 @@ def _change_all(model: ir.Model, options: Options, unrolls: bool) -> tuple[bool,
             value.shape = value.shape if shape is None else ir.Shape(shape)
     for name in done:
         logger.info("unrolled %s", name)
-    return options.fold or bool(done), [str(one) for one in kept[:3]]
+    return folded or bool(done), [str(one) for one in kept[:3]]
 
 
 @uncollected()
@@ -186,7 +205,7 @@ def lower_document(document: Document, options: Options) -> list[Record]:
 
     def attempt(other: Options) -> None:
         again = document.again()
-        lower_unadvised(again, other)
+        lower_model(again.model, _of_target_with_sizes(again, other), again.outline)
         again.check_nesting()
 
     work = functools.partial(lower_unadvised, document, options)
@@ -198,13 +217,19 @@ def lower_document(document: Document, options: Options) -> list[Record]:
 
 def lower_unadvised(document: Document, options: Options) -> list[Record]:
     """As `lower_document`, but an error does not say what would work instead, which takes time to find out."""
+    chosen = _of_target_with_sizes(document, options)
+    records = _lower_nodes(document.model, chosen, document.outline)
+    _log_conversion(options, chosen)
+    return records
+
+
+def _of_target_with_sizes(document: Document, options: Options) -> Options:
+    """The options left after fixing sizes in the view, at the opset of the target."""
     chosen = at_opset_of_target(document.model, options)
     if options.dims:
         fixed_dims.fix_dims(document.model, options.dims)
         fixed_dims.fix_proto_dims(document.outline, options.dims)
-    records = lower_model(document.model, dataclasses.replace(chosen, dims=None), document.outline)
-    _log_conversion(options, chosen)
-    return records
+    return dataclasses.replace(chosen, dims=None)
 
 
 def at_opset_of_target(model: ir.Model, options: Options) -> Options:
@@ -229,18 +254,23 @@ def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | No
     """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `Facts`."""
     if options.dims:
         fixed_dims.fix_dims(model, options.dims)
-    unrolls = unrolls_loops(model, options)
     notes = list[str]()
-    if options.fold or unrolls:
-        _, notes = _change_all(model, options, unrolls)
+    if changes_all(model, options):
+        _, notes = _change_all(model, options)
         outline = None
+    records = _lower_nodes(model, options, outline)
+    for note in notes:
+        logger.warning("%s", note)
+    return records
+
+
+def _lower_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None) -> list[Record]:
+    """Convert, and lower, when nothing is left to fold or to unroll."""
     if options.opset is not None:  # first, so that nodes are lowered with the operators of that opset
         convert.convert_opset(model, options.opset, outline)
     records = replace_nodes(model, options, outline)
     if options.opset is not None:
         convert.restamp_rest(model)
-    for note in notes:
-        logger.warning("%s", note)
     return records
 
 

@@ -89,6 +89,7 @@ def restamp_rest(model: ir.Model) -> None:
 def take_over(model: ir.Model, other: ir.Model) -> None:
     """Make a model what its changed copy is."""
     model.graph, model.ir_version = other.graph, other.ir_version
+    model.metadata_props.update(other.metadata_props)
     model.functions.clear()
     model.functions.update(other.functions)
 

@@ -28,7 +28,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
-from rnn_lower.proving.whole import prove_whole, rewrites_loops
+from rnn_lower.proving.whole import is_folded, prove_whole, rewrites_loops
 from rnn_lower.shapes.fixed_dims import place
 from rnn_lower.validation import check_numbers
 
@@ -55,7 +55,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
         opsets = [opset_of(document.proto) for document in (before, after)]
         if opsets[0] != opsets[1] and opsets[1] is not None:
             before = _converted(before, opsets[1])
-        if rewrites_loops(before.model, after.model):
+        if rewrites_loops(before.model, after.model) or is_folded(after.proto):
             return prove_whole(before, after, points, seed, deadline)
         changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
         before = _with_inputs_of(after, before)

@@ -120,6 +120,9 @@ def _counterexample(path: str) -> list[str]:
     return [f"the outputs differ with the inputs in {path}"] if path else []
 
 
+MOST_CHANGES = 20
+"""Changes that are listed without -v."""
+
 PROVED, DIFFERENT, OUT_OF_SCOPE = "proved", "not equal", "out of scope"
 
 
@@ -153,11 +156,15 @@ class NodeProof:
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """The verdict about two models: each replaced node, and what else differs between the files."""
+    """The verdict about two models: each replaced node, and what else differs between the files.
+
+    whole: whether the models were compared from inputs to outputs, because more than recurrent nodes was rewritten.
+    """
 
     nodes: tuple[NodeProof, ...]
     changed: tuple[str, ...] = ()
     counterexample: str = ""
+    whole: bool = False
 
     @property
     def ok(self) -> bool:
@@ -184,18 +191,22 @@ class Proof:
     def lines(self, verbose: bool = False) -> list[str]:
         """What to read before the verdict: every node that is not proved; with verbose every node."""
         lines = [node.describe() for node in self.nodes if verbose or not node.ok or node.reason]
-        lines += [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
+        shown = self.changed if verbose else self.changed[:MOST_CHANGES]
+        lines += [f"changed beyond the recurrent nodes: {change}" for change in shown]
+        if len(shown) < len(self.changed):
+            lines.append(f"and {len(self.changed) - len(shown)} more changes; -v lists them")
         return [*lines, *_counterexample(self.counterexample)]
 
     @property
     def verdict(self) -> str:
         """One line to end with."""
         count = sum(node.ok for node in self.nodes)
+        rest = "the whole models are the same function" if self.whole else "nothing else has changed"
         if self.ok and not self.nodes:
-            return "no recurrent node was replaced, and nothing else has changed"
+            return f"no recurrent node was replaced, and {rest}"
         if self.ok:
             chance = f"with a probability of error below {self.bound:.1g}"
-            return f"proved: {count} node(s), {chance}, and nothing else has changed"
+            return f"proved: {count} node(s), {chance}, and {rest}"
         return f"NOT PROVED: {count} of {len(self.nodes)} node(s) are proved"
 
     def __bool__(self) -> bool:

@@ -33,8 +33,6 @@ from rnn_lower.validation import check_numbers, check_texts
 Failed = str
 """Why something could not be found out, in words, in place of it."""
 
-FOLDED = "not proved, because --fold changes the whole model"
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -193,7 +191,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         check = _outlived(
             path, checker.compare_models, original, lowered, inputs, ask.runs, ask.seed, ask.rtol, ask.atol, exact=True
         )
-        proof = FOLDED if options.fold else _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
+        proof = _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         after = files.load(lowered)
         kept, size = tuple(read_nodes(after.model, after.facts)), count(after.proto)  # while its data is there
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}

@@ -37,6 +37,9 @@ FEW = 1 << 20
 LIMIT = 1 << 28
 """Elements of a constant up to which weights are folded when that is asked for."""
 
+FOLDED = "rnn_lower.folded"
+"""Metadata of a model of which `fold` has changed other nodes too, so that only the whole can be compared."""
+
 
 def fold(model: ir.Model) -> None:
     """Fold the constants of a model in place, as `fold=True` asks for: shapes, and weights that are computed.
@@ -58,6 +61,7 @@ def fold(model: ir.Model) -> None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         raise RnnLowerError(f"folding constants failed ({text}); drop --fold") from error
+    model.metadata_props[FOLDED] = "constants"
 
 
 def _fold_here(model: ir.Model) -> None:

@@ -209,3 +209,88 @@ def test_large_weights_that_are_moved_lose_no_sizes():
         model.graph.node.insert(0, one)
     found = fold.folded_shapes(Document(model).outline)
     assert found == [(5, 1, 32)]
+
+
+def zeros_of_the_batch() -> onnx.ModelProto:
+    """As exporters make first states: zeros whose shape is computed from the batch of X."""
+    model, _ = build(Case("GRU", 17, H=4, N=1, T=3, optional=("initial_h",), outputs=("Y_h",)))
+    numbers = {"one": [1], "directions": [1], "units": [4]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v, np.int64), name) for name, v in numbers.items())
+    before = [
+        helper.make_node("Shape", ["X"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "one"], ["batch"], axis=0),
+        helper.make_node("Concat", ["directions", "batch", "units"], ["shape"], axis=0),
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+    ]
+    model.graph.node[0].input[5] = "zeros"
+    for one in reversed(before):
+        model.graph.node.insert(0, one)
+    inputs = [value for value in model.graph.input if value.name != "initial_h"]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "batch"
+    return model
+
+
+@pytest.mark.parametrize("kind", ["proto", "ir", "file"])
+def test_a_target_of_static_sizes_needs_no_option_for_them(kind, tmp_path):
+    model, sizes = zeros_of_the_batch(), {"batch": 1}
+    if kind == "proto":
+        lowered = rnn_lower.lower(model, target="tidl", dims=sizes)
+    elif kind == "ir":
+        lowered = ir.to_proto(rnn_lower.lower(ir.from_proto(model), target="tidl", dims=sizes))
+    else:
+        onnx.save(model, tmp_path / "m.onnx")
+        rnn_lower.lower_file(tmp_path / "m.onnx", tmp_path / "o.onnx", target="tidl", dims=sizes)
+        lowered = onnx.load(tmp_path / "o.onnx")
+    assert not {"Shape", "ConstantOfShape"} & {node.op_type for node in lowered.graph.node}
+    assert rnn_lower.lint(lowered, "tidl").ok
+    proof = rnn_lower.prove(model, lowered)
+    assert (proof.ok, proof.whole, len(proof.nodes)) == (True, True, 1)
+    assert rnn_lower.check(model, lowered).ok
+    kept = rnn_lower.lower(model, target="rknn", dims=sizes)  # of any sizes
+    assert {"Shape", "ConstantOfShape"} < {node.op_type for node in kept.graph.node}
+
+
+def test_what_cannot_be_folded_stays_where_nobody_asked():
+    model = zeros_of_the_batch()
+    values = helper.make_tensor("weights", FLOAT, [1], [0.5])
+    indices = helper.make_tensor("indices", INT64, [1], [0])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    with pytest.raises(rnn_lower.UnsupportedError, match="a sparse initializer"):
+        rnn_lower.lower(model, target="tidl", dims={"batch": 1}, fold=True)
+    lowered = rnn_lower.lower(model, target="tidl", dims={"batch": 1})
+    assert "Shape" in {node.op_type for node in lowered.graph.node}
+    assert rnn_lower.prove(model, lowered).ok
+
+
+@pytest.mark.parametrize("changed", ["weight", "folded constant", "nothing replaced"])
+def test_a_folded_model_that_computes_something_else_is_not_proved(changed):
+    model = zeros_of_the_batch()
+    model.graph.node.append(helper.make_node("Add", ["Y_h", "shift"], ["Z"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "shift"))
+    model.graph.output[0].name = "Z"
+    options = {"select": lambda node: False} if changed == "nothing replaced" else {}
+    lowered = rnn_lower.lower(model, fold=True, dims={"batch": 1}, **options)
+    assert rnn_lower.prove(model, lowered).ok
+    assert rnn_lower.prove(model, lowered).whole
+    largest = max(lowered.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    tensor = largest if changed == "weight" else next(t for t in lowered.graph.initializer if t.name == "shift")
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.25), tensor.name))
+    assert not rnn_lower.prove(model, lowered).ok
+    assert not rnn_lower.check(model, lowered).ok
+
+
+def test_sizes_with_which_the_original_does_not_run_show_no_difference():
+    """X has twice the rows of the state in every run, which the model does not say."""
+    model = zeros_of_the_batch()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "batch"
+    model.graph.input.append(helper.make_tensor_value_info("rows", FLOAT, ["others", 4]))
+    model.graph.node.append(helper.make_node("Add", ["Y_h", "rows"], ["Z"]))
+    model.graph.output[0].name = "Z"
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    for _ in range(3):
+        model.graph.output[0].type.tensor_type.shape.dim.add()
+    lowered = rnn_lower.lower(model, fold=True)
+    proof = rnn_lower.prove(model, lowered)
+    assert "not equal" not in {node.verdict for node in proof.nodes}, proof.lines()
