@@ -94,7 +94,7 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
         return "no option helps: it stays unknown whatever the sizes of the inputs"
-    return f"no option helps: {error or 'nothing else works'}{again}"
+    return f"no option helps{f': {error}' if error else ''}{again}"
 
 
 def _other_forms(lacks: Sequence[Requirement]) -> list[Change]:

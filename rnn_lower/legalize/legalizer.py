@@ -188,7 +188,10 @@ class _Legalizer:
             return None
         if not b.nodes:
             return [], [value]
-        return self._written(b.nodes[-1], written)
+        new, values = self._written(b.nodes[-1], written)
+        if not new:  # an equal one was there, and nothing must be left to read its shape
+            detach(b.nodes)
+        return new, values
 
     def _attempt(
         self, pattern: Pattern, node: ir.Node, call: Call, results: Sequence[TensorInfo], path: Path,

@@ -157,6 +157,9 @@ class _Evaluator(ModelInterpreter):
             self._floats[id(array)] = array, numbers  # with the array, so that nothing else gets its identity
         return array
 
+    def _content(self, value: ir.Value, array: Array) -> np.ndarray | None:
+        return self._number(array)
+
     def _number(self, array: Array) -> np.ndarray | None:
         """The numbers that an array stands for, where they are known."""
         return array if array.dtype != np.uint64 else self._floats.get(id(array), (array, None))[1]

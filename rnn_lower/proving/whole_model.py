@@ -94,6 +94,10 @@ class ModelInterpreter(Interpreter):
             return self._recurrent(node)
         return super()._results(node)
 
+    def _content(self, value: ir.Value, array: Array) -> np.ndarray | None:
+        """The numbers of a value where they are known."""
+        return content(value, self._opset) if value.producer() else algebraic_patterns.constant(value)
+
     def _recurrent(self, node: ir.Node) -> list[Array]:
         dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
         read = equations.read(node, dtype or ir.DataType.FLOAT)
@@ -103,7 +107,7 @@ class ModelInterpreter(Interpreter):
                 continue
             arrays[name] = self._value(value)
             if name == "B":
-                constant = content(value, self._opset) if value.producer() else algebraic_patterns.constant(value)
+                constant = self._content(value, arrays[name])
                 arrays[name] = (
                     equations.halves(FieldArithmetic(self.field), arrays[name]) if constant is None
                     else equations.bias(self.field, constant, read.dtype, self._folded)

@@ -84,7 +84,7 @@ def unsupported(model: ir.Model, target: Target, facts: Facts, attempt: Try | No
     """The nodes of a model that a target does not support; attempt: says of recurrent nodes what lowering does."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
     for scope in scopes(model):
-        yield from _plain(scope, target, facts, recurrent, model, attempt)
+        yield from _plain(scope, target, facts, recurrent, model)
         for node in scope.graph:
             if node in recurrent:
                 yield from _recurrent(node, scope, target, facts, attempt)
@@ -97,16 +97,15 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
     text = [*names[:3], *([f"{len(names) - 3} more loops"] if len(names) > 3 else [])]
     text += [f"{count} {op}" for op, count in counts.most_common(6)]
     more = f" and {len(counts) - 6} more operators" if len(counts) > 6 else ""
-    one = len(findings) == 1
+    one, replaced = len(findings) == 1, sum(bool(finding.mend) for finding in findings)
+    mend = f"; --legalize-all replaces {'it' if one else f'{replaced} of them'}" if replaced else ""
     return (
         f"target {target.name} does not support {len(findings)} node{'' if one else 's'} that"
-        f" remain{'s' if one else ''}: {', '.join(text)}{more}; rnn-lower lint lists the rules"
+        f" remain{'s' if one else ''}: {', '.join(text)}{more}{mend}; rnn-lower lint lists the rules"
     )
 
 
-def _plain(
-    scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], model: ir.Model, attempt: Try | None
-) -> Iterator[Finding]:
+def _plain(scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], model: ir.Model) -> Iterator[Finding]:
     declared = declared_by(facts)
     checker = ConstraintChecker(target.constraints, scope.opset, declared)
     for node in scope.graph:
@@ -125,7 +124,7 @@ def _plain(
                 rule = f"it does not run {node.op_type}"
         if rule is not None:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
-            mends = own and attempt is not None and can_legalize(node, scope.opset, target.constraints, declared)
+            mends = own and can_legalize(node, scope.opset, target.constraints, declared)
             mend = "--legalize-all replaces it" if mends else ""
             yield Finding(_name(node), node.op_type, scope.path, rule, mend)
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.legalize.patterns import PATTERNS
+from rnn_lower.targeting import TARGETS
 
 COMMON = (
     'summary = "for a test"\nstatus = "documented"\nsource = "nowhere"\nforms = ["unroll"]\nunroll_up_to = "always"\n'
@@ -29,6 +30,16 @@ def test_no_reshape_of_a_reshape_is_left(op, target):
     lowered = rnn_lower.lower(build(Case(op, 13, T=4, N=1))[0], target=target)
     reshaped = {node.output[0] for node in lowered.graph.node if node.op_type == "Reshape"}
     assert not [node for node in lowered.graph.node if node.op_type == "Reshape" and node.input[0] in reshaped]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_weight_is_left_that_nobody_reads(target):
+    """Of constants too that legalization has put in and needs no more, which the proof would call a change."""
+    for op in ("RNN", "GRU", "LSTM"):
+        for direction in ("forward", "bidirectional"):
+            model, _ = build(Case(op, 17, direction, T=5, N=1, optional=("B", "initial_h")))
+            proof = rnn_lower.prove(model, rnn_lower.lower(model, target=target))
+            assert proof.ok, proof.lines()
 
 
 @pytest.mark.parametrize("op_type", PATTERNS)

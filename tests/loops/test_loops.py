@@ -12,6 +12,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from judge import close, run_onnxruntime
+from onenode import Case, build
 from onnx import TensorProto, helper
 
 import rnn_lower
@@ -441,3 +443,14 @@ def test_keras(name, tmp_path):
     back = rnn_lower.raise_loops(model)
     assert sum(node.op_type in ("GRU", "RNN", "LSTM") for node in back.graph.node) == raised
     assert same(model, back, feeds)
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("weights", ["computed", "moved", "constant", "input"])
+def test_a_recurrent_node_in_a_loop_is_lowered_and_proved(op, weights):
+    """Its bias may be the sum of two halves that other nodes make of constants."""
+    case = Case(op, 17, T=2, N=3, place="loop", weights=weights, optional=("B", "initial_h"), outputs=("Y_h",))
+    model, feeds = build(case)
+    lowered = rnn_lower.lower(model, form="unroll", loops=True)
+    assert rnn_lower.prove(model, lowered).ok
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
