@@ -47,6 +47,9 @@ from rnn_lower.tune import tune, weights_in_body
 
 logger = logging.getLogger("rnn_lower")
 
+MASKING = ("Where", "Less", "Greater", "Range")
+"""Operators that only sequence_lens need which are known at run time."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Site:
@@ -290,6 +293,9 @@ class Plan:
     def _unsupported(self, site: Site, form: str, error: UnsupportedOpError) -> UnsupportedError:
         """What the target does not support; perhaps another form does without it."""
         message = f"{site.node.describe()}: target {self._target.name} {error}"
+        lengths = site.node.inputs.get("sequence_lens")
+        if error.op_type in MASKING and lengths is not None and known(lengths) is None:
+            message += "; make sequence_lens a constant, or drop it where every sequence has all steps"
         others = tuple(other for other in self._target.forms_for(site.node, site.scope.opset) if other != form)
         if not others:
             return UnsupportedError(message)

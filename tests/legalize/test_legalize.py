@@ -120,3 +120,22 @@ def test_lint_says_which_other_nodes_could_be_mended(tmp_path):
     mends = {finding.op: finding.mend for finding in rnn_lower.lint(model, path).findings}
     assert mends["Softsign"] == "--legalize-all replaces it"
     assert mends["Elu"] == ""  # its equation needs Exp
+
+
+@pytest.mark.parametrize("target", ["ethos-u", "tidl"])
+@pytest.mark.parametrize("lengths", [[5], [3], None])
+def test_a_target_without_masks_takes_constant_lengths(target, lengths):
+    """The refusal of lengths that are an input says so, and none where all steps count serves too."""
+    case = Case("LSTM", 17, T=5, N=1, optional=("sequence_lens",), lengths_as="initializer")
+    model, feeds = build(case)
+    refused, _ = build(case.replace(lengths_as="input"))
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"; make sequence_lens a constant, or drop it where every"):
+        rnn_lower.lower(refused, target=target)
+    if lengths is None:
+        model.graph.node[0].input[4] = ""
+    else:
+        (held,) = (tensor for tensor in model.graph.initializer if tensor.name == model.graph.node[0].input[4])
+        held.CopyFrom(numpy_helper.from_array(np.array(lengths, np.int32), held.name))
+    lowered = rnn_lower.lower(model, target=target)
+    assert rnn_lower.prove(model, lowered).ok
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
