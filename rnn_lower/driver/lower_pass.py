@@ -19,6 +19,7 @@ from rnn_lower.driver.legalize_rest import legalize_rest
 from rnn_lower.driver.plan import Plan, remove_unused
 from rnn_lower.driver.suggestions import advised
 from rnn_lower.errors import RnnLowerError, UnsupportedError, public
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.uncollected import uncollected
 from rnn_lower.ir.walk import nodes, recurrent_nodes
@@ -33,7 +34,7 @@ from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
 from rnn_lower.targeting import find_target, lint
-from rnn_lower.transforms.fold import fold
+from rnn_lower.transforms.fold import fold, is_folded
 
 logger = logging.getLogger("rnn_lower")
 
@@ -118,9 +119,10 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         raise UnsupportedError("loops are raised by `lower` and `lower_file` only; raise the model first")
     if not changes_all(document.model, options):
         return document, options
+    requested = options.fold or options.loops
+    if not requested and _would_lose(document.proto):
+        return document, options
     if document.proto.training_info:
-        if not options.fold and not options.loops:
-            return document, options
         raise UnsupportedError(
             "the model has training_info, which refers to what folding removes; drop --fold and --loops"
         )
@@ -147,14 +149,22 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     try:
         made = document.changed(change)
     except RnnLowerError:
-        if options.fold or options.loops:
+        if requested:
             raise
         return document, left  # nobody asked for it, and lowering says what the target lacks then
     if not changed:
         document.notes += notes
         return document, left
     made.notes += notes
+    if not requested and is_folded(made.proto):
+        logger.info("folded constants, because target %s needs sizes that the model computes", options.target)
     return made, dataclasses.replace(left, dims=None)
+
+
+def _would_lose(proto: onnx.ModelProto) -> bool:
+    """Whether a model has what onnx_ir does not carry, and what refers to nodes that folding removes."""
+    graphs = [holder for holder in protobuf.holders(proto) if isinstance(holder, onnx.GraphProto)]
+    return bool(proto.training_info) or any(graph.quantization_annotation for graph in graphs)
 
 
 def unrolls_loops(model: ir.Model, options: Options) -> bool:

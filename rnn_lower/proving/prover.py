@@ -28,8 +28,9 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
-from rnn_lower.proving.whole import is_folded, prove_whole, rewrites_loops
+from rnn_lower.proving.whole import prove_whole, rewrites_loops
 from rnn_lower.shapes.fixed_dims import place
+from rnn_lower.transforms.fold import is_folded
 from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function

@@ -33,7 +33,7 @@ from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof,
 from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.evaluate import evaluate_node
-from rnn_lower.transforms.fold import FOLDED
+from rnn_lower.transforms.fold import is_folded
 from rnn_lower.transforms.inline import inlined
 
 MOVES = (
@@ -64,11 +64,6 @@ def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
     ours, theirs = _repeating(before), _repeating(after)
     gone = any(key[0] in LOOPS for key in ours - theirs)
     return gone or any(key[0] in OP_TYPES for key in theirs - ours)
-
-
-def is_folded(after: onnx.ModelProto) -> bool:
-    """Whether lowering has folded constants too, which changes other nodes."""
-    return any(entry.key == FOLDED for entry in after.metadata_props)
 
 
 def rewrites_all(before: Any, after: Any) -> bool:

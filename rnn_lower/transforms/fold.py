@@ -64,6 +64,11 @@ def fold(model: ir.Model) -> None:
     model.metadata_props[FOLDED] = "constants"
 
 
+def is_folded(model: onnx.ModelProto) -> bool:
+    """Whether `fold` has changed a model."""
+    return any(entry.key == FOLDED for entry in model.metadata_props)
+
+
 def _fold_here(model: ir.Model) -> None:
     with _without_claims(model), _silent(logging.getLogger("onnxscript.optimizer._constant_folding")):
         limits = {"input_size_limit": LIMIT, "output_size_limit": LIMIT}

@@ -294,3 +294,21 @@ def test_sizes_with_which_the_original_does_not_run_show_no_difference():
     lowered = rnn_lower.lower(model, fold=True)
     proof = rnn_lower.prove(model, lowered)
     assert "not equal" not in {node.verdict for node in proof.nodes}, proof.lines()
+
+
+@pytest.mark.parametrize("held", ["quantization annotation", "training"])
+def test_what_folding_would_lose_is_not_folded_unasked(held, caplog):
+    model = zeros_of_the_batch()
+    if held == "training":
+        model.training_info.add().algorithm.name = "a"
+    else:
+        model.graph.quantization_annotation.add(tensor_name="X")
+    with caplog.at_level("INFO", "rnn_lower"):
+        lowered = rnn_lower.lower(model, target="tidl", dims={"batch": 1})
+    assert "folded" not in caplog.text
+    assert (lowered.graph.quantization_annotation, lowered.training_info) == (
+        model.graph.quantization_annotation, model.training_info
+    )  # fmt: skip
+    with caplog.at_level("INFO", "rnn_lower"):
+        rnn_lower.lower(zeros_of_the_batch(), target="tidl", dims={"batch": 1})
+    assert "folded constants, because target tidl needs sizes that the model computes" in caplog.text
