@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "runtimes"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "runtimes"), str(ROOT / "benchmarks")]
 
 from fastest import case_of  # noqa: E402
 from judge import expected  # noqa: E402

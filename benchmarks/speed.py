@@ -14,7 +14,7 @@ import itertools
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(__file__).parent)]
 
 from byhand import floor, naive  # noqa: E402
 from onenode import Case, build  # noqa: E402

@@ -39,7 +39,7 @@ def _help(parser: argparse.ArgumentParser) -> str:
 
 def messages(names: str) -> str:
     """The messages of some families as a list, of which tests provoke every one."""
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "bad"), str(ROOT / "tests" / "stream")]
+    sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "bad"), str(ROOT / "tests" / "stream")]
     import corpus
 
     words = sorted({bad.words for name in names.split() for bad in getattr(corpus, name)()})

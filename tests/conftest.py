@@ -1,6 +1,6 @@
 """Two tiers: what `pytest` runs, and with `-m soak` the rest of the large grids.
 
-Helper modules of the tests are imported by name from here and from the folders below.
+Helper modules are imported by name: `support/` is for all tests, `soak/` has what runs for as long as one likes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("runtimes", "stream", "reporting"))]
+sys.path[:0] = [str(HERE), *(str(HERE / name) for name in ("support", "soak", "runtimes", "stream", "reporting"))]
 
 
 CASES = 6

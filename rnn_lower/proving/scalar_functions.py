@@ -3,7 +3,7 @@
 Both sides of a proof use these definitions: the node's activations, and the operators that a lowered graph has. What
 they are made of is the field's: polynomials, `relu`, and the random functions exp, log and sigmoid; tanh(x) is
 2 sigmoid(2 x) - 1. Whether the floats that operators compute are near the real functions is measured by
-tests/activations.py, over every float32.
+tests/soak/activations.py, over every float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that is lowered in place is all old or all new, whenever it is killed; tests/crash.py does more of it."""
+"""A model that is lowered in place is all old or all new, whenever it is killed; tests/soak/crash.py does more of it."""
 
 from __future__ import annotations
 

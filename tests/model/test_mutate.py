@@ -1,4 +1,4 @@
-"""Broken models are lowered or refused in one line: a few hundred mutants; tests/mutate.py makes as many as one likes."""
+"""Broken models are lowered or refused in one line: a few hundred mutants; tests/soak/mutate.py makes as many as one likes."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_integer_inputs_reach_every_row_and_constant():
 
 
 def test_wrong_lowerings_are_caught():
-    """A few of what tests/mutants.py makes by the thousand: prove rejects all, check most that floats can show."""
+    """A few of what tests/soak/mutants.py makes by the thousand: prove rejects all, check most that floats can show."""
     rows = run(80, 3)
     assert [row.kind for row in rows if not row.proved_wrong] == []
     shown = [row for row in rows if row.kind != "one unit"]

@@ -21,7 +21,7 @@ import onnx
 import tomli_w
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parent.parent)]
 
 from features import FEATURES  # noqa: E402
 from judge import expected  # noqa: E402
@@ -78,9 +78,9 @@ For any other runtime, use [a kit](new-target.md).
 
 ## Random models
 
-`python tests/fuzz.py --runtime NAME` compares random models in every form that the target accepts. Of 7,500 on 21 runtimes, 7,460
+`python tests/soak/fuzz.py --runtime NAME` compares random models in every form that the target accepts. Of 7,500 on 21 runtimes, 7,460
 were right; tract, OpenCV 4 and onnx2tf refused to load the others, and one on rknn was wrong, which its target now refuses.
-`python tests/soaktargets.py` lowers random models for every target and runs them on onnxruntime: none of 1,207 was wrong.
+`python tests/soak/soaktargets.py` lowers random models for every target and runs them on onnxruntime: none of 1,207 was wrong.
 
 ## How runtimes shaped the lowered graph
 

@@ -1,6 +1,6 @@
 """Soak: random models lowered for targets: nothing that a target's file rules out, right on onnxruntime, or refused by rule.
 
-    python tests/soaktargets.py [TARGET ...] [--count 2000] [--minutes 10] [--seed 5] [--failures FOLDER]
+    python tests/soak/soaktargets.py [TARGET ...] [--count 2000] [--minutes 10] [--seed 5] [--failures FOLDER]
 
 Every form that a target promises. Minutes and count are for each target. Ends with one line for each of them.
 """  # fmt: skip
@@ -11,6 +11,9 @@ import collections
 import logging
 import sys
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 from fuzz import HUGE

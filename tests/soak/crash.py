@@ -1,6 +1,6 @@
 """Soak: lowering a model in place, killed at a random moment; what is there afterwards must be all old or all new.
 
-    python tests/crash.py --count 200 --seed 1 [--size MB] [--folder FOLDER] [--lines]
+    python tests/soak/crash.py --count 200 --seed 1 [--size MB] [--folder FOLDER] [--lines]
 
 The model has its weights in a file beside it. A child lowers it in place, as a new process or as a fork of this one,
 and gets SIGKILL, SIGTERM or SIGINT. Then the model must load with every byte as before, or as after a lowering that
@@ -28,6 +28,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import onnx

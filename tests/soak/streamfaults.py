@@ -1,6 +1,6 @@
 """Soak: faults planted in streaming models. The proof rejects all of them, the check nearly all.
 
-    python tests/streamfaults.py --minutes 10 --seed 1 [--count N]
+    python tests/soak/streamfaults.py --minutes 10 --seed 1 [--count N]
 
 Random stacks of layers are streamed, and one thing is made wrong in what came out: frames that are remembered are one
 too few or those before, a state is not handed on, not read, or handed to another node, a delay is missing. Ends with
@@ -12,6 +12,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import onnx

@@ -1,6 +1,6 @@
 """Soak: broken models on the command line, which must lower them or refuse them in one line, and never anything else.
 
-    python tests/mutate.py --minutes 10 --seed 1 [--count N] [--failures FOLDER]
+    python tests/soak/mutate.py --minutes 10 --seed 1 [--count N] [--failures FOLDER]
 
 Seed models are mutated, in their bytes (flipped, deleted, inserted, repeated, cut off) or in their protobuf messages
 (any field cleared, repeated, swapped, exchanged or set to something odd), and lowered in a forked child. It must either
@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import onnx

@@ -1,6 +1,6 @@
 """How many wrong lowerings the proof rejects, and the default check: single-node mutants of lowered graphs.
 
-    python tests/mutants.py --count 5000 --seed 1 [--failures FOLDER]
+    python tests/soak/mutants.py --count 5000 --seed 1 [--failures FOLDER]
 
 A mutant exchanges an operator, drops or swaps operands, swaps outputs of a Split or branches of a Where, turns a
 direction, shifts a slice, or changes a constant, by a tenth or by one unit in the last place. Whether it computes
@@ -16,6 +16,8 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import onnx

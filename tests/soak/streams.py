@@ -1,6 +1,6 @@
 """Soak: random models, streamed in random chunks, against one whole run of the original.
 
-    python tests/streams.py --minutes 10 --seed 1 [--count N] [--failures FOLDER]
+    python tests/soak/streams.py --minutes 10 --seed 1 [--count N] [--failures FOLDER]
 
 Half are one random recurrent node with every feature of `strategies.py`, half are random stacks of layers: causal and
 strided convolutions, pooling, padding, dense layers, residuals, recurrent nodes over time and over another axis. Those
@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import onnx

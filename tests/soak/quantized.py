@@ -1,6 +1,6 @@
 """Random DynamicQuantizeLSTM nodes, compared with onnxruntime's own kernel on one thread.
 
-    python tests/quantized.py [--count N] [--seed N]
+    python tests/soak/quantized.py [--count N] [--seed N]
 """  # fmt: skip
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Soak: random models, lowered, against the fused operator and the float64 oracle.
 
-    python tests/fuzz.py --minutes 10 --seed 1 [--count N] [--failures FOLDER] [--runtime openvino]
+    python tests/soak/fuzz.py --minutes 10 --seed 1 [--count N] [--failures FOLDER] [--runtime openvino]
 
 Ends with counts by feature, the errors against float64, and `N passed, N failed`; each failure is written as a .onnx
 with its inputs (.npz) and the case (.txt). With --runtime the lowered models run there instead of on onnxruntime.
@@ -12,6 +12,8 @@ import collections
 import sys
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import onnx

@@ -1,6 +1,6 @@
 """Prove random lowerings: nodes of the tests' strategy in every form that they can take, or for every target.
 
-    python tests/proofs.py --count 20000 --seed 1 [--targets]
+    python tests/soak/proofs.py --count 20000 --seed 1 [--targets]
 
 Ends with `N lowerings proved, N not`, and exits 1 when one is not. Whatever is not proved is printed.
 """  # fmt: skip
@@ -10,6 +10,9 @@ from __future__ import annotations
 import argparse
 import collections
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 from onenode import build

@@ -1,6 +1,6 @@
 """How far each activation, as it is emitted, is from the real function: over all float32 values, in ULP.
 
-    python tests/activations.py [--include NAME]... [--every 1]
+    python tests/soak/activations.py [--include NAME]... [--every 1]
 
 Each activation is lowered for every target and at the opsets at which it is written in another way; the emitted nodes
 run on onnxruntime and are compared with the same function in float64. An error in ULP is counted in steps of float32
@@ -15,6 +15,9 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import onnx
