@@ -92,11 +92,11 @@ def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M |
         document, path = files.open_model(model)
 
     def result() -> onnx.ModelProto:
-        work, left = prepared(*_raised(document, chosen))
-        lower_document(work, left)
-        return _whole(work, left.dims)
+        work, remaining = prepared(*_raised(document, chosen))
+        lower_document(work, remaining)
+        return _whole(work, remaining.dims)
 
-    return _told_with(path, result)
+    return _naming_file(path, result)
 
 
 @takes_options
@@ -123,14 +123,14 @@ def lower_file(
     document = files.load(source)
 
     def work() -> list[Record]:
-        ready, left = prepared(*_raised(document, chosen))
-        records = lower_document(ready, left)
-        with files.staged(ready, destination, progress, left.dims, _kept(document, source, destination)) as made:
-            if accept is None or accept(os.fspath(made.path)):
-                made.commit()
+        ready, remaining = prepared(*_raised(document, chosen))
+        records = lower_document(ready, remaining)
+        with files.staged(ready, destination, progress, remaining.dims, _kept(document, source, destination)) as staged:
+            if accept is None or accept(os.fspath(staged.path)):
+                staged.commit()
         return records
 
-    return _told_with(source, work)
+    return _naming_file(source, work)
 
 
 @takes_options
@@ -166,10 +166,10 @@ def stream(
     chosen = _of_stream(options)
 
     def result() -> onnx.ModelProto:
-        made = stream_model.make(document, requested, chosen)
-        return _whole(made.document, made.dims)
+        streamed = stream_model.make(document, requested, chosen)
+        return _whole(streamed.document, streamed.dims)
 
-    return _told_with(path, result)
+    return _naming_file(path, result)
 
 
 @takes_options
@@ -195,18 +195,18 @@ def stream_file(
     chosen = _of_stream(options)
 
     def work() -> StreamResult:
-        made = stream_model.make(document, requested, chosen)
+        result = stream_model.make(document, requested, chosen)
         with (
             files.staged(
-                made.document, destination, progress, made.dims, _kept(document, source, destination)
+                result.document, destination, progress, result.dims, _kept(document, source, destination)
             ) as staged,
-            stream_model.staged_states(destination, made.plan) as place,
+            stream_model.staged_states(destination, result.plan) as commit_states,
         ):
-            if accept is None or accept(os.fspath(staged.path), made):
-                place(staged.commit)
-        return made
+            if accept is None or accept(os.fspath(staged.path), result):
+                commit_states(staged.commit)
+        return result
 
-    return _told_with(source, work)
+    return _naming_file(source, work)
 
 
 def _raised(document: Document, options: Options) -> tuple[Document, Options]:
@@ -215,11 +215,11 @@ def _raised(document: Document, options: Options) -> tuple[Document, Options]:
         return document, options
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
 
-    made, found = raise_document(document, options.dims)
-    for one in found:
-        if one.why:
-            logging.getLogger("rnn_lower").warning("'%s' stays a loop: %s", one.name, one.why)
-    return made, dataclasses.replace(options, raise_loops=False, dims=None)
+    raised, loops = raise_document(document, options.dims)
+    for loop in loops:
+        if loop.why:
+            logging.getLogger("rnn_lower").warning("'%s' stays a loop: %s", loop.name, loop.why)
+    return raised, dataclasses.replace(options, raise_loops=False, dims=None)
 
 
 @public
@@ -236,7 +236,7 @@ def raise_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims |
     def result() -> onnx.ModelProto:
         return _whole(raise_document(document.copied(), Options(dims=dims).dims)[0], None)
 
-    return _told_with(path, result)
+    return _naming_file(path, result)
 
 
 @public
@@ -250,13 +250,13 @@ def raise_file(
     document = files.load(source)
 
     def work() -> list[Raised]:
-        made, found = raise_document(document, Options(dims=dims).dims)
-        if any(one.op_type for one in found) or not found:
-            with files.staged(made, destination, progress, None, _kept(document, source, destination)) as staged:
+        raised, loops = raise_document(document, Options(dims=dims).dims)
+        if any(loop.op_type for loop in loops) or not loops:
+            with files.staged(raised, destination, progress, None, _kept(document, source, destination)) as staged:
                 staged.commit()
-        return found
+        return loops
 
-    return _told_with(source, work)
+    return _naming_file(source, work)
 
 
 @public
@@ -268,7 +268,7 @@ def inspect_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims
     from rnn_lower.raising import inspecting  # for those who have loops
 
     document, path = _opened(model, dims)
-    return _told_with(path, lambda: inspecting.inspect_loops(document))
+    return _naming_file(path, lambda: inspecting.inspect_loops(document))
 
 
 def _kept(document: Document, source: Any, destination: Any) -> frozenset[stale_files.Inode]:
@@ -313,7 +313,7 @@ def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0
     plan = plans.read_plan(after.proto)
     if plan is None:
         raise RnnLowerError("not a streaming model; make one (rnn-lower stream)")
-    return _told_with(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
+    return _naming_file(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
 
 
 @public
@@ -330,7 +330,7 @@ def unstream(
     from rnn_lower.streaming import whole
 
     document, path = files.open_model(model)
-    return _told_with(path, lambda: _whole(whole.unstreamed(document, states, axis).document, None))
+    return _naming_file(path, lambda: _whole(whole.unstreamed(document, states, axis).document, None))
 
 
 @public
@@ -345,14 +345,14 @@ def unstream_file(
     document = files.load(source)
 
     def work() -> Whole:
-        made = whole.unstreamed(document, states, axis)
-        kept = _kept(document, source, destination)
-        with files.staged(made.document, destination, None, None, kept) as staged:
-            if accept is None or accept(os.fspath(staged.path), made):
+        result = whole.unstreamed(document, states, axis)
+        data = _kept(document, source, destination)
+        with files.staged(result.document, destination, None, None, data) as staged:
+            if accept is None or accept(os.fspath(staged.path), result):
                 staged.commit()
-        return made
+        return result
 
-    return _told_with(source, work)
+    return _naming_file(source, work)
 
 
 @public
@@ -364,11 +364,11 @@ def compare_whole(
     from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking, proof
 
-    (whole, _), found = files.open_model(model), list[Any]()
+    (whole, _), reports = files.open_model(model), list[Any]()
     if check:
         arguments = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
-        found.append(subprocess_run.outlived(model, None, checking.check_streaming, *arguments))
-    return found + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
+        reports.append(subprocess_run.outlived(model, None, checking.check_streaming, *arguments))
+    return reports + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
 
 
 @public
@@ -421,14 +421,14 @@ def inspect_file(
         inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
         return inputs, read_nodes(document.model, document.facts)
 
-    return _told_with(path, result)
+    return _naming_file(path, result)
 
 
 def _opened(model: Any, dims: Dims | None) -> tuple[Document, str | os.PathLike[str] | None]:
     """The document of a model that is only read, with its sizes fixed, and its path."""
     document, path = files.open_model(ir.to_proto(model) if isinstance(model, ir.Model) else model)
     if dims:
-        document = _told_with(path, lambda: document.copied().fixed(Options(dims=dims).dims or {}))
+        document = _naming_file(path, lambda: document.copied().fixed(Options(dims=dims).dims or {}))
     return document, path
 
 
@@ -451,8 +451,8 @@ def lint(
     document, path = _opened(model, dims)
 
     def attempt(wanted: RecurrentNode) -> None:
-        again, place = document.again(), (wanted.name, wanted.path)
-        options = Options(target=target, select=lambda node: (node.name, node.path) == place)
+        again, site = document.again(), (wanted.name, wanted.path)
+        options = Options(target=target, select=lambda node: (node.name, node.path) == site)
         with unlogged():
             lower_model(again.model, options, again.outline)
 
@@ -466,7 +466,7 @@ def lint(
     def result() -> LintReport:
         return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt), mends)
 
-    return _told_with(path, result)
+    return _naming_file(path, result)
 
 
 @public
@@ -572,7 +572,7 @@ def draw(
 
 
 def _of_file(model: Any, work: Callable[[], R]) -> R:
-    return _told_with(model if isinstance(model, (str, os.PathLike)) else None, work)
+    return _naming_file(model if isinstance(model, (str, os.PathLike)) else None, work)
 
 
 def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
@@ -583,7 +583,7 @@ def _whole(document: Document, dims: Dims | None) -> onnx.ModelProto:
     return proto
 
 
-def _told_with(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:
+def _naming_file(path: str | os.PathLike[str] | None, work: Callable[[], R]) -> R:
     """The result of `work`; its errors name the file."""
     try:
         with one_child():

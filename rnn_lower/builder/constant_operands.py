@@ -63,7 +63,7 @@ def _transpose(parameter: Parameters, _: int, data: list[Constant]) -> Moved | N
 
 
 def _concat(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    if len({one.dtype for one in data}) > 1:  # no model of ONNX; whoever runs it says so
+    if len({constant.dtype for constant in data}) > 1:  # no model of ONNX; whoever runs it says so
         return None
     axis = parameter("axis", 99)
     axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
@@ -74,12 +74,12 @@ def _concat(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None
 
 def _slice(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
     starts, ends, axes, steps = (
-        parameter(name, place) for place, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+        parameter(name, position) for position, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
     index = [slice(None)] * len(data[0].shape)
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         index[axis] = slice(starts[k], ends[k], 1 if steps is None else steps[k])
-    what = tuple((one.start, one.stop, one.step) for one in index)
+    what = tuple((part.start, part.stop, part.step) for part in index)
     return Moved(("move slice", what), lambda x: x[tuple(index)])
 
 
@@ -157,7 +157,10 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
         moved = move(_parameters(node), node.outputs.index(value), data)
         if moved is None:
             return None
-        shape = moved.shape or moved.compute(*(np.broadcast_to(np.int8(0), one.shape) for one in data)).shape
+        shape = (
+            moved.shape
+            or moved.compute(*(np.broadcast_to(np.int8(0), operand_constant.shape) for operand_constant in data)).shape
+        )
         return fold(moved.what, moved.compute, *data, shape=shape, name="weight", dtype=moved.dtype)
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None  # the node contradicts itself, and it is not for us to report it
@@ -168,12 +171,12 @@ class _UnknownError(ValueError):
 
 
 def _parameters(node: ir.Node) -> Parameters:
-    def parameter(name: str, place: int) -> Any:
+    def parameter(name: str, index: int) -> Any:
         attribute = node.attributes.get(name)
         if attribute is not None:
             content = attribute.value
             return tuple(content) if isinstance(content, Sequence) else content
-        value = node.inputs[place] if place < len(node.inputs) else None
+        value = node.inputs[index] if index < len(node.inputs) else None
         if value is None:
             return None
         tensor = known_tensor(value)

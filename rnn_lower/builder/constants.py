@@ -92,7 +92,10 @@ def fold(
 
     def load() -> np.ndarray:
         with np.errstate(all="ignore"):  # weights may hold anything; inf - inf is NaN at run time as well
-            arrays = {operand.key: operand.load() for operand in {one.key: one for one in operands}.values()}
+            arrays = {
+                operand.key: operand.load()
+                for operand in {operand_of_key.key: operand_of_key for operand_of_key in operands}.values()
+            }
             return compute(*(arrays[operand.key] for operand in operands))
 
     key = _key(what, *(operand.key for operand in operands))

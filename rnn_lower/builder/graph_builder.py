@@ -362,9 +362,9 @@ class GraphBuilder:
         if self.opset < SPLIT_TAKES_INTEGERS:
             return self.op("Slice", shape, name=name, starts=[axis], ends=[axis + 1], axes=[0])
         sizes = self.split(shape, 0, [1] * rank, [f"size_{k}" for k in range(rank)])
-        found = sizes[axis]
-        assert isinstance(found, ir.Value)
-        return found
+        value = sizes[axis]
+        assert isinstance(value, ir.Value)
+        return value
 
     def shape_vector(self, sizes: Sequence[Size], name: str = "shape") -> Operand:
         """Sizes as one int64 vector."""

@@ -78,8 +78,8 @@ def inferred(
     schema = schema_of(op_type, opset)
     if schema is None:
         return (UNKNOWN,) * count
-    names = [f"x{place}" if operand is not None else "" for place, operand in enumerate(inputs)]
-    outputs = [f"y{place}" for place in range(count)]
+    names = [f"x{index}" if operand is not None else "" for index, operand in enumerate(inputs)]
+    outputs = [f"y{index}" for index in range(count)]
     types, data = {}, {}
     for name, operand in zip(names, inputs, strict=True):
         if operand is None or operand.dtype is None:
@@ -92,12 +92,12 @@ def inferred(
     try:
         node = onnx.helper.make_node(op_type, names, outputs, **dict(attributes))
         version = min(opset, newest_opset())
-        found = onnx.shape_inference.infer_node_outputs(
+        known_types = onnx.shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10
         )
     except Exception:  # whatever inference stumbles over, what it would have found stays unknown
         return (UNKNOWN,) * count
-    return tuple(_info(found[name]) if name in found else UNKNOWN for name in outputs)
+    return tuple(_info(known_types[name]) if name in known_types else UNKNOWN for name in outputs)
 
 
 def _info(proto: onnx.TypeProto) -> TensorInfo:
@@ -118,10 +118,10 @@ def answers(
     if not bodies:
         return None
     operand = [body.outputs for body in bodies]
-    found = [functools.reduce(_common, map(info, values)) for values in zip(*operand, strict=False)]
-    if op_type == "Loop" and found and _hands_on(bodies[0]):
-        found[0] = TensorInfo((), ir.DataType.BOOL, True, (True,))
-    return found
+    results = [functools.reduce(_common, map(info, values)) for values in zip(*operand, strict=False)]
+    if op_type == "Loop" and results and _hands_on(bodies[0]):
+        results[0] = TensorInfo((), ir.DataType.BOOL, True, (True,))
+    return results
 
 
 def _common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
@@ -152,7 +152,7 @@ def of_body(
     length: int | None = None
     if op_type == "Loop":
         stays, body, states = body[:1], body[1:], len(inputs) - 2
-        trips, condition = (inputs[place] if place < len(inputs) else None for place in (0, 1))
+        trips, condition = (inputs[index] if index < len(inputs) else None for index in (0, 1))
         goes_on = stays and stays[0].content == (True,) and (condition is None or condition.content == (True,))
         if goes_on and trips is not None and trips.content and trips.dtype == ir.DataType.INT64:
             length = max(0, int(trips.content[0]))
@@ -161,7 +161,7 @@ def of_body(
         first = inputs[states] if 0 <= states < len(inputs) else None
         length = None if first is None or not first.shape else first.shape[0]
     stacked = [
-        dataclasses.replace(one, shape=None if one.shape is None else (length, *one.shape)) for one in body[states:]
+        dataclasses.replace(info, shape=None if info.shape is None else (length, *info.shape)) for info in body[states:]
     ]
     return [*body[:states], *stacked]
 

@@ -297,8 +297,8 @@ def _targets(arguments: argparse.Namespace) -> int:
 def _kit(arguments: argparse.Namespace) -> int:
     from rnn_lower.targeting.probe import kits
 
-    made = kits.write_kit(arguments.output, arguments.target, only=arguments.include, limit=arguments.limit)
-    printing.print_kit(arguments, made)
+    manifest = kits.write_kit(arguments.output, arguments.target, only=arguments.include, limit=arguments.limit)
+    printing.print_kit(arguments, manifest)
     return DONE
 
 

@@ -73,11 +73,11 @@ def print_inspected(
 def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequence[Raised]) -> None:
     """What became of each loop."""
     if arguments.json:
-        print_json({"output": written, "loops": [dataclasses.asdict(one) for one in loops]})
+        print_json({"output": written, "loops": [dataclasses.asdict(loop) for loop in loops]})
         return
-    for one in loops:
-        _print(f"{one.name}: {one.op_type or 'left as it is'}{f' ({one.why})' if one.why else ''}")
-    count = sum(bool(one.op_type) for one in loops)
+    for loop in loops:
+        _print(f"{loop.name}: {loop.op_type or 'left as it is'}{f' ({loop.why})' if loop.why else ''}")
+    count = sum(bool(loop.op_type) for loop in loops)
     text = f"{count} of {_count(len(loops), 'loop')} proved to be recurrent nodes" if loops else "no loop"
     _print(f"wrote {written}: {text}" if written else f"nothing written: {text}")
 

@@ -39,8 +39,8 @@ def on_several(work: Command, arguments: argparse.Namespace) -> int:
     ]
     ends = []
     with printing.progress(arguments.quiet, "models") as advance:
-        for one in each:
-            end = _one(work, one)
+        for path in each:
+            end = _one(work, path)
             ends.append(end)
             if advance:
                 advance(end.model, len(ends), len(each))

@@ -19,8 +19,8 @@ def inline_undecided(model: ir.Model) -> None:
     They refer to attributes of the function, or are called with several element types, or with an input and without.
     Raises RnnLowerError for functions that cannot be inlined.
     """
-    while found := _call_dependent(model):
-        inline_functions(model, found)
+    while functions := _call_dependent(model):
+        inline_functions(model, functions)
 
 
 def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> None:
@@ -28,12 +28,12 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
 
     Raises RnnLowerError for functions that cannot be inlined.
     """
-    found = _with_callers(model, chosen)
+    inlined = _with_callers(model, chosen)
     try:
-        _check_imports(model, found)
-        for identifier in found:
+        _check_imports(model, inlined)
+        for identifier in inlined:
             _own_outputs(model.functions[identifier])
-        InlinePass(lambda function: function.identifier() in found)(model)
+        InlinePass(lambda function: function.identifier() in inlined)(model)
         NameFixPass()(model)  # or a name in a body could hide the new one of what the body reads
     except MemoryError:
         raise
@@ -41,35 +41,35 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
         while error.__cause__ is not None:
             error = error.__cause__  # type: ignore[assignment]
         raise RnnLowerError(f"inlining functions failed ({one_line(error)}); drop --fold") from None
-    for identifier in found & model.functions.keys():  # which nobody calls
+    for identifier in inlined & model.functions.keys():  # which nobody calls
         del model.functions[identifier]
 
 
 def _call_dependent(model: ir.Model) -> set[ir.OperatorIdentifier]:
     """Functions of which only each call tells what they compute."""
-    facts, found = Facts(model), set()
+    facts, functions = Facts(model), set()
     for node, scope in recurrent_nodes(model):
         if isinstance(scope.root, ir.Function):
             try:
                 read_node(node, scope.opset, scope.path, facts)
             except UnsupportedError:
-                found.add(scope.root.identifier())
-    return found
+                functions.add(scope.root.identifier())
+    return functions
 
 
 def _with_callers(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
     """Functions and all that call them: from the outermost call on it is known what a caller leaves out."""
-    found = set(chosen)
+    reaching = set(chosen)
     calls = {name: {node.op_identifier() for node in with_bodies(f)} for name, f in model.functions.items()}
-    while callers := {name for name, called in calls.items() if called & found} - found:
-        found |= callers
-    return found
+    while callers := {name for name, called in calls.items() if called & reaching} - reaching:
+        reaching |= callers
+    return reaching
 
 
-def _check_imports(model: ir.Model, found: Collection[ir.OperatorIdentifier]) -> None:
+def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifier]) -> None:
     """Raises RnnLowerError where nodes would come to another opset than theirs; InlinePass does not know ai.onnx."""
     imports = plain_imports(model.opset_imports)
-    for identifier in found:
+    for identifier in identifiers:
         for domain, version in plain_imports(model.functions[identifier].opset_imports).items():
             if imports.get(domain, version) != version:
                 name = f"{identifier[0]}.{identifier[1]}"
@@ -80,9 +80,9 @@ def _check_imports(model: ir.Model, found: Collection[ir.OperatorIdentifier]) ->
 def _own_outputs(function: ir.Function) -> None:
     """Let a function give each value once, and no input as it came: its caller knows these by other names."""
     seen_values = set(function.inputs)
-    for place, value in enumerate(function.outputs):
+    for index, value in enumerate(function.outputs):
         if value in seen_values:
-            name = f"{value.name}/as_output_{place}"
+            name = f"{value.name}/as_output_{index}"
             function.append(ir.Node("", "Identity", [value], name=name, outputs=[ir.Value(name=name, type=value.type)]))
-            function.outputs[place] = function[-1].outputs[0]
-        seen_values.add(function.outputs[place])
+            function.outputs[index] = function[-1].outputs[0]
+        seen_values.add(function.outputs[index])

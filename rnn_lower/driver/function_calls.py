@@ -62,9 +62,9 @@ class Calls:
         self._callers.append(scope)
         function = self._functions[key]
         outputs = [ir.Value(name=f"{node.name}/{name}") for name in node.outputs]
-        made = ir.Node(self.domain, function.name, list(node.inputs.values()), outputs=outputs, name=node.name)
-        made.metadata_props.update(node.origin)
-        return made, list(function), new
+        call = ir.Node(self.domain, function.name, list(node.inputs.values()), outputs=outputs, name=node.name)
+        call.metadata_props.update(node.origin)
+        return call, list(function), new
 
     def register(self) -> None:
         """Add the functions to the model, which may have to be of a newer IR version."""
@@ -84,8 +84,8 @@ class Calls:
 def _domains(model: ir.Model) -> set[str]:
     """All that something in the model calls a domain."""
     imports = (model.opset_imports, *(function.opset_imports for function in model.functions.values()))
-    found = {domain for one in imports for domain in one} | {domain for domain, _, _ in model.functions}
-    return found | {node.domain for node, _ in nodes(model)}
+    imported = {domain for table in imports for domain in table} | {domain for domain, _, _ in model.functions}
+    return imported | {node.domain for node, _ in nodes(model)}
 
 
 def _shape_of(node: RecurrentNode) -> tuple[Any, ...]:

@@ -104,8 +104,8 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
         _log_conversion(options, chosen)
         return records
 
-    def attempt(other: Options) -> None:
-        lower_model(model.clone(), at_opset_of_target(model, other))
+    def attempt(changed: Options) -> None:
+        lower_model(model.clone(), at_opset_of_target(model, changed))
 
     return advised(work, options, model.clone, attempt)
 
@@ -145,20 +145,20 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
             value.shape = ir.Shape(facts.confirmed(value))
             warn_of_output(value, declared[value.name], value.shape)
 
-    left = dataclasses.replace(options, fold=False, loops=False)
+    remaining = dataclasses.replace(options, fold=False, loops=False)
     try:
-        made = document.changed(change)
+        rewritten = document.changed(change)
     except RnnLowerError:
         if requested:
             raise
-        return document, left  # nobody asked for it, and lowering says what the target lacks then
+        return document, remaining  # nobody asked for it, and lowering says what the target lacks then
     if not changed:
         document.notes += notes
-        return document, left
-    made.notes += notes
-    if not requested and is_folded(made.proto):
+        return document, remaining
+    rewritten.notes += notes
+    if not requested and is_folded(rewritten.proto):
         logger.info("folded constants, because target %s needs sizes that the model computes", options.target)
-    return made, dataclasses.replace(left, dims=None)
+    return rewritten, dataclasses.replace(remaining, dims=None)
 
 
 def _would_lose(proto: onnx.ModelProto) -> bool:
@@ -195,10 +195,10 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
     with_loops = {scope.root.identifier() for _, scope in loops(model) if isinstance(scope.root, ir.Function)}
     if with_loops:
         inline_functions(model, with_loops)
-    done, kept = unroll_loops(model, options.max_nodes)
-    if kept and options.loops:
-        more = f" (and {len(kept) - 1} more loops)" if len(kept) > 1 else ""
-        raise UnsupportedError(f"{kept[0]}{more}")
+    done, refusals = unroll_loops(model, options.max_nodes)
+    if refusals and options.loops:
+        more = f" (and {len(refusals) - 1} more loops)" if len(refusals) > 1 else ""
+        raise UnsupportedError(f"{refusals[0]}{more}")
     if done:
         facts = Facts(model)
         for value in model.graph.outputs:
@@ -206,16 +206,16 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
             value.shape = value.shape if shape is None else ir.Shape(shape)
     for name in done:
         logger.info("unrolled %s", name)
-    return folded or bool(done), [str(one) for one in kept[:3]]
+    return folded or bool(done), [str(refusal) for refusal in refusals[:3]]
 
 
 @uncollected()
 def lower_document(document: Document, options: Options) -> list[Record]:
     """`lower_model` for the view of a document."""
 
-    def attempt(other: Options) -> None:
+    def attempt(changed: Options) -> None:
         again = document.again()
-        lower_model(again.model, _of_target_with_sizes(again, other), again.outline)
+        lower_model(again.model, _of_target_with_sizes(again, changed), again.outline)
         again.check_nesting()
 
     work = functools.partial(lower_unadvised, document, options)
@@ -320,10 +320,10 @@ def _warn_of_unsupported(model: ir.Model, options: Options, facts: Facts) -> Non
 
 def _warn_of_others(model: ir.Model) -> None:
     """Say which recurrent operators stay that are not ONNX's own."""
-    found = collections.Counter(node.op_type for node, _ in nodes(model) if node.domain == "com.microsoft")
+    counts = collections.Counter(node.op_type for node, _ in nodes(model) if node.domain == "com.microsoft")
     for op_type in OTHERS:
-        if found[op_type]:
+        if counts[op_type]:
             logger.warning(
                 "%d %s (com.microsoft) remain: of onnxruntime's own operators only DynamicQuantizeLSTM is lowered",
-                found[op_type], op_type,
+                counts[op_type], op_type,
             )  # fmt: skip

@@ -163,15 +163,15 @@ class Plan:
         bodies = dict(shapes_of_bodies(consumed))
         near = dict.fromkeys((*doubtful(consumed, self._facts), *node_outputs, *reshaped(node_outputs)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
-        kept = {*main.inputs, *(ends - near.keys() - fixed.keys())}
+        firm = {*main.inputs, *(ends - near.keys() - fixed.keys())}
         scopes = list({site.scope.graph: site.scope for site in self.sites}.values())
         for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted(), *fixed)):
             doubted = value in near or value not in fixed
             shape = ir.Shape(self._facts.shape(value) or ()) if doubted else fixed[value]
             for graph in (bodies.get(value), *declared_in(value, scopes)):
-                if isinstance(graph, ir.Graph) and (graph is not main or value not in kept):
+                if isinstance(graph, ir.Graph) and (graph is not main or value not in firm):
                     graph.meta.setdefault(UNSAID, {})[value.name] = shape
-            if value.shape is None or value in kept or value.is_initializer():
+            if value.shape is None or value in firm or value.is_initializer():
                 continue
             declared_shape, value.shape = value.shape, shape
             if value in ends:
@@ -184,17 +184,17 @@ class Plan:
         for site in self.sites:
             form = self._form(site)
             requirements = self._requirements(site, form)
-            if any(one.sizes for one in requirements):
+            if any(requirement.sizes for requirement in requirements):
                 site = self._with_sizes(site, self._facts.folded_sizes(site.node.node, site.node.layout))
                 form = self._form(site)
                 requirements = self._requirements(site, form)
             planned.append((site, form))
             unmet += [(site, requirements)] if requirements else []
         if unmet:
-            (first, requirements), others = unmet[0], len(unmet) - 1
-            more = f" (and {others} more nodes lack something)" if others else ""
-            message = "; ".join(one.what for one in requirements) + more
-            everything = [one for _, requirements in unmet for one in requirements]
+            (first, requirements), more_nodes = unmet[0], len(unmet) - 1
+            more = f" (and {more_nodes} more nodes lack something)" if more_nodes else ""
+            message = "; ".join(requirement.what for requirement in requirements) + more
+            everything = [requirement for _, requirements in unmet for requirement in requirements]
             raise UnmetRequirementError(f"{first.node.describe()}: {message}", everything)
         return planned
 
@@ -209,12 +209,12 @@ class Plan:
         if form == "scan" and not exists("Scan", opset):
             since = first_opset("Scan")
             what = f"form scan needs opset {since}, the model is at opset {opset}"
-            others = tuple(other for other in self._target.forms if other != "scan")
-            unmet.append(Requirement(what, forms=others, opsets=(since, self._target.opsets[1])))
+            forms = tuple(name for name in self._target.forms if name != "scan")
+            unmet.append(Requirement(what, forms=forms, opsets=(since, self._target.opsets[1])))
         if form == "unroll" and node.static_length is None:
             what = f"form unroll needs a known sequence length, here it is {node.format_size('seq_length')}"
-            others = tuple(other for other in self._target.forms_for(node, opset) if other != "unroll")
-            unmet.append(Requirement(what, forms=others, sizes=("seq_length",)))
+            forms = tuple(name for name in self._target.forms_for(node, opset) if name != "unroll")
+            unmet.append(Requirement(what, forms=forms, sizes=("seq_length",)))
         return [*unmet, *self._target.lacks(node, form, opset)]
 
     def _with_sizes(self, site: Site, sizes: Mapping[str, int]) -> Site:
@@ -296,10 +296,10 @@ class Plan:
         lengths = site.node.inputs.get("sequence_lens")
         if error.op_type in MASKING and lengths is not None and known(lengths) is None:
             message += "; make sequence_lens a constant, or drop it where every sequence has all steps"
-        others = tuple(other for other in self._target.forms_for(site.node, site.scope.opset) if other != form)
-        if not others:
+        forms = tuple(name for name in self._target.forms_for(site.node, site.scope.opset) if name != form)
+        if not forms:
             return UnsupportedError(message)
-        return UnmetRequirementError(message, [Requirement(message, forms=others)])
+        return UnmetRequirementError(message, [Requirement(message, forms=forms)])
 
     def _legal(
         self, node: RecurrentNode, b: GraphBuilder, nodes: list[ir.Node], results: list[ir.Value]
@@ -373,7 +373,7 @@ def remove_unused(values: Iterable[ir.Value]) -> None:
         producer, owner = value.producer(), value.graph
         if producer is not None:
             if producer.graph is not None and not any(out.uses() or out.is_graph_output() for out in producer.outputs):
-                waiting += [one for one in producer.inputs if one is not None]
+                waiting += [operand for operand in producer.inputs if operand is not None]
                 producer.graph.remove(producer, safe=True)
         elif value.is_initializer() and owner is not None and not (
             value.uses() or value.is_graph_output() or value.is_graph_input()

@@ -41,11 +41,11 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
             return None
         if node not in self._replacements.get(model, {}):
             self._replacements[model] = dict.fromkeys(node for node, _ in recurrent_nodes(model))
-            made = advised(
+            replacements = advised(
                 lambda: Plan(model, self.options).replacements, self.options, model.clone,
-                lambda other: lower_model(model.clone(), other),
+                lambda changed: lower_model(model.clone(), changed),
             )  # fmt: skip
-            self._replacements[model].update((new.site.node.node, new) for new in made)
+            self._replacements[model].update((new.site.node.node, new) for new in replacements)
         new = self._replacements[model].get(node)
         if new is None:
             return None

@@ -82,9 +82,9 @@ def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Mode
 def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model, attempt: Attempt) -> str:
     ways = [text for change, text in _other_forms(lacks) if _error(attempt, options, change) is None]
     message = [f"use {' or '.join(ways)}"] if ways else []
-    found, error = _first_that_works(lacks, options, model, attempt)
-    if found is not None and found not in ways:
-        message.append(f"add {found}")
+    suggestion, error = _first_that_works(lacks, options, model, attempt)
+    if suggestion is not None and suggestion not in ways:
+        message.append(f"add {suggestion}")
     if message:
         return ", or ".join(message)
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
@@ -187,8 +187,8 @@ def _sizes(lacks: Sequence[Requirement], options: Options, model: ir.Model) -> l
     if not needed:
         return NOTHING
     fixed = dict(one_by_one(declared_shapes(model), options.dims or {}))
-    free = {way: role for way, role in _free(model).items() if way not in fixed}
-    few = {way: role for way, role in free.items() if role in needed or role not in SIZES}
+    free = {name: role for name, role in _free(model).items() if name not in fixed}
+    few = {name: role for name, role in free.items() if role in needed or role not in SIZES}
     choices = [chosen for chosen in (few, free) if chosen]
     return [_change(fixed, chosen, turn) for chosen in choices for turn in range(_turns(chosen))] or NOTHING
 
@@ -198,9 +198,11 @@ def _turns(chosen: Mapping[str, str]) -> int:
 
 
 def _change(fixed: Mapping[str, int], chosen: Mapping[str, str], turn: int) -> Change:
-    lists = {way: SIZES.get(role) or (int(role),) for way, role in chosen.items()}
-    sizes = {way: known[min(turn, len(known) - 1)] for way, known in lists.items()}
-    return {"dims": {**fixed, **sizes}}, " ".join(shlex.join(["--dim", f"{way}={size}"]) for way, size in sizes.items())
+    lists = {name: SIZES.get(role) or (int(role),) for name, role in chosen.items()}
+    sizes = {name: known[min(turn, len(known) - 1)] for name, known in lists.items()}
+    return {"dims": {**fixed, **sizes}}, " ".join(
+        shlex.join(["--dim", f"{name}={size}"]) for name, size in sizes.items()
+    )
 
 
 def _free(model: ir.Model) -> dict[str, str]:
@@ -223,13 +225,13 @@ def _free(model: ir.Model) -> dict[str, str]:
             value.shape = ir.Shape(known)
             ways.update({place(str(value.name), k): str(n) for k, n in enumerate(known) if n is not None})
     inputs = {str(value.name): value for value in model.graph.inputs}
-    for name, axis, way in free_dims(declared_shapes(model)):
-        ways.setdefault(way, "batch_size" if axis == 0 or "batch" in way.lower() else "other")
+    for name, axis, symbol in free_dims(declared_shapes(model)):
+        ways.setdefault(symbol, "batch_size" if axis == 0 or "batch" in symbol.lower() else "other")
         dims = list(inputs[name].shape or ())
-        inputs[name].shape = ir.Shape([*dims[:axis], way, *dims[axis + 1 :]])
+        inputs[name].shape = ir.Shape([*dims[:axis], symbol, *dims[axis + 1 :]])
     for node in read_nodes(model):
         for size in ("batch_size", "seq_length"):
-            ways.update({way: size for way in ways if way == getattr(node, size)})
+            ways.update({symbol: size for symbol in ways if symbol == getattr(node, size)})
     for node, value, axes in direct:
         for dim, (factor, size) in zip(map(plain_dim, value.shape or ()), axes, strict=False):
             known = getattr(node, size)

@@ -39,9 +39,9 @@ def graphs_in(holder: Holder) -> Iterator[Holder]:
     """A graph, or what a function holds, and every body in it, however deep."""
     waiting: list[Holder] = [holder]
     while waiting:
-        one = waiting.pop()
-        yield one
-        waiting += [body for node in one.node for body in graphs_of(node)]
+        graph = waiting.pop()
+        yield graph
+        waiting += [body for node in graph.node for body in graphs_of(node)]
 
 
 def holders(model: onnx.ModelProto) -> Iterator[Holder]:
@@ -52,10 +52,10 @@ def holders(model: onnx.ModelProto) -> Iterator[Holder]:
 
 def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -> bool:
     """Delete messages from a repeated field without copying the others; whether there were any."""
-    places = [place for place, message in enumerate(messages) if unwanted(message)]
-    for place in reversed(places):
-        del messages[place]
-    return bool(places)
+    indices = [index for index, message in enumerate(messages) if unwanted(message)]
+    for index in reversed(indices):
+        del messages[index]
+    return bool(indices)
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -123,19 +123,19 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
         return
     wanted, count = size_of(tensor), math.prod(tensor.dims)
     if wanted is not None and tensor.HasField("raw_data"):
-        found, unit = len(tensor.raw_data), "bytes"
+        length, unit = len(tensor.raw_data), "bytes"
     else:
         dtype = ir.DataType(tensor.data_type)
         field = _FIELD.get(dtype.name, "int32_data")
         stray = [name for name in _VALUES if name != field and len(getattr(tensor, name))]
         if stray or (wanted is None and tensor.HasField("raw_data")):
             raise RnnLowerError(f"tensor '{tensor.name}' of type {dtype.name} holds {', '.join(stray) or 'raw_data'}")
-        found, unit = len(getattr(tensor, field)), "values"
+        length, unit = len(getattr(tensor, field)), "values"
         packed = 8 // dtype.bitwidth if wanted is not None and dtype.bitwidth < 8 else 1
         wanted = math.ceil(count / packed) * (2 if dtype.name.startswith("COMPLEX") else 1)
-    if found != wanted:
+    if length != wanted:
         raise RnnLowerError(
-            f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {found} {unit} of data; it needs {wanted}"
+            f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {length} {unit} of data; it needs {wanted}"
         )
 
 
@@ -195,16 +195,16 @@ def as_ir(tensor: onnx.TensorProto, folder: Path | None) -> ir.TensorProtocol:
         raise RnnLowerError(
             f"tensor '{tensor.name}' has its data in a file, and the folder is unknown; provide the path of the model"
         )
-    place = locate(tensor, folder)
-    return ir.ExternalTensor(str(place.path), place.offset, place.length, dtype, shape=shape, name=tensor.name)
+    extent = locate(tensor, folder)
+    return ir.ExternalTensor(str(extent.path), extent.offset, extent.length, dtype, shape=shape, name=tensor.name)
 
 
 def read(tensor: onnx.TensorProto, folder: Path) -> bytes:
     """The data of an external tensor."""
-    place = locate(tensor, folder)
-    with open(place.path, "rb") as file:
-        file.seek(place.offset)
-        return file.read(place.length)
+    extent = locate(tensor, folder)
+    with open(extent.path, "rb") as file:
+        file.seek(extent.offset)
+        return file.read(extent.length)
 
 
 def embed(model: onnx.ModelProto, folder: Path) -> None:

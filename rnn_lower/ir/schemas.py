@@ -69,5 +69,7 @@ def malformed(node: ir.Node, opset: int) -> str:
     schema = schema_of(node.op_type, opset)
     if schema is None:
         return ""
-    missing = [name for name, one in schema.attributes.items() if one.required and name not in node.attributes]
+    missing = [
+        name for name, attribute in schema.attributes.items() if attribute.required and name not in node.attributes
+    ]
     return f"it has no attribute '{missing[0]}'" if missing else of_another_type(node, schema)

@@ -92,8 +92,8 @@ def recurrent_nodes(model: ir.Model, op_types: Sequence[str] = OP_TYPES) -> Iter
     """The RNN, GRU and LSTM nodes of ONNX, and quantized LSTMs; a function of such a name is none of them."""
     quantized = "LSTM" in op_types
     for node, scope in nodes(model):
-        found = (node.op_type in op_types and node.domain == "") or (quantized and is_quantized(node))
-        if found and node.op_identifier() not in model.functions:
+        is_recurrent = (node.op_type in op_types and node.domain == "") or (quantized and is_quantized(node))
+        if is_recurrent and node.op_identifier() not in model.functions:
             yield node, scope
 
 
@@ -154,9 +154,9 @@ def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
 
 def taken_by(node: ir.Node) -> Iterator[ir.Value]:
     """What a node takes, and its bodies from around them or of their own."""
-    for one in with_bodies([node]):
-        yield from (value for value in one.inputs if value is not None)
-        for _, body in subgraphs(one):
+    for inner in with_bodies([node]):
+        yield from (value for value in inner.inputs if value is not None)
+        for _, body in subgraphs(inner):
             yield from body.outputs
 
 

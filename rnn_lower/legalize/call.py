@@ -74,12 +74,12 @@ class PatternBuilder(GraphBuilder):
         """As `op`, but by this operator alone. Raises UnsupportedOpError where the target does not support the node."""
         if not self.supports(op_type):
             raise UnsupportedOpError(op_type, "the target does not list it")
-        made = self.op(op_type, *inputs, name=name, **parameters)
-        node = made.producer()
+        result = self.op(op_type, *inputs, name=name, **parameters)
+        node = result.producer()
         rule = None if node is None else self.checker.violation(node)
         if rule is not None:
             raise UnsupportedOpError(op_type, rule)
-        return made
+        return result
 
     def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
         """x in a shape of known sizes; of a Reshape of known sizes its own input is reshaped."""

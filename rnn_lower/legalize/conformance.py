@@ -54,10 +54,10 @@ class ConstraintChecker:
         }  # fmt: skip
         inner = answers(node.op_type, bodies, self.info)
         view = view_of(node.op_type, self.opset, inputs, plain, inner, len(node.outputs))
-        found = [*view.outputs, *[UNKNOWN] * (len(node.outputs) - len(view.outputs))]
+        inferred = [*view.outputs, *[UNKNOWN] * (len(node.outputs) - len(view.outputs))]
         outputs = tuple(
-            _fuller(self._declared(value), _fuller(info_of(value), one))
-            for value, one in zip(node.outputs, found, strict=False)
+            _fuller(self._declared(value), _fuller(info_of(value), info))
+            for value, info in zip(node.outputs, inferred, strict=False)
         )
         self._infos.update(zip(node.outputs, outputs, strict=False))
         constant_state = any(body.outputs and _constant_state(node, body) for body in bodies)
@@ -71,10 +71,10 @@ class ConstraintChecker:
         return _fuller(self._declared(operand), self._infos.get(operand) or own)
 
 
-def _fuller(declared: TensorInfo | None, found: TensorInfo) -> TensorInfo:
+def _fuller(declared: TensorInfo | None, inferred: TensorInfo) -> TensorInfo:
     """What is declared, unless it leaves sizes open that are found."""
-    if declared is None or declared.shape is None or (declared.sizes is None and found.sizes is not None):
-        return found
+    if declared is None or declared.shape is None or (declared.sizes is None and inferred.sizes is not None):
+        return inferred
     return declared
 
 

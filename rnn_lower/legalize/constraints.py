@@ -35,33 +35,33 @@ class NodeView:
 
     @property
     def operands(self) -> list[TensorInfo]:
-        return [given for given in self.inputs if given is not None]
+        return [operand for operand in self.inputs if operand is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return dict(self.attributes).get(name, default)
 
     def parameter(self, name: str) -> tuple[Any, ...] | None:
         """Numbers that are an attribute or an input; None when they are left out, or not known now."""
-        given = self.attribute(name)
-        if given is not None:
-            return given if isinstance(given, tuple) else (given,)
+        attribute = self.attribute(name)
+        if attribute is not None:
+            return attribute if isinstance(attribute, tuple) else (attribute,)
         names = input_names(self.op_type, self.opset)
-        place = names.index(name) if name in names else len(self.inputs)
-        operand = self.inputs[place] if place < len(self.inputs) else None
+        index = names.index(name) if name in names else len(self.inputs)
+        operand = self.inputs[index] if index < len(self.inputs) else None
         return None if operand is None else operand.content
 
     @property
     def parameters(self) -> list[TensorInfo]:
         """The operands that are axes, sizes, bounds and the like."""
         names = input_names(self.op_type, self.opset)
-        places = [place for place, name in enumerate(names) if name in PARAMETERS and place < len(self.inputs)]
-        return [given for given in map(self.inputs.__getitem__, places) if given is not None]
+        indices = [index for index, name in enumerate(names) if name in PARAMETERS and index < len(self.inputs)]
+        return [info for info in map(self.inputs.__getitem__, indices) if info is not None]
 
     @property
     def data(self) -> list[TensorInfo]:
         """The other operands, and the results."""
         parameters = set(map(id, self.parameters))
-        return [one for one in (*self.operands, *self.outputs) if id(one) not in parameters]
+        return [info for info in (*self.operands, *self.outputs) if id(info) not in parameters]
 
 
 def view_of(
@@ -71,11 +71,11 @@ def view_of(
     """What is known of a node of `count` outputs by its inputs. body: what its first body answers, if it has any."""
     plain = frozen(attributes)
     if body is not None and op_type in WITH_BODIES:
-        found = tuple(of_body(op_type, inputs, body, attributes.get("num_scan_inputs", 0)))
+        outputs = tuple(of_body(op_type, inputs, body, attributes.get("num_scan_inputs", 0)))
     else:
         held = tuple((name, what) for name, what in plain if not isinstance(what, ir.TensorProtocol))
-        found = inferred(op_type, opset, tuple(inputs), held, count)
-    return NodeView(op_type, opset, tuple(inputs), plain, found)
+        outputs = inferred(op_type, opset, tuple(inputs), held, count)
+    return NodeView(op_type, opset, tuple(inputs), plain, outputs)
 
 
 Check = Callable[[Any, NodeView], str | None]
@@ -93,18 +93,20 @@ def _outputs(limit: Sequence[int], use: NodeView) -> str | None:
 
 
 def _constant(limit: Sequence[int], use: NodeView) -> str | None:
-    given = [(place, use.inputs[place]) for place in limit if place < len(use.inputs)]
-    return next((f"{place} is computed" for place, one in given if one is not None and not one.constant), None)
+    operands = [(index, use.inputs[index]) for index in limit if index < len(use.inputs)]
+    return next(
+        (f"{index} is computed" for index, operand in operands if operand is not None and not operand.constant), None
+    )
 
 
 def _variable(limit: int, use: NodeView) -> str | None:
-    count = sum(not one.constant for one in use.operands)
+    count = sum(not operand.constant for operand in use.operands)
     return None if count <= limit else f"{count}"
 
 
 def _ranks(limit: Sequence[int], use: NodeView) -> str | None:
     low, high = limit
-    ranks = [None if one.shape is None else len(one.shape) for one in use.data]
+    ranks = [None if info.shape is None else len(info.shape) for info in use.data]
     return next(
         (f"{'unknown' if rank is None else rank}" for rank in ranks if rank is None or not low <= rank <= high), None
     )
@@ -112,22 +114,27 @@ def _ranks(limit: Sequence[int], use: NodeView) -> str | None:
 
 def _axes(limit: Sequence[int], use: NodeView) -> str | None:
     shape = use.inputs[0].shape if use.inputs and use.inputs[0] is not None else None
-    given = use.parameter("axis") if use.attribute("axis") is not None else use.parameter("axes")
-    if given is None and use.op_type == "Slice":
-        given = tuple(range(len(use.parameter("starts") or ())))
-    if given is None and use.op_type in ("Split", "Gather"):
-        given = (0,)
-    if given is None or shape is None:
+    axes = use.parameter("axis") if use.attribute("axis") is not None else use.parameter("axes")
+    if axes is None and use.op_type == "Slice":
+        axes = tuple(range(len(use.parameter("starts") or ())))
+    if axes is None and use.op_type in ("Split", "Gather"):
+        axes = (0,)
+    if axes is None or shape is None:
         return "unknown"
-    rank = len(shape) + (len(given) if use.op_type == "Unsqueeze" else 0)
-    places = [axis % rank if rank else axis for axis in given]
+    rank = len(shape) + (len(axes) if use.op_type == "Unsqueeze" else 0)
+    positions = [axis % rank if rank else axis for axis in axes]
     if use.op_type == "Slice":  # an axis that is taken whole is left alone
-        bounds = zip(places, use.parameter("starts") or (), use.parameter("ends") or (), strict=False)
+        bounds = zip(positions, use.parameter("starts") or (), use.parameter("ends") or (), strict=False)
         whole = {
-            place for place, start, end in bounds if start == 0 and shape[place] is not None and end >= shape[place]
+            position
+            for position, start, end in bounds
+            if start == 0 and shape[position] is not None and end >= shape[position]
         }
-        places = [place for place in places if place not in whole]
-    return next((f"{place} of {rank}" for place in places if place not in limit and place - rank not in limit), None)
+        positions = [position for position in positions if position not in whole]
+    return next(
+        (f"{position} of {rank}" for position in positions if position not in limit and position - rank not in limit),
+        None,
+    )
 
 
 def _steps(limit: Sequence[int], use: NodeView) -> str | None:
@@ -135,7 +142,7 @@ def _steps(limit: Sequence[int], use: NodeView) -> str | None:
 
 
 def _elements(limit: int, use: NodeView) -> str | None:
-    counts = [None if one.sizes is None else math.prod(one.sizes) for one in use.parameters]
+    counts = [None if operand.sizes is None else math.prod(operand.sizes) for operand in use.parameters]
     counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
     return next((f"{count}" for count in counts if count != limit), None)
 
@@ -150,20 +157,20 @@ def _values(limit: Mapping[str, Sequence[float]], use: NodeView) -> str | None:
 
 def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> str | None:
     for name, allowed in limit.items():
-        given = use.attribute(name)
-        plain = list(given) if isinstance(given, tuple) else given
-        if given is not None and plain not in allowed:
+        value = use.attribute(name)
+        plain = list(value) if isinstance(value, tuple) else value
+        if value is not None and plain not in allowed:
             return f"{name} {plain}"
     return None
 
 
 def _types(limit: Sequence[str], use: NodeView) -> str | None:
-    kinds = [one.dtype for one in use.data if one.dtype is not None]
+    kinds = [info.dtype for info in use.data if info.dtype is not None]
     return next((kind.name for kind in kinds if kind.name not in limit), None)
 
 
 def _broadcast(limit: bool, use: NodeView) -> str | None:
-    shapes = {one.shape for one in use.operands}
+    shapes = {operand.shape for operand in use.operands}
     return None if limit or len(shapes) <= 1 else " and ".join(sorted(str(list(shape or ())) for shape in shapes))
 
 
@@ -238,10 +245,10 @@ class OpConstraints:
         first, last = self.opsets
         if not first <= use.opset <= last:
             return self._message("opsets", f"it supports opsets {first} to {last}, here {use.opset}")
-        for one in (*use.operands, *use.outputs):
-            if self.rank is not None and one.shape is not None and len(one.shape) > self.rank:
-                return self._message("rank", f"it supports ranks up to {self.rank}, here {len(one.shape)}")
-            if self.static and one.sizes is None:
+        for info in (*use.operands, *use.outputs):
+            if self.rank is not None and info.shape is not None and len(info.shape) > self.rank:
+                return self._message("rank", f"it supports ranks up to {self.rank}, here {len(info.shape)}")
+            if self.static and info.sizes is None:
                 return self._message("static", "it supports known sizes only, here one is unknown")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]

@@ -43,9 +43,9 @@ def reshape_by_ones(b: PatternBuilder, call: Call) -> Results:
 
 def _added_ones(few: Sequence[int], many: Sequence[int]) -> list[int] | None:
     """The places of the ones that make `many` out of `few`."""
-    for places in itertools.combinations([k for k, size in enumerate(many) if size == 1], len(many) - len(few)):
-        if [size for k, size in enumerate(many) if k not in places] == list(few):
-            return list(places)
+    for axes in itertools.combinations([k for k, size in enumerate(many) if size == 1], len(many) - len(few)):
+        if [size for k, size in enumerate(many) if k not in axes] == list(few):
+            return list(axes)
     return None
 
 
@@ -103,10 +103,10 @@ def one_slice(b: PatternBuilder, call: Call) -> tuple[int, int, int, int] | None
 
 
 def slice_by_split(b: PatternBuilder, call: Call) -> Results:
-    found = one_slice(b, call)
-    if found is None or not 0 <= found[1] < found[2]:
+    bounds = one_slice(b, call)
+    if bounds is None or not 0 <= bounds[1] < bounds[2]:
         return None
-    axis, start, end, size = found
+    axis, start, end, size = bounds
     parts = [("before", start), (call.name, end - start), ("after", size - end)]
     names = [name for name, length in parts if length]
     if len(names) == 1:
@@ -116,10 +116,10 @@ def slice_by_split(b: PatternBuilder, call: Call) -> Results:
 
 
 def slice_by_gather(b: PatternBuilder, call: Call) -> Results:
-    found = one_slice(b, call)
-    if found is None:
+    bounds = one_slice(b, call)
+    if bounds is None:
         return None
-    axis, start, end, _ = found
+    axis, start, end, _ = bounds
     positions = constant(list(range(start, end)), ir.DataType.INT64, "positions")
     return [b.op("Gather", call.x, positions, name=call.name, axis=axis)]
 
@@ -134,15 +134,15 @@ def gather_by_slices(b: PatternBuilder, call: Call) -> Results:
     size = info.shape[axis]
     if size is None or index.size == 0:
         return None
-    places = [int(place) % size for place in index.load().ravel()]
+    rows = [int(row) % size for row in index.load().ravel()]
     if not index.shape:
-        return [b.squeeze(b.slice(x, axis, places[0], places[0] + 1, "place"), [axis], call.name)]
+        return [b.squeeze(b.slice(x, axis, rows[0], rows[0] + 1, "place"), [axis], call.name)]
     runs: list[list[int]] = []
-    for place in places:
-        if runs and runs[-1][1] == place:
-            runs[-1][1] = place + 1
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1][1] = row + 1
         else:
-            runs.append([place, place + 1])
+            runs.append([row, row + 1])
     return [b.concat([b.slice(x, axis, start, end, "run") for start, end in runs], axis, call.name)]
 
 
@@ -169,7 +169,7 @@ def _block(sizes: Sequence[int], axis: int) -> list[int]:
 
 def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
     """Slice, Split and Concat of rank 4: [1, before, axis, behind], or as channels, [1, axis, before, behind]."""
-    shapes, results = [sizes_of(b, x) for x in call.inputs], [one.sizes for one in call.results]
+    shapes, results = [sizes_of(b, x) for x in call.inputs], [result.sizes for result in call.results]
     params = dict(call.parameters)
     axis, before = params.get("axis", (params.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
     after = [shape for shape in results if shape is not None]
@@ -182,8 +182,8 @@ def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
         return None
     if all(_block(shape, axis) == list(shape) and not channels for shape in before):
         return None  # it is one
-    place = 1 if channels else 2
-    params.update({"axis": place} if "axis" in params else {"axes": [place]})
+    target_axis = 1 if channels else 2
+    params.update({"axis": target_axis} if "axis" in params else {"axes": [target_axis]})
     inputs = [b.reshape(x, _block(sizes, axis), "block") for x, sizes in zip(call.inputs, before, strict=True)]
     if channels:
         inputs = [_swapped(b, x, _block(sizes, axis)) for x, sizes in zip(inputs, before, strict=True)]
@@ -213,10 +213,10 @@ def as_channels(b: PatternBuilder, call: Call) -> Results:
 
 def slice_of_all_axes(b: PatternBuilder, call: Call) -> Results:
     """A Slice that says where it begins and ends on every axis."""
-    sizes, found = sizes_of(b, call.x), one_slice(b, call)
-    if sizes is None or found is None or len(sizes) < 2:
+    sizes, bounds = sizes_of(b, call.x), one_slice(b, call)
+    if sizes is None or bounds is None or len(sizes) < 2:
         return None
-    axis, start, end, _ = found
+    axis, start, end, _ = bounds
     starts = [start if k == axis else 0 for k in range(len(sizes))]
     ends = [end if k == axis else size for k, size in enumerate(sizes)]
     return [b.op("Slice", call.x, name=call.name, starts=starts, ends=ends, axes=list(range(len(sizes))))]

@@ -46,9 +46,9 @@ def legalize(
     legalizer = _Legalizer(b, constraints, declared)
     legal, replaced = legalizer.run(_constants_first(nodes), (), {})
     values = [legalizer.latest(value, replaced) for value in results]
-    kept = drop_unread([*legalizer.constants, *legal], values)
-    legalizer.check_pending(kept)
-    return kept, values
+    read = drop_unread([*legalizer.constants, *legal], values)
+    legalizer.check_pending(read)
+    return read, values
 
 
 def legalize_copy(
@@ -85,8 +85,8 @@ def can_legalize(
 def _constants_first(nodes: Sequence[ir.Node]) -> list[ir.Node]:
     """The nodes with Constant nodes in front, and what casts these: a pattern may read them earlier than before."""
     constants = {node for node in nodes if node.op_type == "Constant"}
-    made = {value for node in constants for value in node.outputs}
-    constants |= {node for node in nodes if node.op_type == "Cast" and node.inputs[0] in made}
+    values = {value for node in constants for value in node.outputs}
+    constants |= {node for node in nodes if node.op_type == "Cast" and node.inputs[0] in values}
     return [node for node in nodes if node in constants] + [node for node in nodes if node not in constants]
 
 
@@ -153,8 +153,8 @@ class _Legalizer:
             return self._clip_operand(node, limit, path, written)
         view = self._checker.view(node)
         rule = self._constraints.broken(view)
-        pending = [self._pending[one] for value in node.inputs if value is not None
-                   if (one := value.producer()) in self._pending]  # fmt: skip
+        pending = [self._pending[producer] for value in node.inputs if value is not None
+                   if (producer := value.producer()) in self._pending]  # fmt: skip
         if rule is None and not pending:
             return self._simplified(node, view.outputs, written) or self._written(node, written)
         b = self._pattern_builder(node, view.outputs)
@@ -163,10 +163,10 @@ class _Legalizer:
         if key not in path and [step[0] for step in path].count(node.op_type) < 2:
             known = self._patterns.get(key)
             for pattern in PATTERNS.get(node.op_type, ()) if known is None else (known,):
-                made = self._attempt(pattern, node, call, view.outputs, (*path, key), written)
-                if made is not None:
+                replacement = self._attempt(pattern, node, call, view.outputs, (*path, key), written)
+                if replacement is not None:
                     self._patterns[key] = pattern
-                    return made
+                    return replacement
         error = pending[0] if rule is None else UnsupportedOpError(node.op_type, rule)
         if node.op_type in COMPARISONS:
             self._pending[node] = error
@@ -207,7 +207,7 @@ class _Legalizer:
                 detach(b.nodes)
                 return None
             if node in self._clipped:
-                self._clipped.update(one for one in b.nodes if one.op_type == node.op_type)
+                self._clipped.update(clip for clip in b.nodes if clip.op_type == node.op_type)
             legal, replaced = self.run(b.nodes, path, tried)
         except UnsupportedError:  # an operator is not supported either, or not there at this opset
             detach(b.nodes)
@@ -265,14 +265,14 @@ class _Legalizer:
 
 def drop_unread(nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> list[ir.Node]:
     """The nodes whose outputs somebody reads, or that are among the results."""
-    kept: list[ir.Node] = []
+    read: list[ir.Node] = []
     wanted = set(results)
     for node in reversed(nodes):
         if any(value in wanted or value.uses() for value in node.outputs):
-            kept.append(node)
+            read.append(node)
         else:
             detach([node])
-    return kept[::-1]
+    return read[::-1]
 
 
 def _plain(call: Call) -> list[tuple[str, str]]:

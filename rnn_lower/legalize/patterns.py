@@ -105,7 +105,7 @@ def _clip_by_min_max(b: PatternBuilder, call: Call) -> Results:
 def _number_like(b: PatternBuilder, number: float, x: Operand) -> Operand:
     """A number, of the rank of x where a runtime cares about ranks."""
     info = b.info(x)
-    ranked = any("ranks" in b.checker.constraints.limits.get(one, {}) for one in ("Max", "Min"))
+    ranked = any("ranks" in b.checker.constraints.limits.get(op_type, {}) for op_type in ("Max", "Min"))
     rank = len(info.shape) if ranked and info is not None and info.shape is not None else 0
     return b.reshape(b.scalar(number), [1] * rank)
 
@@ -113,7 +113,11 @@ def _number_like(b: PatternBuilder, number: float, x: Operand) -> Operand:
 def _clip_in_rank_four(b: PatternBuilder, call: Call) -> Results:
     """All of a Clip of several nodes between two Reshapes, not each of them, where a runtime takes rank 4 only."""
     sizes, limits = sizes_of(b, call.x), b.checker.constraints.limits
-    if sizes is None or len(sizes) > 3 or not any("ranks" in limits.get(one, {}) for one in ("Max", "Min", "Relu")):
+    if (
+        sizes is None
+        or len(sizes) > 3
+        or not any("ranks" in limits.get(op_type, {}) for op_type in ("Max", "Min", "Relu"))
+    ):
         return None
     x = b.reshape(call.x, [1] * (4 - len(sizes)) + list(sizes), "of_rank_4")
     inner = b.op("Clip", x, name=f"{call.name}_of_rank_4", **call.parameters)
@@ -156,13 +160,13 @@ def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
 
 def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     """m x + (1 - m) y: NaN and infinity of what is not selected come through."""
-    mask, chosen, other = call.inputs
+    mask, chosen, otherwise = call.inputs
     if not is_float(b, chosen):
         return None
     numbers = b.cast(mask, ir.DataType.BOOL, b.dtype, "mask")
-    kept = None if _zero(b, chosen) else b.mul(numbers, chosen)
-    rest = None if _zero(b, other) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), other)
-    return None if kept is None and rest is None else [b.add(kept, rest, call.name)]
+    selected = None if _zero(b, chosen) else b.mul(numbers, chosen)
+    rest = None if _zero(b, otherwise) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), otherwise)
+    return None if selected is None and rest is None else [b.add(selected, rest, call.name)]
 
 
 def _zero(b: PatternBuilder, operand: Operand) -> bool:

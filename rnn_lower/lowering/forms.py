@@ -95,7 +95,7 @@ def scan(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
     """A Scan (opset 9 and up); a reverse direction by the scan directions."""
     body = b.body()
     states = _state_inputs(body, recurrence, extent)
-    steps = [body.new_value("step", one.dtype, one.shape) for one in recurrence.inputs]
+    steps = [body.new_value("step", scanned.dtype, scanned.shape) for scanned in recurrence.inputs]
     outputs = _run(body, recurrence, steps, states, extent)
     if recurrence.every:  # with the axis of directions: a value must not be two outputs of one graph
         outputs.append(_declared(body.unsqueeze(outputs[0], [0], "Y"), body, [1, *extent.state_shape]))
@@ -106,7 +106,7 @@ def scan(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
             directions["scan_output_directions"] = [1]
     initial = [extent.materialize(b, state) for state in recurrence.initial]
     results = b.op_multi(
-        "Scan", [*initial, *(one.values() for one in recurrence.inputs)], _result_names(recurrence),
+        "Scan", [*initial, *(scanned.values() for scanned in recurrence.inputs)], _result_names(recurrence),
         body=body.graph([*states, *steps], outputs, "body"), num_scan_inputs=len(steps), **directions,
     )  # fmt: skip
     return _parted(recurrence, results)
@@ -115,7 +115,9 @@ def scan(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 def loop(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
     """A Loop (every opset); a reverse direction reads its sequences flipped."""
     length = extent.seq_length()
-    sources = [b.flip(one.values(), length) if recurrence.reverse else one.values() for one in recurrence.inputs]
+    sources = [
+        b.flip(scanned.values(), length) if recurrence.reverse else scanned.values() for scanned in recurrence.inputs
+    ]
     body = b.body()
     trip, condition = body.new_value("trip", INT64, []), body.new_value("condition", ir.DataType.BOOL, [])
     states = _state_inputs(body, recurrence, extent)
@@ -144,7 +146,7 @@ def unroll(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
     _check_count(b, seq_length, seq_length, "more than ")
     state, states, counts = recurrence.initial, [], []
     with b.shared_constants():
-        steps = [_each_step(b, one, seq_length, extent) for one in recurrence.inputs]
+        steps = [_each_step(b, scanned, seq_length, extent) for scanned in recurrence.inputs]
         for t in reversed(range(seq_length)) if recurrence.reverse else range(seq_length):
             with b.scope(f"t{t}"):
                 state = recurrence.step(b, [at(t) for at in steps], state)
@@ -169,15 +171,15 @@ def _stacked(b: GraphBuilder, states: Sequence[Operand], extent: Extent) -> Oper
     return every
 
 
-def _each_step(b: GraphBuilder, one: ScanInput, seq_length: int, extent: Extent) -> Callable[[int], Operand]:
+def _each_step(b: GraphBuilder, scanned: ScanInput, seq_length: int, extent: Extent) -> Callable[[int], Operand]:
     """Emits what a step reads at time t [batch_size, columns].
 
     With a known batch size one Split of rows serves all steps. Else the time axis is taken off each part.
     """
-    if one.step is not None:
-        return one.step
-    values = one.values()
-    if one.single:
+    if scanned.step is not None:
+        return scanned.step
+    values = scanned.values()
+    if scanned.single:
         return lambda t: values
     if isinstance(values, Constant):
         return lambda t: b.squeeze(b.slice(values, 0, t, t + 1, "slab"), [0], "step")

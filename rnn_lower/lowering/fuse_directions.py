@@ -50,7 +50,8 @@ def fused_recurrence(
     with b.scope("fused"):
         inputs = [_input(b, directions, k, extent) for k in range(len(first.inputs))]
         initial = tuple(
-            _initial(b, states, extent) for states in zip(*(one.initial for one in directions), strict=True)
+            _initial(b, states, extent)
+            for states in zip(*(recurrence.initial for recurrence in directions), strict=True)
         )
         matrices = zip(*(cell.R for cell in cells), strict=True)
         cell = dataclasses.replace(
@@ -78,7 +79,7 @@ def unfused(b: GraphBuilder, result: Result, extent: Extent) -> list[Result]:
 
 def _input(b: GraphBuilder, directions: Sequence[Recurrence], k: int, extent: Extent) -> ScanInput:
     """What both directions read of input k at each step, gate by gate."""
-    forward, reverse = (one.inputs[k] for one in directions)
+    forward, reverse = (recurrence.inputs[k] for recurrence in directions)
     width, H = forward.shape[-1] or 0, extent.hidden_size
     flipped = reverse.values() if forward.single else b.flip(reverse.values(), extent.seq_length(), "by_step")
     values = _end_to_end(b, [forward.values(), flipped], 1 if forward.single else 2, H, width // H)

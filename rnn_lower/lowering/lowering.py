@@ -124,7 +124,7 @@ def _masked_step(step: Step, b: GraphBuilder, inputs: Sequence[Operand], state: 
     *projected, mask = inputs
     new = step(b, projected, state)
     names = ("H_kept", "C_kept")
-    return tuple(select(b, mask, one, old, name) for one, old, name in zip(new, state, names, strict=False))
+    return tuple(select(b, mask, value, old, name) for value, old, name in zip(new, state, names, strict=False))
 
 
 def _weight(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
@@ -132,12 +132,12 @@ def _weight(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
     if name not in node.inputs:
         return None
     operand, gates, H = operand_of(node.inputs[name]), node.operator.gates * node.hidden_size, node.hidden_size
-    of: dict[str, list[int | str | None]]
-    of = {"W": [gates, node.input_size], "R": [gates, H], "B": [2 * gates], "P": [3 * H]}
+    shapes: dict[str, list[int | str | None]]
+    shapes = {"W": [gates, node.input_size], "R": [gates, H], "B": [2 * gates], "P": [3 * H]}
     picked = _of_direction(b, operand, node.num_directions, k, 0, name)
     # Sizes are stated: inference at opset 10 calls every part of an axis by that axis' name, and onnxruntime then gives
     # all parts one buffer.
-    declare(picked, node.dtype, of[name])
+    declare(picked, node.dtype, shapes[name])
     return picked
 
 
@@ -264,8 +264,8 @@ def own_values(b: GraphBuilder, outputs: Mapping[str, Operand]) -> dict[str, ir.
     """A value of an emitted node for each output; what is an input, a constant or another output gets a node."""
     own: dict[str, ir.Value] = {}
     for name, operand in outputs.items():
-        made = isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(b.nodes))
-        if made and operand not in own.values():
+        is_new = isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(b.nodes))
+        if is_new and operand not in own.values():
             assert isinstance(operand, ir.Value)
             own[name] = operand
         else:

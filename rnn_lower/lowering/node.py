@@ -402,7 +402,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTyp
 def _dtype(
     inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], facts: Facts, notes: list[str], quantized: bool
 ) -> ir.DataType:
-    found: dict[ir.DataType, str] = {}
+    dtypes: dict[ir.DataType, str] = {}
     for name, value in (*inputs.items(), *outputs.items()):
         dtype = facts.dtype(value)
         if dtype is None:
@@ -418,10 +418,10 @@ def _dtype(
             known = ", ".join(known.name for known in FLOATS)
             raise InvalidNodeError(f"{name} is of type {dtype.name}; it must be one of {known}")
         else:
-            found.setdefault(dtype, name)
-    if len(found) > 1:
-        text = ", ".join(f"{name} is {dtype.name}" for dtype, name in found.items())
+            dtypes.setdefault(dtype, name)
+    if len(dtypes) > 1:
+        text = ", ".join(f"{name} is {dtype.name}" for dtype, name in dtypes.items())
         raise InvalidNodeError(f"element types differ: {text}")
-    if not found:
+    if not dtypes:
         notes.append("the element type of its inputs is unknown; FLOAT is assumed")
-    return next(iter(found), ir.DataType.FLOAT)
+    return next(iter(dtypes), ir.DataType.FLOAT)

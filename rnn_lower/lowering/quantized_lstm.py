@@ -89,9 +89,9 @@ def _states(
         x, mask = inputs
         old_h, old_c, old_last = state
         new_h, new_c = lstm_cell(b, cell, x, old_h, old_c)
-        kept = select(b, mask, new_h, old_last, "H_last")
-        h = select(b, mask, new_h, None, "H_kept") if has_y else b.op("Identity", kept, name="H_kept")
-        return h, select(b, mask, new_c, old_c, "C_kept"), kept
+        final_h = select(b, mask, new_h, old_last, "H_last")
+        h = select(b, mask, new_h, None, "H_kept") if has_y else b.op("Identity", final_h, name="H_kept")
+        return h, select(b, mask, new_c, old_c, "C_kept"), final_h
 
     return (h, c, last), ("h", "c", "last_h"), step
 

@@ -94,7 +94,7 @@ class Document:
         proto: onnx.ModelProto = ir.serde.serialize_model(model)
         inputs, output_infos = (
             {value.name for value in proto.graph.input},
-            {one.name: one for one in self.proto.graph.output},
+            {info.name: info for info in self.proto.graph.output},
         )
         for output in proto.graph.output:
             if output.name in inputs & output_infos.keys():  # which says nothing of the input
@@ -216,8 +216,8 @@ class Document:
         keep: Callable[[ir.Value], ir.TensorProtocol] | None,
     ) -> None:  # fmt: skip
         inputs = {value.name for value in graph.inputs}
-        kept = {*graph.initializers, *_named_elsewhere(self.proto)}
-        protobuf.remove_if(proto.initializer, lambda tensor: tensor.name not in kept)
+        names = {*graph.initializers, *_named_elsewhere(self.proto)}
+        protobuf.remove_if(proto.initializer, lambda tensor: tensor.name not in names)
         protobuf.remove_if(proto.input, lambda value: value.name not in inputs)
         there = {tensor.name for tensor in proto.initializer}
         for name, value in graph.initializers.items():
@@ -332,11 +332,11 @@ def _nesting(graph: ir.Graph | ir.Function) -> int:
 
 def _named_elsewhere(model: onnx.ModelProto) -> set[str]:
     """What training speaks of beside the graph: weights that it changes stay, whoever else needs them."""
-    found = set()
+    names = set()
     for info in model.training_info:
-        found |= {
+        names |= {
             end for entry in (*info.initialization_binding, *info.update_binding) for end in (entry.key, entry.value)
         }
         for graph in (info.initialization, info.algorithm):
-            found |= {name for holder in protobuf.graphs_in(graph) for node in holder.node for name in node.input}
-    return found
+            names |= {name for holder in protobuf.graphs_in(graph) for node in holder.node for name in node.input}
+    return names

@@ -124,14 +124,14 @@ class Staged:
             if exists and path.exists():
                 os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
         with stale_files.folder_lock(self.folder) as locked:
-            left = stale_files.unused_data(self._destination, self._kept) if exists else []
+            unused = stale_files.unused_data(self._destination, self._kept) if exists else []
             stale = stale_files.stale_data(self._destination, self.path, locked, self._kept)  # before signals wait
             self._close_files()  # Windows renames no open file
             with signals_blocked():
                 os.replace(self.path, self._destination)
                 _sync_folder(self.folder)
                 stale_files.remove(stale)
-        for name in left:
+        for name in unused:
             logger.warning("%s stays, although %s no longer refers to it", self.folder / name, self._destination)
 
     def _close_files(self) -> None:
@@ -164,7 +164,7 @@ def staged(
 
     kept: the data files of another model that this one was made of, which are neither replaced nor removed.
     """
-    text, made = name_of(destination), None
+    text, result = name_of(destination), None
     try:
         with contextlib.ExitStack() as stack:
             try:
@@ -175,18 +175,18 @@ def staged(
                     with stale_files.folder_lock(folder) as locked:
                         if locked:
                             stale_files.remove_unfinished(path)
-                made = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), kept)
-                stack.callback(made.close)
-                _write(document, made, progress, dims)
+                result = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), kept)
+                stack.callback(result.close)
+                _write(document, result, progress, dims)
             except OSError as error:
                 raise _unwritable(text, error) from None
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
-            if made.data.exists() and (streamed or linked):
+            if result.data.exists() and (streamed or linked):
                 way_out = f"a link cannot carry; write to {path}" if linked else "a stream cannot carry; name a file"
                 raise UnsupportedError(f"{text}: the model has weights in another file, which {way_out}")
-            yield made
+            yield result
     except KeyboardInterrupt:
-        state = f"{text} was written" if made is not None and made.committed else "nothing written"
+        state = f"{text} was written" if result is not None and result.committed else "nothing written"
         raise KeyboardInterrupt(state) from None
 
 
@@ -210,8 +210,8 @@ class _Stream(Staged):
 def data_of(document: Document) -> frozenset[Inode]:
     """The files in which a document has weights."""
     external = filter(protobuf.is_external, protobuf.tensors(document.proto))
-    places = (protobuf.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
-    return frozenset(inode for inode in map(inode_of, set(places)) if inode is not None)
+    extents = (protobuf.locate(tensor, document.folder).path for tensor in external if document.folder is not None)
+    return frozenset(inode for inode in map(inode_of, set(extents)) if inode is not None)
 
 
 def write_text(text: str, destination: str | os.PathLike[str]) -> None:
@@ -229,24 +229,24 @@ def write_text(text: str, destination: str | os.PathLike[str]) -> None:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
-        made = Staged(path, path.parent, secrets.token_hex(8))
+        result = Staged(path, path.parent, secrets.token_hex(8))
         try:
-            file = made.open(made.path)
+            file = result.open(result.path)
             file.write(text.encode("utf-8"))
             sync(file)
-            made.commit()
+            result.commit()
         finally:
-            made.close()
+            result.close()
     except OSError as error:
         raise _unwritable(message, error) from None
 
 
-def _write(document: Document, made: Staged, progress: Progress | None, dims: Dims | None) -> None:
+def _write(document: Document, result: Staged, progress: Progress | None, dims: Dims | None) -> None:
     """The data file, if there is need for one, then the model that refers to it."""
-    model = made.open(made.path)
+    model = result.open(result.path)
     large = sum(len(tensor.raw_data) for tensor in protobuf.tensors(document.proto)) > EMBEDDED_UP_TO
     outside = large or any(map(protobuf.is_external, protobuf.tensors(document.proto)))
-    data = _DataFile(made, progress) if outside else None
+    data = _DataFile(result, progress) if outside else None
     proto = document.write_back(dims, None if data is None else data.keep)
     if data is not None and document.folder is not None:
         data.move(proto, document.folder, large)
@@ -260,8 +260,8 @@ def _write(document: Document, made: Staged, progress: Progress | None, dims: Di
 class _DataFile:
     """Weights go here one by one, copied in pieces or computed one at a time."""
 
-    def __init__(self, made: Staged, progress: Progress | None) -> None:
-        self._made, self._progress, self._done = made, progress, 0
+    def __init__(self, result: Staged, progress: Progress | None) -> None:
+        self._made, self._progress, self._done = result, progress, 0
         self.file: BinaryIO | None = None
 
     def _begin(self, name: str, total: int = 0) -> int:
@@ -316,16 +316,16 @@ class _DataFile:
             tensor.ClearField("raw_data")
             tensor.data_location = protobuf.EXTERNAL
             return length
-        place = protobuf.locate(tensor, folder)
-        with open(place.path, "rb") as source:
-            source.seek(place.offset)
-            left = place.length
-            while left:
-                piece = source.read(min(left, 1 << 22))
+        extent = protobuf.locate(tensor, folder)
+        with open(extent.path, "rb") as source:
+            source.seek(extent.offset)
+            remaining = extent.length
+            while remaining:
+                piece = source.read(min(remaining, 1 << 22))
                 if not piece:
-                    raise RnnLowerError(f"{place.path} ended while it was read")
-                left -= self.file.write(piece)
-        return place.length
+                    raise RnnLowerError(f"{extent.path} ended while it was read")
+                remaining -= self.file.write(piece)
+        return extent.length
 
 
 def sync(file: BinaryIO) -> None:

@@ -61,11 +61,11 @@ def _owner(path: Path, kept: Collection[Inode]) -> str | None:
     if path.suffix == ".onnx":
         return None
     with contextlib.suppress(OSError):
-        for other in sorted(path.parent.glob("*.onnx")):
-            if other != path and stale_files.mentions(other, os.fsencode(path.name)):
-                places = (path.parent / name for name in stale_files.data_spans(other))
-                if any(os.path.realpath(place) == os.fspath(path) for place in places):
-                    return str(other)
+        for model in sorted(path.parent.glob("*.onnx")):
+            if model != path and stale_files.mentions(model, os.fsencode(path.name)):
+                paths = (path.parent / name for name in stale_files.data_spans(model))
+                if any(os.path.realpath(data) == os.fspath(path) for data in paths):
+                    return str(model)
     return None
 
 

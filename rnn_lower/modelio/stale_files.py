@@ -116,13 +116,17 @@ def stale_data(path: Path, current: Path, locked: bool, kept: Collection[Inode])
     locked: whether this process has locked the folder. Without, a file may be of a live run, unless the model that is
     replaced has it.  kept: files of other models.
     """
-    found = [one for one in _unlocked(path.parent, _data_pattern(path)) if inode_of(one) not in kept]
-    if not found:
+    candidates = [
+        candidate for candidate in _unlocked(path.parent, _data_pattern(path)) if inode_of(candidate) not in kept
+    ]
+    if not candidates:
         return {}
     in_use = data_spans(current).keys()
     replaced = data_spans(path).keys()
-    found = [one for one in found if one.name not in in_use and (locked or one.name in replaced)]
-    return {one: one.name not in replaced for one in _unmentioned(found, [path, current])}
+    candidates = [
+        candidate for candidate in candidates if candidate.name not in in_use and (locked or candidate.name in replaced)
+    ]
+    return {candidate: candidate.name not in replaced for candidate in _unmentioned(candidates, [path, current])}
 
 
 def _data_pattern(path: Path) -> re.Pattern[str]:
@@ -131,16 +135,16 @@ def _data_pattern(path: Path) -> re.Pattern[str]:
 
 def remove(stale: Mapping[Path, bool]) -> None:
     """Delete stale files, and name those that a killed run left."""
-    for path, left in stale.items():
+    for path, interrupted in stale.items():
         with contextlib.suppress(OSError):
             path.unlink()
-            if left:
+            if interrupted:
                 logger.warning("removed %s, left by an interrupted run", path)
 
 
 def _unlocked(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     """Plain writable files of a folder, by their names, that nobody has locked and that have no other name."""
-    found = []
+    paths = []
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if not pattern.fullmatch(entry.name):
             continue
@@ -149,8 +153,8 @@ def _unlocked(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
             continue
         with contextlib.suppress(OSError), open(entry.path, "rb") as file:
             if not _is_locked(file):
-                found.append(Path(entry.path))
-    return found
+                paths.append(Path(entry.path))
+    return paths
 
 
 def _is_locked(file: BinaryIO) -> bool:
@@ -164,21 +168,21 @@ def _is_locked(file: BinaryIO) -> bool:
     return False
 
 
-def _unmentioned(found: list[Path], own: Collection[Path]) -> list[Path]:
+def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
     """Those that no link and no other model of the folder names; all stay where too many bytes would be searched."""
-    if not found:
+    if not candidates:
         return []
-    folder = found[0].parent
-    others = [Path(entry.path) for entry in os.scandir(folder) if Path(entry.path) not in own]
-    links = {other.resolve() for other in others if other.is_symlink()}
-    models = [other for other in others if other not in found and _may_be_model(other)]
+    folder = candidates[0].parent
+    neighbours = [Path(entry.path) for entry in os.scandir(folder) if Path(entry.path) not in own]
+    links = {neighbour.resolve() for neighbour in neighbours if neighbour.is_symlink()}
+    models = [neighbour for neighbour in neighbours if neighbour not in candidates and _may_be_model(neighbour)]
     if sum(model.stat().st_size for model in models) > SEARCHED:
-        logger.warning("%s may be stale; it stays, since other models in %s may refer to it", found[0], folder)
+        logger.warning("%s may be stale; it stays, since other models in %s may refer to it", candidates[0], folder)
         return []
     contents = [model.read_bytes() for model in models]
     return [
         path
-        for path in found
+        for path in candidates
         if path.resolve() not in links and not any(name in content for content in contents for name in _spelled(path))
     ]
 
@@ -199,14 +203,14 @@ def data_spans(path: Path) -> dict[str, tuple[int, int]]:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # not a model: it refers to nothing
         return {}
-    found: dict[str, tuple[int, int]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for tensor in filter(protobuf.is_external, protobuf.tensors(model)):
         location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
         with contextlib.suppress(ValueError):
             begin, length = protobuf.extent(tensor, protobuf.size_of(tensor) or 0)
-            first, last = found.get(location, (begin, begin + length))
-            found[location] = (min(first, begin), max(last, begin + length))
-    return found
+            first, last = spans.get(location, (begin, begin + length))
+            spans[location] = (min(first, begin), max(last, begin + length))
+    return spans
 
 
 def mentions(path: Path, name: bytes) -> bool:

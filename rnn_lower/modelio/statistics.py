@@ -36,9 +36,9 @@ class Count:
 
 
 def count(model: onnx.ModelProto) -> Count:
-    found = Counter(node.op_type for holder in protobuf.holders(model) for node in holder.node)
+    counts = Counter(node.op_type for holder in protobuf.holders(model) for node in holder.node)
     outside = (protobuf.size_of(tensor) or 0 for tensor in protobuf.tensors(model) if protobuf.is_external(tensor))
-    return Count(dict(found.most_common()), model.ByteSize() + sum(outside))
+    return Count(dict(counts.most_common()), model.ByteSize() + sum(outside))
 
 
 def count_file(path: str | os.PathLike[str]) -> Count:

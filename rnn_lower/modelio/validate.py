@@ -88,11 +88,11 @@ def _check_functions(model: onnx.ModelProto) -> None:
 
 
 def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
-    found = {(node.domain, node.op_type, node.overload) for node in nodes}
+    operators = {(node.domain, node.op_type, node.overload) for node in nodes}
     for node in nodes:
         for body in protobuf.graphs_of(node):
-            found |= _called(body.node)
-    return found
+            operators |= _called(body.node)
+    return operators
 
 
 def _check_imports(path: str, nodes: Iterable[onnx.NodeProto], imports: Iterable[onnx.OperatorSetIdProto]) -> None:
@@ -135,16 +135,16 @@ def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | Non
     return free | outside, in_order
 
 
-def _is_same(tensor: onnx.TensorProto, other: onnx.TensorProto | None, folder: Path | None) -> bool:
+def _is_same(tensor: onnx.TensorProto, twin: onnx.TensorProto | None, folder: Path | None) -> bool:
     """Whether two initializers hold the same, in whatever field, and wherever in a file."""
-    if other is None or (folder is None and (protobuf.is_external(tensor) or protobuf.is_external(other))):
-        return bool(tensor == other)
-    one, two = protobuf.as_ir(tensor, folder), protobuf.as_ir(other, folder)
-    if one.dtype != two.dtype or one.shape != two.shape:
+    if twin is None or (folder is None and (protobuf.is_external(tensor) or protobuf.is_external(twin))):
+        return bool(tensor == twin)
+    ours, theirs = protobuf.as_ir(tensor, folder), protobuf.as_ir(twin, folder)
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return False
-    if one.dtype == ir.DataType.STRING:
-        return bool(one.numpy().tolist() == two.numpy().tolist())
-    return one.tobytes() == two.tobytes()
+    if ours.dtype == ir.DataType.STRING:
+        return bool(ours.numpy().tolist() == theirs.numpy().tolist())
+    return ours.tobytes() == theirs.tobytes()
 
 
 def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> None:
@@ -169,7 +169,7 @@ def _nodes(
 ) -> tuple[set[str], bool]:
     needs: set[str] = set()
     late: set[str] = set()
-    made: set[str] = set()
+    computed: set[str] = set()
     in_order = True
     for node in nodes:
         _check_node(node, path)
@@ -179,20 +179,20 @@ def _nodes(
             free, its_order = _graph(body, f"{path}/body of {node.op_type} '{node.name}'", around, folder)
             used |= free
             in_order &= its_order
-        missing = used - provided - made
+        missing = used - provided - computed
         late |= missing
         needs |= missing
         for name in node.output:
-            if name and (name in made or name in provided):
+            if name and (name in computed or name in provided):
                 raise InvalidNodeError(f"{node.op_type} '{node.name}' in {path}: '{name}' is defined twice")
             if name and around.parents.get(name, LATER) is not LATER:
                 raise InvalidNodeError(
                     f"{_described(node, path)}: '{name}' is defined twice, here and in an outer scope"
                 )
             if name:
-                made.add(name)
+                computed.add(name)
                 around[name] = None
-    return needs - made, in_order and not late & made
+    return needs - computed, in_order and not late & computed
 
 
 def _check_node(node: onnx.NodeProto, path: str) -> None:
@@ -208,14 +208,14 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
         own = _FIELDS.get(attribute.type)
         held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
         if attribute.ref_attr_name and held:
-            found = f"refers to '{attribute.ref_attr_name}' and holds {', '.join(held)}"
-            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' {found}")
+            contents = f"refers to '{attribute.ref_attr_name}' and holds {', '.join(held)}"
+            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' {contents}")
         if attribute.ref_attr_name:
             continue
         if own is None or any(name != own for name in held) or (own in _MESSAGES and not held):
             kind = _A.AttributeType.Name(attribute.type)
-            found = ", ".join(held) or "nothing"
-            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' is of type {kind} and holds {found}")
+            contents = ", ".join(held) or "nothing"
+            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' is of type {kind} and holds {contents}")
     if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS and len(node.attribute) != 1:
         raise InvalidNodeError(f"{text}: {len(node.attribute)} attributes; a Constant has exactly one")
 

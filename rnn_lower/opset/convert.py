@@ -147,11 +147,11 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
     if text := unknown_value(node, schema.since_version):
         return text
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
-        for place, value in enumerate(values):
-            found = None if value is None else kind(value)
-            formal = formals[min(place, len(formals) - 1)]  # the last one may stand for many
-            if found is not None and found not in formal.types:
-                return f"{formal.name} is {found}, which it does not accept there"
+        for index, value in enumerate(values):
+            kind_of_value = None if value is None else kind(value)
+            formal = formals[min(index, len(formals) - 1)]  # the last one may stand for many
+            if kind_of_value is not None and kind_of_value not in formal.types:
+                return f"{formal.name} is {kind_of_value}, which it does not accept there"
     return ""
 
 
@@ -194,17 +194,17 @@ def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Grap
     first_error: Exception | str | None = None
     for convert in (_as_it_is, _with_onnx):
         try:
-            found = convert(alone, at, opset)
+            model = convert(alone, at, opset)
         except Exception as error:  # converters raise whatever their adapters raise
             first_error = first_error or error
             continue
-        if found is None or default_opset(found.opset_imports) != opset:
+        if model is None or default_opset(model.opset_imports) != opset:
             continue
-        wrong = [_wrong_at(one, opset, kinds) for one in found.graph]
+        wrong = [_wrong_at(new, opset, kinds) for new in model.graph]
         if not any(wrong):
-            for one in found.graph:
-                one.attributes.update(changed if one.op_type in (node.op_type, "Resize") else {})
-            return found.graph
+            for new in model.graph:
+                new.attributes.update(changed if new.op_type in (node.op_type, "Resize") else {})
+            return model.graph
         first_error = first_error or next(filter(None, wrong))
     raise _refusal(node, current, opset, first_error or "no converter supports it")
 
@@ -283,14 +283,18 @@ def _put_in_place(node: ir.Node, scope: Scope, converted: ir.Graph, names: Names
     new = [*_constants(converted, ours), *converted]
     converted.outputs.clear()
     converted.remove(list(converted))
-    for made in new:
-        for place, value in enumerate(made.inputs):
+    for replacement in new:
+        for index, value in enumerate(replacement.inputs):
             if value is not None and value.producer() is None:
-                made.replace_input_with(place, ours[value.name])
-        made.name = node.name if made.op_type == node.op_type else names.unique(f"{display_name(node)}/{made.op_type}")
-        made.doc_string = made.doc_string or node.doc_string
-        made.metadata_props.update(node.metadata_props)
-    made_values = {value.name: value for made in new for value in made.outputs}
+                replacement.replace_input_with(index, ours[value.name])
+        replacement.name = (
+            node.name
+            if replacement.op_type == node.op_type
+            else names.unique(f"{display_name(node)}/{replacement.op_type}")
+        )
+        replacement.doc_string = replacement.doc_string or node.doc_string
+        replacement.metadata_props.update(node.metadata_props)
+    made_values = {value.name: value for replacement in new for value in replacement.outputs}
     for name, value in made_values.items():
         if name not in ours:
             value.name = names.unique(f"{display_name(node)}/{name}")
@@ -302,10 +306,10 @@ def _put_in_place(node: ir.Node, scope: Scope, converted: ir.Graph, names: Names
 def _constants(converted: ir.Graph, ours: Mapping[str, ir.Value]) -> Iterator[ir.Node]:
     for name, value in list(converted.initializers.items()):
         if name not in ours and value.const_value is not None:
-            made = ir.Node("", "Constant", (), (ir.AttrTensor("value", value.const_value),))
-            convenience.replace_all_uses_with(value, made.outputs[0])
-            made.outputs[0].name = name
-            yield made
+            node = ir.Node("", "Constant", (), (ir.AttrTensor("value", value.const_value),))
+            convenience.replace_all_uses_with(value, node.outputs[0])
+            node.outputs[0].name = name
+            yield node
 
 
 def raise_ir_version(model: ir.Model, version: int) -> None:

@@ -31,9 +31,9 @@ class Change:
 
 def semantic_change(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes | str:
     """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
-    found: Attributes = {}
+    attributes: Attributes = {}
     if any(attribute.is_ref() for attribute in node.attributes.values()):
-        return found  # which nobody can convert
+        return attributes  # which nobody can convert
     for change in CHANGES:
         if node.op_type not in change.op_types or (current < change.since) == (opset < change.since):
             continue
@@ -41,8 +41,8 @@ def semantic_change(node: ir.Node, current: int, opset: int, facts: Facts) -> At
         changes = {} if rule is None else rule(node, opset, facts)
         if isinstance(changes, str):
             return changes
-        found |= changes
-    return found
+        attributes |= changes
+    return attributes
 
 
 VALUES = {
@@ -87,14 +87,14 @@ def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
 
 def _asymmetric(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     """Before opset 11 a place was divided by the scale, and rounded down; half pixels are the default since then."""
-    found = {"coordinate_transformation_mode": ir.AttrString("coordinate_transformation_mode", "asymmetric")}
+    attributes = {"coordinate_transformation_mode": ir.AttrString("coordinate_transformation_mode", "asymmetric")}
     mode = node.attributes.get("mode")
     if mode is not None and mode.as_string() != "nearest":
-        return found
+        return attributes
     scales = _scales(node)
     if scales is None or np.min(scales, initial=1) < 1:
         return "before opset 11 it is undefined which of two neighbours is nearest when it shrinks its input"
-    return found | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
+    return attributes | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
 
 
 def _scales(node: ir.Node) -> np.ndarray | None:

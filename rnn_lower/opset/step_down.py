@@ -53,16 +53,16 @@ def _without(**defaults: int | bytes) -> Step:
     """A step that only drops attributes, each of which must be absent or have this value."""
 
     def step(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], facts: Facts) -> bool:
-        kept = []
+        attributes = []
         for attribute in proto.attribute:
             if attribute.name not in defaults:
-                kept.append(attribute)
+                attributes.append(attribute)
                 continue
             value = onnx.helper.get_attribute_value(attribute)
             values = value if isinstance(value, list) else [value]
-            if attribute.ref_attr_name or any(one != defaults[attribute.name] for one in values):
+            if attribute.ref_attr_name or any(held != defaults[attribute.name] for held in values):
                 return False
-        copies = onnx.NodeProto(attribute=kept)
+        copies = onnx.NodeProto(attribute=attributes)
         del proto.attribute[:]
         proto.attribute.extend(copies.attribute)
         return True

@@ -79,9 +79,9 @@ def observed_ranges(
     seen: list[int | None] = []
 
     def expose(model: ir.Model) -> None:
-        found, before = find(model, fed_back), len(model.graph.outputs)
-        scope_of = {one.scope.graph: one.scope for one in found.products}
-        for value in found.values():
+        findings, before = find(model, fed_back), len(model.graph.outputs)
+        scope_of = {observed.scope.graph: observed.scope for observed in findings.products}
+        for value in findings.values():
             owner = owner_of(value)
             outer = None if owner is None else scope_of.get(owner)
             shown = value if owner is model.graph else None if outer is None else _through_bodies(value, outer)
@@ -93,12 +93,12 @@ def observed_ranges(
     run, results = open_onnxruntime(exposed), list[list[np.ndarray]]()
     for feeds in _sets(document.model, calibration):
         try:
-            results.append(run(feeds)[-sum(one is not None for one in seen) :])
+            results.append(run(feeds)[-sum(observed is not None for observed in seen) :])
         except Exception as error:  # onnxruntime raises its own
             raise RnnLowerError(f"the model does not run on a calibration sample: {one_line(error)}") from None
     if not results:
         raise RnnLowerError("there is no calibration sample left; rewind the reader")
-    return [None if one is None else _range([result[one] for result in results]) for one in seen]
+    return [None if observed is None else _range([result[observed] for result in results]) for observed in seen]
 
 
 def _sets(model: ir.Model, calibration: Calibration) -> Iterator[Feeds]:

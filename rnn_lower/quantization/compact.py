@@ -52,8 +52,8 @@ def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.
 def _rename(graph: onnx.GraphProto, short: dict[str, str]) -> None:
     """Values of a graph under other names; nothing else that it does not need to run."""
     del graph.value_info[:], graph.quantization_annotation[:]
-    for one in (*graph.initializer, *graph.input, *graph.output):
-        one.name = short[one.name]
+    for message in (*graph.initializer, *graph.input, *graph.output):
+        message.name = short[message.name]
     for node in graph.node:
         node.input[:], node.output[:] = [short[name] for name in node.input], [short[name] for name in node.output]
         del node.metadata_props[:]

@@ -40,33 +40,33 @@ def quantization_overrides(
     check_types(cell=cell)
     document, _ = files.open_model(model)
     fed_back = fed_back_in(document)
-    found = find(document.model, fed_back)
-    for one in found.products:
-        if one.scope.lies_in("Scan") or one.scope.lies_in("Loop"):
+    findings = find(document.model, fed_back)
+    for product in findings.products:
+        if product.scope.lies_in("Scan") or product.scope.lies_in("Loop"):
             raise UnsupportedError(
-                f"product '{one.node.name}' lies in {one.scope.path}, where no static quantizer reaches it; lower with "
-                "form='unroll', or use rnn_lower.quantize"
+                f"product '{product.node.name}' lies in {product.scope.path}, where no static quantizer reaches it;"
+                " lower with form='unroll', or use rnn_lower.quantize"
             )
     observed = [] if calibration is None else observed_ranges(document, calibration, fed_back)
-    ranges = tied_ranges(found, observed, cell)
+    ranges = tied_ranges(findings, observed, cell)
     overrides: dict[str, list[dict[str, Any]]] = {}
-    for value in (one for one in found.values() if owner_of(one) is document.model.graph):
-        entry: dict[str, Any] = {"quant_type": TYPES[cell]} if cell is not None and value in found.cells else {}
+    for value in (product for product in findings.values() if owner_of(product) is document.model.graph):
+        entry: dict[str, Any] = {"quant_type": TYPES[cell]} if cell is not None and value in findings.cells else {}
         if value in ranges:
             entry |= dict(zip(("rmin", "rmax"), map(np.float32, ranges[value]), strict=True))
         if entry:
             overrides[str(value.name)] = [entry]
     if per_channel:
-        for one in found.products:
-            if one.weight in document.model.graph.initializers.values():
-                overrides[str(one.weight.name)] = [{"axis": one.axis, "symmetric": True}]
+        for product in findings.products:
+            if product.weight in document.model.graph.initializers.values():
+                overrides[str(product.weight.name)] = [{"axis": product.axis, "symmetric": True}]
     return overrides
 
 
 def check_types(**requested: str | None) -> None:
     """Raises RnnLowerError for a type that is none; only the cell state may stay as it is, and weights have 8 bits."""
     for name, value in requested.items():
-        types = [one for one in TYPES if name != "weights" or one.endswith("8")]
+        types = [kind for kind in TYPES if name != "weights" or kind.endswith("8")]
         if value not in types and not (name == "cell" and value is None):
             raise RnnLowerError(f"{name} must be one of {', '.join(types)}, not {value!r}")
 
@@ -75,30 +75,30 @@ def fed_back_in(document: Document) -> list[tuple[str, str]]:
     """The states of a streaming model that begin in [-1, 1], or anywhere that callers choose: input and output."""
     plan = read_plan(document.proto)
     states = () if plan is None else plan.states
-    return [(one.input, one.output) for one in states if one.first is None or np.all(np.abs(one.first) <= 1)]
+    return [(state.input, state.output) for state in states if state.first is None or np.all(np.abs(state.first) <= 1)]
 
 
-def tied_ranges(found: Findings, observed: Sequence[Range | None], cell: str | None) -> Ranges:
+def tied_ranges(findings: Findings, observed: Sequence[Range | None], cell: str | None) -> Ranges:
     """A range for each value that has one: all of a tie have the same. Raises where there is nothing to quantize."""
-    if not found.products:
+    if not findings.products:
         raise UnsupportedError(
             "there is no product with a constant float32 matrix; lower the float32 model first, without as_function, "
             "and with fold=True where its weights are computed"
         )
-    values = found.values()
+    values = findings.values()
     seen = dict(zip(values, observed or [None] * len(values), strict=True))
     groups: dict[ir.Value, list[Range]] = {}
     for value in values:
-        groups.setdefault(found.ties.leader(value), []).extend(_of_value(value, found, seen[value], cell))
-    known = [value for value in values if seen[value] is not None or value in found.bounds]  # not what callers give
-    return {value: hull(some) for value in known if (some := groups[found.ties.leader(value)])}
+        groups.setdefault(findings.ties.leader(value), []).extend(_of_value(value, findings, seen[value], cell))
+    known = [value for value in values if seen[value] is not None or value in findings.bounds]  # not what callers give
+    return {value: hull(some) for value in known if (some := groups[findings.ties.leader(value)])}
 
 
-def _of_value(value: ir.Value, found: Findings, observed: Range | None, cell: str | None) -> Iterator[Range]:
+def _of_value(value: ir.Value, findings: Findings, observed: Range | None, cell: str | None) -> Iterator[Range]:
     """A bound up to [-1, 1], and what was observed; another bound only where nothing was."""
-    bound = found.bounds.get(value)
+    bound = findings.bounds.get(value)
     if bound is not None and (observed is None or hull([bound, SIGNED]) == SIGNED):
         yield hull([bound, (0.0, 0.0)])
     if observed is not None:
-        room = 2.0 if value in found.cells and str(cell).endswith("16") else 1.0  # 16 bits have it
+        room = 2.0 if value in findings.cells and str(cell).endswith("16") else 1.0  # 16 bits have it
         yield observed[0] * room, observed[1] * room

@@ -82,7 +82,7 @@ class Findings:
 
     def values(self) -> list[ir.Value]:
         """What needs a range, each once: operands and results of products, and cell states."""
-        each = [value for one in self.products for value in (one.x, one.node.outputs[0])]
+        each = [value for product in self.products for value in (product.x, product.node.outputs[0])]
         return list(dict.fromkeys([*each, *self.cells]))
 
 
@@ -91,8 +91,8 @@ def find(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
     ties, cells, bounds = Ties(), list[ir.Value](), Ranges()
     inputs, outputs = ({value.name: value for value in side} for side in (model.graph.inputs, model.graph.outputs))
     pairs = {model.graph: [(inputs[a], outputs[b]) for a, b in fed_back if a in inputs and b in outputs]}
-    made = list(products(model))
-    operands = {one.x for one in made}
+    all_products = list(products(model))
+    operands = {product.x for product in all_products}
     for node, _ in nodes(model):
         if node.op_type in LOOPS and node.domain == "" and "body" in node.attributes:
             body = node.attributes["body"].as_graph()
@@ -102,18 +102,18 @@ def find(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
     for scope in scopes(model):
         if isinstance(scope.graph, ir.Graph):
             both = pairs.get(scope.graph, [])
-            found = bounded_values(scope.graph, both)
-            bounds.update(found)
+            bounded = bounded_values(scope.graph, both)
+            bounds.update(bounded)
             if scope.holder not in LOOPS:  # there the state is an input of the body
-                cells += _cells(scope.graph, found, ties)
+                cells += _cells(scope.graph, bounded, ties)
             for a, b in both:
                 ties.tie(a, b)
     first: dict[ir.Value, Product] = {}
-    for one in made:
-        twin = first.setdefault(one.weight, one)
-        ties.tie(twin.x, one.x)
-        ties.tie(twin.node.outputs[0], one.node.outputs[0])
-    return Findings(made, list(dict.fromkeys(cells)), ties, bounds)
+    for product in all_products:
+        twin = first.setdefault(product.weight, product)
+        ties.tie(twin.x, product.x)
+        ties.tie(twin.node.outputs[0], product.node.outputs[0])
+    return Findings(all_products, list(dict.fromkeys(cells)), ties, bounds)
 
 
 def _cells(graph: ir.Graph, bounds: Ranges, ties: Ties) -> list[ir.Value]:
@@ -132,7 +132,7 @@ def _cells(graph: ir.Graph, bounds: Ranges, ties: Ties) -> list[ir.Value]:
         before: ir.Value | None = None
         if node.op_type == "Where" and node.inputs[1] in cells:
             before = node.inputs[2]
-        elif node.op_type == "Add" and all(one and one.op_type == "Mul" for one in terms) and not convex(node, of):
+        elif node.op_type == "Add" and all(term and term.op_type == "Mul" for term in terms) and not convex(node, of):
             before = terms[0].inputs[1] if terms[0] else None
         if before is not None:
             cells[node.outputs[0]] = None

@@ -41,38 +41,40 @@ def quantize(
     check_types(weights=weights, activations=activations, cell=cell)
     document, _ = files.open_model(model)
     fed_back = fed_back_in(document)
-    found = find(document.model, fed_back)
-    types = {"weights": weights, "activations": activations, **({"cell": cell} if found.cells and cell else {})}
+    findings = find(document.model, fed_back)
+    types = {"weights": weights, "activations": activations, **({"cell": cell} if findings.cells and cell else {})}
     _check_opset(default_opset(document.model.opset_imports) or 0, types, per_channel)
-    if any(one.scope.in_function for one in found.products):
+    if any(product.scope.in_function for product in findings.products):
         raise UnsupportedError("products in functions cannot be quantized; lower the model without as_function")
     observed = observed_ranges(document, calibration, fed_back)
-    for value, one in zip(found.values(), observed, strict=True):
-        if one is None:
+    for value, product in zip(findings.values(), observed, strict=True):
+        if product is None:
             raise UnsupportedError(
                 f"the range of '{value.name}' in a branch of an If cannot be observed; fix sizes and fold (fold=True)"
             )
 
     def change(model: ir.Model) -> None:
-        found = find(model, fed_back)
-        ranges = tied_ranges(found, observed, cell)
+        findings = find(model, fed_back)
+        ranges = tied_ranges(findings, observed, cell)
         writer = _Writer(model, Names(taken_names(model)), {})
-        cells = found.cells if cell is not None else []
-        for one in found.products:
-            if one.x not in cells:
-                x = writer.rounded(one.x, ranges[one.x], activations, found.ties.leader(one.x), one.node)
-                one.node.replace_input_with(0, x)
-            one.node.replace_input_with(
-                1, writer.weight(one.weight, weights, one.axis if per_channel else None, one.node)
+        cells = findings.cells if cell is not None else []
+        for product in findings.products:
+            if product.x not in cells:
+                x = writer.rounded(
+                    product.x, ranges[product.x], activations, findings.ties.leader(product.x), product.node
+                )
+                product.node.replace_input_with(0, x)
+            product.node.replace_input_with(
+                1, writer.weight(product.weight, weights, product.axis if per_channel else None, product.node)
             )
         for value in cells:
-            writer.round_everywhere(value, ranges[value], str(cell), found.ties.leader(value))
+            writer.round_everywhere(value, ranges[value], str(cell), findings.ties.leader(value))
         RemoveUnusedNodesPass()(model)
 
-    made = document.changed(change)
-    if made.folder is not None:
-        protobuf.embed(made.proto, made.folder)
-    return made.proto
+    result = document.changed(change)
+    if result.folder is not None:
+        protobuf.embed(result.proto, result.folder)
+    return result.proto
 
 
 def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:

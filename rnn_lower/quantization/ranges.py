@@ -33,28 +33,28 @@ def bounded_values(graph: ir.Graph, states: Sequence[tuple[ir.Value, ir.Value]] 
     whenever the first does. That it begins there is for the caller to know.
     """
     while True:
-        found = _forward(graph, {value: SIGNED for value, _ in states})
-        stay = [(a, b) for a, b in states if (r := found.get(b)) is not None and r[0] >= -1 and r[1] <= 1]
+        ranges = _forward(graph, {value: SIGNED for value, _ in states})
+        stay = [(a, b) for a, b in states if (r := ranges.get(b)) is not None and r[0] >= -1 and r[1] <= 1]
         if len(stay) == len(states):
-            return found
+            return ranges
         states = stay
 
 
 def _forward(graph: ir.Graph, assumed: Mapping[ir.Value, Range]) -> Ranges:
-    found: Ranges = dict(assumed)
+    ranges: Ranges = dict(assumed)
 
     def of(value: ir.Value | None) -> Range | None:
-        tensor = None if value is None or value in found else known_tensor(value)
+        tensor = None if value is None or value in ranges else known_tensor(value)
         if value is not None and tensor is not None and tensor.dtype.is_floating_point() and 0 < tensor.size <= LARGEST:
             array = tensor.numpy().astype(np.float64)
             if np.all(np.isfinite(array)):
-                found[value] = float(array.min()), float(array.max())
-        return None if value is None else found.get(value)
+                ranges[value] = float(array.min()), float(array.max())
+        return None if value is None else ranges.get(value)
 
     for node in graph:
-        if node.domain == "" and (one := _of_node(node, of)) is not None:
-            found.update(dict.fromkeys(node.outputs, one))
-    return found
+        if node.domain == "" and (range_ := _of_node(node, of)) is not None:
+            ranges.update(dict.fromkeys(node.outputs, range_))
+    return ranges
 
 
 def _of_node(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> Range | None:
@@ -64,7 +64,7 @@ def _of_node(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> Ra
     if op == "Add" and (ends := convex(node, of)):
         inputs, op = ends, "Concat"
     used = inputs[1:] if op == "Where" else inputs[:1] if op in MOVES else inputs
-    ranges = [one for one in map(of, used) if one is not None]
+    ranges = [range_ for range_ in map(of, used) if range_ is not None]
     if not used or len(ranges) < len(used):
         return None
     if op in ("Concat", "Where", *MOVES):
@@ -79,15 +79,15 @@ def convex(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> list
     """a and b where an Add is a + z * (b - a) or (1 - z) * a + z * b, z being in [0, 1]; else nothing."""
 
     def factors(value: ir.Value | None, op: str) -> list[tuple[ir.Value | None, ir.Value | None]]:
-        made = None if value is None else value.producer()
-        if made is None or made.op_type != op or made.domain:
+        producer = None if value is None else value.producer()
+        if producer is None or producer.op_type != op or producer.domain:
             return []
-        a, b = made.inputs
+        a, b = producer.inputs
         return [(a, b)] if op == "Sub" else [(a, b), (b, a)]
 
     def is_gate(value: ir.Value | None) -> bool:
-        one = of(value)
-        return one is not None and one[0] >= 0 and one[1] <= 1
+        range_ = of(value)
+        return range_ is not None and range_[0] >= 0 and range_[1] <= 1
 
     for a, product in (tuple(node.inputs), tuple(reversed(node.inputs))):
         for z, other in factors(product, "Mul"):
@@ -96,6 +96,6 @@ def convex(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> list
             if any(end is a for _, end in factors(other, "Sub")):
                 return [a, next(iter(factors(other, "Sub")))[0]]
             for keep, start in factors(a, "Mul"):
-                if any(of(one) == (1.0, 1.0) and gate is z for one, gate in factors(keep, "Sub")):
+                if any(of(range_) == (1.0, 1.0) and gate is z for range_, gate in factors(keep, "Sub")):
                     return [start, other]
     return []

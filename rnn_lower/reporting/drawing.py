@@ -93,8 +93,8 @@ def standalone(svg: str) -> str:
 
 def width(svg: str) -> float:
     """In points."""
-    found = re.search(r' width="([\d.]+)pt"', svg)
-    return float(found[1]) if found else 0.0
+    match = re.search(r' width="([\d.]+)pt"', svg)
+    return float(match[1]) if match else 0.0
 
 
 def _rendered(dot: str, titles: Mapping[str, str]) -> str:
@@ -109,7 +109,7 @@ def _rendered(dot: str, titles: Mapping[str, str]) -> str:
     svg = re.sub(r"<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Titles are what a browser shows under the pointer: Graphviz puts its own numbers there.
     svg = re.sub(r"(?<=<g) id=\"\w+\"", "", svg)
-    svg = re.sub(r"<title>(.*?)</title>\n", lambda found: _title(titles.get(found[1])), svg)
+    svg = re.sub(r"<title>(.*?)</title>\n", lambda match: _title(titles.get(match[1])), svg)
     svg = re.sub(r'<polygon fill="transparent"[^>]*/>\n', "", svg, count=1)
     return svg.replace("<svg ", '<svg class="drawing" role="img" ', 1).strip()
 
@@ -179,16 +179,18 @@ class _Side:
         self._canvas.begin(f"after: {count:,} node{'s' if count != 1 else ''}", "side")
         for value in _given(nodes):
             self._made_by[value] = self._value(value, self._roles.get(value, ""))
-        left = self._nodes(nodes)
+        undrawn = self._nodes(nodes)
         ends = {out: key for node in nodes for out in node.outputs if (key := self._made_by.get(out))}
-        if left:
-            more = self._canvas.box([f"\N{HORIZONTAL ELLIPSIS} and {left:,} more nodes"], "other", "too many to draw")
+        if undrawn:
+            more = self._canvas.box(
+                [f"\N{HORIZONTAL ELLIPSIS} and {undrawn:,} more nodes"], "other", "too many to draw"
+            )
             for key in dict.fromkeys(ends.values()):
                 self._canvas.edge(key, more)
         names = {name: name for name in OUTPUTS}  # as they are called in a function
         names |= {value.name or "": name for name, value in self._node_read.outputs.items()}
         for value, key in ends.items():
-            if not left and value.name in names:
+            if not undrawn and value.name in names:
                 self._canvas.edge(key, self._value(value, names[value.name]))
         self._canvas.end()
 

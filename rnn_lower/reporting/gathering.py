@@ -100,13 +100,13 @@ class Kind:
         """What `--json` prints of it."""
         return {
             "op": f"{self.node.op_type}-{self.node.version}", "form": self.record.form, "nodes": self.record.emitted,
-            "operators": dict(self.operators), "runtimes": [dataclasses.asdict(one) for one in self.runtimes],
+            "operators": dict(self.operators), "runtimes": [dataclasses.asdict(item) for item in self.runtimes],
             "alike": [
                 {
-                    "node": one.node.name, "where": one.node.path, "proof": one.proof and one.proof.verdict,
-                    "errors": one.steps and list(one.steps.errors),
+                    "node": item.node.name, "where": item.node.path, "proof": item.proof and item.proof.verdict,
+                    "errors": item.steps and list(item.steps.errors),
                 }
-                for one in self.ones
+                for item in self.ones
             ],
         }  # fmt: skip
 
@@ -142,7 +142,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether no difference was found, and no node that is another function."""
-        return all(isinstance(found, str) or found.ok for found in (self.check, self.proof))
+        return all(isinstance(result, str) or result.ok for result in (self.check, self.proof))
 
     @property
     def data(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Report:
             "ok": self.ok, "opset": self.opset, "target": self.target,
             "before": dataclasses.asdict(self.before), "after": dataclasses.asdict(self.after),
             "kinds": [kind.data for kind in self.kinds], "kept": [node.describe() for node in self.kept],
-            "outputs": [dataclasses.asdict(one) for one in self.outputs],
+            "outputs": [dataclasses.asdict(output) for output in self.outputs],
         }  # fmt: skip
 
     @property
@@ -177,15 +177,15 @@ class Ask:
 def gather(model: Any, options: Options, ask: Ask) -> Report:
     """See `rnn_lower.report`."""
     document, path = files.open_model(model)
-    with tempfile.TemporaryDirectory(prefix="rnn_lower_") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="rnn_lower_") as scratch:
+        folder = Path(scratch)
         lowered = folder / "lowered.onnx"
         original = Path(path) if path else _written(document.copied(), folder / "original.onnx")
         as_it_is = {(node.name, node.path): node for node in read_nodes(document.model, document.facts)}
-        ready, left = prepared(document.copied(), options)
-        records = lower_document(ready, left)
+        ready, remaining = prepared(document.copied(), options)
+        records = lower_document(ready, remaining)
         drawings = [_drawings(group[0]) for group in _alike(records)]
-        _written(ready, lowered, left.dims)
+        _written(ready, lowered, remaining.dims)
         over_time = _outlived(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
         inputs = ask.inputs if isinstance(over_time, str) else over_time.inputs  # those of the plots
         check = _outlived(
@@ -193,21 +193,21 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         )
         proof = _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         after = files.load(lowered)
-        kept, size = tuple(read_nodes(after.model, after.facts)), count(after.proto)  # while its data is there
+        native, size = tuple(read_nodes(after.model, after.facts)), count(after.proto)  # while its data is there
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}
     of_nodes = {} if isinstance(over_time, str) else over_time.nodes
     trials = {name: _trial(document, options, name) for name in TARGETS}
     mends = _mends(document, options, trials)
     kinds = []
     for group, drawn in zip(_alike(records), drawings, strict=True):
-        places = [(record.node.name, record.node.path) for record in group]
-        ones = tuple(One(as_it_is[place], proofs.get(place), of_nodes.get(place)) for place in places)
+        sites = [(record.node.name, record.node.path) for record in group]
+        ones = tuple(One(as_it_is[site], proofs.get(site), of_nodes.get(site)) for site in sites)
         runtimes = tuple(_runtime(name, ones, trials[name], mends.get(name, "")) for name in TARGETS)
         kinds.append(Kind(group[0], ones, _operators(group[0]), drawn, runtimes))
     return Report(
         name=Path(path).name if path else document.model.graph.name or "model",
         opset=opset_of(document.proto) or 0, target=options.target, kinds=tuple(kinds),
-        kept=kept, before=count(document.proto), after=size,
+        kept=native, before=count(document.proto), after=size,
         check=check, proof=proof, outputs=() if isinstance(over_time, str) else over_time.outputs,
     )  # fmt: skip
 
@@ -230,8 +230,8 @@ def draw(model: Any, name: str | None, options: Options) -> str:
 
 
 def _written(document: Document, path: Path, dims: Dims | None = None) -> Path:
-    with files.staged(document, path, dims=dims) as made:
-        made.commit()
+    with files.staged(document, path, dims=dims) as staged:
+        staged.commit()
     return path
 
 
@@ -271,21 +271,21 @@ def _alike(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _operators(record: Record) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     waiting = list(record.nodes)
     while waiting:
         node = waiting.pop()
-        found[node.op_type] += 1
+        counts[node.op_type] += 1
         waiting += [inner for _, body in subgraphs(node) for inner in body]
-    return dict(found.most_common())
+    return dict(counts.most_common())
 
 
 def _trial(document: Document, options: Options, target: str) -> dict[tuple[str, str], Record] | Failed:
     """The model lowered for a runtime, by node, or why it is not."""
     try:
         with unlogged():
-            ready, left = prepared(document.again(), _for_target(options, target))
-            return {(record.node.name, record.node.path): record for record in lower_unadvised(ready, left)}
+            ready, remaining = prepared(document.again(), _for_target(options, target))
+            return {(record.node.name, record.node.path): record for record in lower_unadvised(ready, remaining)}
     except RnnLowerError as error:
         return str(error)
 

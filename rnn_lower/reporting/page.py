@@ -37,7 +37,7 @@ def render(report: Report) -> str:
     )
     environment.filters |= {
         "bars": _bars, "least_width": _least_width,
-        "sizes": _sizes, "number": _number, "failed": lambda found: isinstance(found, str),
+        "sizes": _sizes, "number": _number, "failed": lambda value: isinstance(value, str),
     }  # fmt: skip
     page: str = environment.from_string(template).render(report=report, style=drawing.STYLE, badges=BADGES)
     return page

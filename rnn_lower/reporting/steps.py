@@ -57,15 +57,17 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     nodes = [node for node in checker.Pair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
     pair = checker.Pair(_with_outputs(before, nodes), _with_outputs(after, nodes))
     feeds, expected, actual = pair.run(_candidates(pair, after, inputs, seed))
-    found = {
+    compared = {
         name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
         if isinstance(wanted, np.ndarray)
     }  # fmt: skip
     of_nodes = {
-        (node.name, node.path): _steps(f"{node.name}: Y", *found[name], axis=1 if node.layout else 0)
-        for node in nodes if (name := node.outputs["Y"].name or "") in found
+        (node.name, node.path): _steps(f"{node.name}: Y", *compared[name], axis=1 if node.layout else 0)
+        for node in nodes if (name := node.outputs["Y"].name or "") in compared
     }  # fmt: skip
-    outputs = (_steps(name, *found[name], axis) for name, axis in _time_axes(before, nodes).items() if name in found)
+    outputs = (
+        _steps(name, *compared[name], axis) for name, axis in _time_axes(before, nodes).items() if name in compared
+    )
     return OverTime(of_nodes, tuple(outputs), feeds)
 
 
@@ -93,13 +95,13 @@ def _with_outputs(document: Document, nodes: Sequence[RecurrentNode]) -> Documen
 def _time_axes(document: Document, nodes: Sequence[RecurrentNode]) -> Mapping[str, int]:
     """Outputs that declare an axis of a name that is the sequence length of a recurrent node -> that axis."""
     names = {node.seq_length for node in nodes if isinstance(node.seq_length, str)}
-    found = {}
+    axes_of_outputs = {}
     for value in document.proto.graph.output:
         dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
         axes = [axis for axis, name in enumerate(dims) if name in names]
         if len(axes) == 1:
-            found[value.name] = axes[0]
-    return found
+            axes_of_outputs[value.name] = axes[0]
+    return axes_of_outputs
 
 
 def _steps(name: str, expected: np.ndarray, actual: np.ndarray, axis: int) -> Steps:

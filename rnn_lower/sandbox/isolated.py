@@ -74,8 +74,8 @@ def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) ->
 def may_fork() -> bool:
     """Whether no lock can be held that nobody would release in a child: none of the threads works (those that draw
     progress, which are daemons, do not), and the system's own libraries bear a fork, as those of macOS do not."""
-    others = set(threading.enumerate()) - {threading.current_thread()}
-    return hasattr(os, "fork") and sys.platform != "darwin" and all(thread.daemon for thread in others)
+    threads = set(threading.enumerate()) - {threading.current_thread()}
+    return hasattr(os, "fork") and sys.platform != "darwin" and all(thread.daemon for thread in threads)
 
 
 def forked(work: Callable[[], object]) -> int:

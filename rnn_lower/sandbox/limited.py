@@ -223,15 +223,15 @@ def _received(line: socket.socket, deadline: float | None = None) -> bytes:
 
 
 def _exactly(line: socket.socket, count: int, deadline: float | None) -> bytes:
-    found = bytearray()
-    while len(found) < count:
+    content = bytearray()
+    while len(content) < count:
         if deadline is not None and not _is_ready(line, deadline):
             raise EOFError
-        part = line.recv(min(count - len(found), 1 << 20))
+        part = line.recv(min(count - len(content), 1 << 20))
         if not part:
             raise EOFError
-        found += part
-    return bytes(found)
+        content += part
+    return bytes(content)
 
 
 def _is_ready(line: socket.socket, deadline: float) -> bool:

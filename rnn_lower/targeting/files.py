@@ -56,7 +56,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _are(known: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and bool(value) and all(one in known for one in value)
+    return lambda value: isinstance(value, list) and bool(value) and all(entry in known for entry in value)
 
 
 def _is_number(value: Any) -> bool:
@@ -109,16 +109,16 @@ def _operators() -> frozenset[str]:
 
 
 def _are_operators(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and one in _operators() for one in value)
+    return isinstance(value, list) and all(isinstance(entry, str) and entry in _operators() for entry in value)
 
 
 def _is_pair(value: Any) -> bool:
-    numbers = isinstance(value, list) and len(value) == 2 and all(type(one) in (int, float) for one in value)
+    numbers = isinstance(value, list) and len(value) == 2 and all(type(number) in (int, float) for number in value)
     return numbers and value[0] <= value[1]
 
 
 def _are_places(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int for one in value)
+    return isinstance(value, list) and all(type(entry) is int for entry in value)
 
 
 def _are_texts(value: Any) -> bool:
@@ -127,7 +127,7 @@ def _are_texts(value: Any) -> bool:
 
 def _are_types(value: Any) -> bool:
     known = set(onnx.TensorProto.DataType.keys())
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one in known for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, str) and entry in known for entry in value)
 
 
 def _table_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -168,16 +168,16 @@ def _limits_error(keys: Any) -> str | None:
     if not isinstance(keys, dict):
         return f"limits is {keys!r}; it must be a table of operators"
     for op_type, rules in keys.items():
-        place = f"limits.{op_type}"
+        key = f"limits.{op_type}"
         if op_type not in _operators():
-            return f"{place}: there is no operator of this name"
+            return f"{key}: there is no operator of this name"
         if not isinstance(rules, dict):
-            return f"{place} is {rules!r}; it must be a table of {', '.join(LIMITS)}"
+            return f"{key} is {rules!r}; it must be a table of {', '.join(LIMITS)}"
         for name, value in rules.items():
             if name not in LIMITS:
-                return f"{place}: unknown key {name!r}; known are {', '.join(LIMITS)}"
+                return f"{key}: unknown key {name!r}; known are {', '.join(LIMITS)}"
             if not LIMITS[name].holds(value):
-                return f"{place}.{name} is {value!r}; it must be {LIMITS[name].words}"
+                return f"{key}.{name} is {value!r}; it must be {LIMITS[name].words}"
     return None
 
 
@@ -263,8 +263,8 @@ def _target(path: Path, keys: dict[str, Any]) -> Target:
         ALWAYS if steps == "always" else steps, keys.get("static_batch", False), keys.get("single_batch", False),
         None if slow is None else (slow["steps"], slow["seconds"]), keys.get("scan_captures", True),
         tuple(keys.get("versions", ())),
-        {op_type: Measured(*(frozenset(of.get(kind, ())) for kind in ("right", "wrong")))
-         for op_type, of in ({} if fused == NOT_MEASURED else fused).items()},
+        {op_type: Measured(*(frozenset(kinds.get(kind, ())) for kind in ("right", "wrong")))
+         for op_type, kinds in ({} if fused == NOT_MEASURED else fused).items()},
         fused == NOT_MEASURED, keys.get("faster_lowered", {}), path,
     )  # fmt: skip
 

@@ -71,13 +71,13 @@ Mends = Callable[[], Mapping[str, tuple[str, bool]]]
 def lint(model: ir.Model, target: Target, facts: Facts, attempt: Try, mends: Mends = dict) -> LintReport:
     """A report of every node of a model that a target does not support, recurrent ones by what was measured."""
     count = sum(len(list(scope.graph)) for scope in scopes(model))
-    found = list(unsupported(model, target, facts, attempt))
-    loops = mends() if any(one.op in LOOPS for one in found) else {}
-    for index, one in enumerate(found):
-        if one.op in LOOPS and one.node in loops:
-            mend, serves = loops[one.node]
-            found[index] = dataclasses.replace(one, mend=mend, lowering_mends=serves)
-    return LintReport(target.name, target.status, tuple(found), count)
+    findings = list(unsupported(model, target, facts, attempt))
+    loops = mends() if any(finding.op in LOOPS for finding in findings) else {}
+    for index, finding in enumerate(findings):
+        if finding.op in LOOPS and finding.node in loops:
+            mend, serves = loops[finding.node]
+            findings[index] = dataclasses.replace(finding, mend=mend, lowering_mends=serves)
+    return LintReport(target.name, target.status, tuple(findings), count)
 
 
 def unsupported(model: ir.Model, target: Target, facts: Facts, attempt: Try | None = None) -> Iterator[Finding]:

@@ -97,13 +97,13 @@ def features(node: RecurrentNode) -> list[str]:
         "named activations": named,
         "activations": node.op_type != "RNN" and names != {DEFAULTS[node.op_type]},
     }
-    found = [name for name, present in has.items() if present]
-    return found + ([next(iter(names))[0]] if node.op_type == "RNN" and names != {DEFAULTS["RNN"]} else [])
+    present_features = [name for name, present in has.items() if present]
+    return present_features + ([next(iter(names))[0]] if node.op_type == "RNN" and names != {DEFAULTS["RNN"]} else [])
 
 
 def _names(node: RecurrentNode) -> set[tuple[str, ...]]:
     """The activations of each direction."""
-    return {tuple(one.name for one in functions) for functions in node.activations}
+    return {tuple(function.name for function in functions) for functions in node.activations}
 
 
 def _listed(node: RecurrentNode) -> list[str]:
@@ -151,7 +151,9 @@ def _unmeasured_attributes(node: RecurrentNode) -> str | None:
         return "another spelling of activations"
     text = {"activation_alpha", "activation_beta"} & attributes.keys()
     has_parameters = any(
-        one.alpha is not None or one.beta is not None for functions in node.activations for one in functions
+        function.alpha is not None or function.beta is not None
+        for functions in node.activations
+        for function in functions
     )
     if has_parameters != bool(text):
         return (

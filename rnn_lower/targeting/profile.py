@@ -69,10 +69,10 @@ class Target:
     def verdict(self, node: RecurrentNode) -> Verdict:
         """Whether it runs a recurrent node right as it is."""
         listed = self.unmeasured or (self.constraints.takes is not None and node.op_type in self.constraints.takes)
-        found = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
-        if found.kind == RIGHT and not self._as_fast(node):
-            return dataclasses.replace(found, why=f"{found.why}; measured to be faster when lowered")
-        return found
+        measured = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
+        if measured.kind == RIGHT and not self._as_fast(node):
+            return dataclasses.replace(measured, why=f"{measured.why}; measured to be faster when lowered")
+        return measured
 
     def keeps(self, node: RecurrentNode) -> bool:
         """Whether a node is best left as it is: it is right so, and not slower than lowered."""
@@ -146,25 +146,27 @@ class Target:
 
     def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Requirement]:
         """What keeps the runtime from taking the node in this form."""
-        found, text = [], f"target {self.name}"
+        requirements, text = [], f"target {self.name}"
         first, last = self.opsets
         if not first <= opset <= last:
-            found.append(Requirement(f"{text} supports opsets {first} to {last}, not {opset}", opsets=self.opsets))
+            requirements.append(
+                Requirement(f"{text} supports opsets {first} to {last}, not {opset}", opsets=self.opsets)
+            )
         forms = tuple(self.forms_for(node, opset))
         if form not in self.forms:
-            found.append(Requirement(f"{text} does not run form {form}", forms=forms or self.forms))
+            requirements.append(Requirement(f"{text} does not run form {form}", forms=forms or self.forms))
         elif form == "scan" and not self.scan_captures and _captures(node):
             what = f"{text} does not support weights that are computed or cast outside of a Scan"
-            found.append(Requirement(what, forms=forms))
+            requirements.append(Requirement(what, forms=forms))
         if self.constraints.static and node.static_length is None:
             what = f"{text} needs a known sequence length, here it is {node.format_size('seq_length')}"
-            found.append(Requirement(what, sizes=("seq_length",)))
+            requirements.append(Requirement(what, sizes=("seq_length",)))
         if self._known_batch and node.static_batch is None:
             what = f"{text} needs a known batch size, here it is {node.format_size('batch_size')}"
-            found.append(Requirement(what, sizes=("batch_size",)))
+            requirements.append(Requirement(what, sizes=("batch_size",)))
         elif self.single_batch and node.static_batch != 1:
-            found.append(Requirement(f"{text} supports a batch of 1 only, here it is {node.static_batch}"))
-        return found
+            requirements.append(Requirement(f"{text} supports a batch of 1 only, here it is {node.static_batch}"))
+        return requirements
 
     def slow_to_load(self, node: RecurrentNode, emitted: int, together: int) -> str:
         """What to know of a node that was unrolled into so many nodes, and how slowly such loads; empty if nothing.

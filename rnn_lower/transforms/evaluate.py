@@ -26,9 +26,9 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
         while (going is None or bool(going)) and (trips is None or trip < int(trips)):
             arguments = (np.array(trip, np.int64), np.array(True), *states)
             feeds = {**(context or {}), **dict(zip(self.body.input_names, arguments, strict=True))}
-            going, *found = self._run_body(feeds, attributes=attributes, bindings=bindings)
-            states, trip = found[: self.N], trip + 1
-            for results, result in zip(stacked, found[self.N :], strict=True):
+            going, *values = self._run_body(feeds, attributes=attributes, bindings=bindings)
+            states, trip = values[: self.N], trip + 1
+            for results, result in zip(stacked, values[self.N :], strict=True):
                 results.append(result)
         return (*states, *map(np.stack, stacked))  # of no trips nobody says how large a result is; it raises
 
@@ -41,7 +41,7 @@ def evaluate(
     inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, wanted))
     graph = onnx.helper.make_graph(list(nodes), "evaluated", inputs, outputs)
     model = onnx.helper.make_model(graph, opset_imports=list(imports))
-    return [np.asarray(found) for found in evaluator(model).run(None, dict(feeds))]
+    return [np.asarray(value) for value in evaluator(model).run(None, dict(feeds))]
 
 
 def evaluate_node(node: ir.Node, operands: Sequence[np.ndarray | None], opset: int) -> list[np.ndarray]:

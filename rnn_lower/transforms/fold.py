@@ -70,7 +70,7 @@ def is_folded(model: onnx.ModelProto) -> bool:
 
 
 def _fold_here(model: ir.Model) -> None:
-    with _without_claims(model), _silent(logging.getLogger("onnxscript.optimizer._constant_folding")):
+    with _without_declared_shapes(model), _silent(logging.getLogger("onnxscript.optimizer._constant_folding")):
         limits = {"input_size_limit": LIMIT, "output_size_limit": LIMIT}
         _optimizer().fold_constants(model, onnx_shape_inference=True, should_fold=_is_small, **limits)
         ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -88,7 +88,7 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_claims(model: ir.Model) -> Iterator[None]:
+def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
     """Hide what an optimizer would believe, and what may be otherwise: defaults of inputs, and sizes that are declared
     of other values, or are none.
 
@@ -116,8 +116,8 @@ def _without_claims(model: ir.Model) -> Iterator[None]:
             value.shape = value.shape if shape is None else shape
         for value, default in defaults.items():
             value.const_value = default
-        left = {*graph.initializers.values(), *defaults}
-        order = [value for value in dict.fromkeys((*weights, *graph.initializers.values())) if value in left]
+        remaining = {*graph.initializers.values(), *defaults}
+        order = [value for value in dict.fromkeys((*weights, *graph.initializers.values())) if value in remaining]
         graph.initializers.clear()
         graph.initializers.update({str(value.name): value for value in order})
 
@@ -163,12 +163,12 @@ def dead_nodes(outline: onnx.ModelProto) -> set[int]:
 def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
     _optimizer()  # imported once, before children are forked
     try:
-        found: list[list[list[int | None] | None]] = json.loads(
+        shapes: list[list[list[int | None] | None]] = json.loads(
             limited(_fold, without_annotations(outline).SerializeToString())
         )
     except RnnLowerError:  # whatever folding stumbles over, what it would have found stays unknown
         return []
-    return found
+    return shapes
 
 
 def _fold(content: bytes) -> bytes:

@@ -48,31 +48,31 @@ def _key(function: onnx.FunctionProto) -> Name:
 
 def _own_outputs(function: onnx.FunctionProto) -> None:
     seen_names = set(function.input)
-    for place, name in enumerate(function.output):
+    for index, name in enumerate(function.output):
         if name in seen_names:
-            function.output[place] = f"{name}/as_output_{place}"
-            function.node.add(op_type="Identity", input=[name], output=[function.output[place]])
-        seen_names.add(function.output[place])
+            function.output[index] = f"{name}/as_output_{index}"
+            function.node.add(op_type="Identity", input=[name], output=[function.output[index]])
+        seen_names.add(function.output[index])
 
 
 def _calls(functions: Iterable[onnx.FunctionProto]) -> dict[Name, set[Name]]:
     """Of which operators, functions among them, the nodes of each function are."""
-    found: dict[Name, set[Name]] = {}
+    called: dict[Name, set[Name]] = {}
     for function in functions:
         nodes = (node for body in protobuf.graphs_in(function) for node in body.node)
-        found.setdefault(_key(function), set()).update((node.domain, node.op_type) for node in nodes)
-    return found
+        called.setdefault(_key(function), set()).update((node.domain, node.op_type) for node in nodes)
+    return called
 
 
 def _staying(model: onnx.ModelProto) -> set[Name]:
     """Functions of another opset than the model's, and all that they call."""
-    imports, calls, found = _imports(model), _calls(model.functions), set()
+    imports, calls, staying = _imports(model), _calls(model.functions), set()
     for function in model.functions:
         if any(imports.get(domain, version) != version for domain, version in _imports(function).items()):
-            found.add(_key(function))
-    while further := {name for caller in found for name in calls[caller] if name in calls} - found:
-        found |= further
-    return found
+            staying.add(_key(function))
+    while further := {name for caller in staying for name in calls[caller] if name in calls} - staying:
+        staying |= further
+    return staying
 
 
 def _imports(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:

@@ -43,7 +43,9 @@ def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelPro
     _strip(graph, folder)
     view.functions.extend(proto.functions)
     for function in view.functions:
-        protobuf.remove_if(function.attribute_proto, lambda one: _is_unseen(one) or one.type in (_A.GRAPH, _A.GRAPHS))
+        protobuf.remove_if(
+            function.attribute_proto, lambda attribute: _is_unseen(attribute) or attribute.type in (_A.GRAPH, _A.GRAPHS)
+        )
         _strip(function, folder)
     return view
 
@@ -99,11 +101,11 @@ def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.M
     content = without_annotations(
         proto, hints
     ).SerializeToString()  # so that the copy is gone when the next ones are made
-    found: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
+    inferred_model: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
     del content
-    del found.functions[:]
-    _drop_plain_nodes(found.graph)
-    return found
+    del inferred_model.functions[:]
+    _drop_plain_nodes(inferred_model.graph)
+    return inferred_model
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
@@ -116,9 +118,11 @@ def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
 
 def _drop_plain_nodes(graph: onnx.GraphProto) -> None:
     graph.ClearField("initializer")
-    kept = onnx.GraphProto(node=[node for node in graph.node if next(protobuf.graphs_of(node), None) is not None])
+    with_graphs = onnx.GraphProto(
+        node=[node for node in graph.node if next(protobuf.graphs_of(node), None) is not None]
+    )
     del graph.node[:]
-    graph.node.extend(kept.node)
+    graph.node.extend(with_graphs.node)
     for node in graph.node:
         for body in protobuf.graphs_of(node):
             _drop_plain_nodes(body)

@@ -41,8 +41,10 @@ def _guard(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     for k in range(states, len(scan.outputs)):
         shape: list[Operand] = [constant([0] if _is_stacked_state(scan, k) else [0, 1], INT64)]
         zeros = initial[0].producer()
-        made = zeros is not None and zeros.op_type == "ConstantOfShape"
-        shape.append(zeros.inputs[0] if made and zeros is not None else inside.op("Shape", initial[0], name="state"))
+        is_filled = zeros is not None and zeros.op_type == "ConstantOfShape"
+        shape.append(
+            zeros.inputs[0] if is_filled and zeros is not None else inside.op("Shape", initial[0], name="state")
+        )
         zero = ir.tensor(np.zeros(1, b.dtype.numpy()))
         y = inside.op("ConstantOfShape", inside.concat(shape, 0, "shape"), name="Y_empty", value=zero)
         empty.append(inside.op("Identity", y, name="Y_empty") if y in empty else y)
@@ -58,8 +60,8 @@ def _guard(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     branches = [ir.AttrGraph("then_branch", then_branch), ir.AttrGraph("else_branch", else_branch)]
     guarded = ir.Node("", "If", [some], branches, outputs=results, name=b.unique_name("if"))
     guarded.metadata_props.update(scan.metadata_props)
-    place = b.nodes.index(scan)
-    b.nodes[place : place + 1] = [*before.nodes, guarded]
+    index = b.nodes.index(scan)
+    b.nodes[index : index + 1] = [*before.nodes, guarded]
     return dict(zip(scan.outputs, results, strict=True))
 
 

@@ -54,8 +54,8 @@ def _split_product(b: GraphBuilder, scan: ir.Node, split: ir.Node) -> None:
         split.outputs[k].replace_all_uses_with(_value(inner.add(inner.matmul(h, matrices[k]), step, "gates")))
     body.insert_before(product, inner.nodes)
     _remove(body, [split, total, product])
-    place = b.nodes.index(scan)
-    b.nodes[place:place] = outer.nodes
+    position = b.nodes.index(scan)
+    b.nodes[position:position] = outer.nodes
     _change_inputs(scan, index, [_value(part) for part in parts], steps)
 
 
@@ -94,19 +94,19 @@ def _stack_operands(b: GraphBuilder, scan: ir.Node) -> dict[ir.Value, ir.Value]:
     scan.resize_outputs(states + 2)
     if (directions := scan.attributes.get("scan_output_directions")) is not None:
         scan.attributes.add(ir.AttrInt64s("scan_output_directions", [*directions.as_ints()] * 2))
-    y, other = scan.outputs[states:]
+    y, operand = scan.outputs[states:]
     users = list(y.uses())
     y_name, shape = y.name, y.shape
-    y.name, other.name = b.unique_name("Y_operand"), b.unique_name("Y_operand")
+    y.name, operand.name = b.unique_name("Y_operand"), b.unique_name("Y_operand")
     y.shape = None
     outer = b.body()
-    made = _value(outer.unsqueeze(outer.binary(last.op_type, y, other, "Y_steps"), [1], "Y"))
-    made.name, made.shape, made.type = y_name, shape, y.type
+    stacked = _value(outer.unsqueeze(outer.binary(last.op_type, y, operand, "Y_steps"), [1], "Y"))
+    stacked.name, stacked.shape, stacked.type = y_name, shape, y.type
     for user, index in users:
-        user.replace_input_with(index, made)
-    place = b.nodes.index(scan) + 1
-    b.nodes[place:place] = outer.nodes
-    return {y: made}
+        user.replace_input_with(index, stacked)
+    position = b.nodes.index(scan) + 1
+    b.nodes[position:position] = outer.nodes
+    return {y: stacked}
 
 
 def _state_count(scan: ir.Node) -> int:

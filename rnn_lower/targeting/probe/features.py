@@ -12,36 +12,36 @@ SMALL: dict[str, Any] = {"opset": 17, "T": 5, "N": 2, "I": 3, "H": 4}
 
 
 def _cases() -> dict[str, Case]:
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for op in ("LSTM", "GRU", "RNN"):
         base = Case(op, optional=("B",), **SMALL)
         states = tuple(name for name in OPERATORS[op].inputs if name.startswith("initial"))
-        found[f"{op} plain"] = base
-        found[f"{op} no bias"] = base.replace(optional=())
-        found[f"{op} initial states"] = base.replace(optional=("B", *states))
-        found[f"{op} reverse"] = base.replace(direction="reverse")
-        found[f"{op} bidirectional"] = base.replace(direction="bidirectional")
-        found[f"{op} sequence_lens"] = base.replace(
+        cases[f"{op} plain"] = base
+        cases[f"{op} no bias"] = base.replace(optional=())
+        cases[f"{op} initial states"] = base.replace(optional=("B", *states))
+        cases[f"{op} reverse"] = base.replace(direction="reverse")
+        cases[f"{op} bidirectional"] = base.replace(direction="bidirectional")
+        cases[f"{op} sequence_lens"] = base.replace(
             optional=("B", "sequence_lens"), lengths=(5, 3), lengths_as="initializer"
         )
-        found[f"{op} sequence_lens input"] = base.replace(optional=("B", "sequence_lens"), lengths=(5, 3))
-        found[f"{op} clip"] = base.replace(clip=0.2)
-        found[f"{op} layout 1"] = base.replace(layout=1)
-        found[f"{op} last state only"] = base.replace(outputs=("Y_h",))
-        found[f"{op} sequence only"] = base.replace(outputs=("Y",))
-        found[f"{op} named activations"] = base.replace(activations=OPERATORS[op].activations)
-        found[f"{op} saturated"] = base.replace(scale=1000.0)
-        found[f"{op} one step"] = base.replace(T=1, optional=("B", *states))
+        cases[f"{op} sequence_lens input"] = base.replace(optional=("B", "sequence_lens"), lengths=(5, 3))
+        cases[f"{op} clip"] = base.replace(clip=0.2)
+        cases[f"{op} layout 1"] = base.replace(layout=1)
+        cases[f"{op} last state only"] = base.replace(outputs=("Y_h",))
+        cases[f"{op} sequence only"] = base.replace(outputs=("Y",))
+        cases[f"{op} named activations"] = base.replace(activations=OPERATORS[op].activations)
+        cases[f"{op} saturated"] = base.replace(scale=1000.0)
+        cases[f"{op} one step"] = base.replace(T=1, optional=("B", *states))
     lstm, gru, rnn = (Case(op, optional=("B",), **SMALL) for op in ("LSTM", "GRU", "RNN"))
-    found["LSTM peepholes"] = lstm.replace(optional=("B", "P"))
-    found["LSTM input_forget"] = lstm.replace(input_forget=1)
-    found["LSTM activations"] = lstm.replace(activations=("HardSigmoid", "Relu", "Softsign"))
-    found["LSTM everything"] = lstm.replace(
+    cases["LSTM peepholes"] = lstm.replace(optional=("B", "P"))
+    cases["LSTM input_forget"] = lstm.replace(input_forget=1)
+    cases["LSTM activations"] = lstm.replace(activations=("HardSigmoid", "Relu", "Softsign"))
+    cases["LSTM everything"] = lstm.replace(
         direction="bidirectional", optional=OPERATORS["LSTM"].inputs[3:], lengths=(2, 5), clip=0.3
     )
-    found["GRU linear_before_reset"] = gru.replace(lbr=1)
-    found["GRU activations"] = gru.replace(activations=("HardSigmoid", "LeakyRelu"), alpha=(0.3, 0.1), beta=(0.4,))
-    found["GRU everything"] = gru.replace(
+    cases["GRU linear_before_reset"] = gru.replace(lbr=1)
+    cases["GRU activations"] = gru.replace(activations=("HardSigmoid", "LeakyRelu"), alpha=(0.3, 0.1), beta=(0.4,))
+    cases["GRU everything"] = gru.replace(
         direction="bidirectional", optional=OPERATORS["GRU"].inputs[3:], lengths=(2, 5), lbr=1, clip=0.3
     )
     for name in (
@@ -56,9 +56,9 @@ def _cases() -> dict[str, Case]:
         "Softsign",
         "Softplus",
     ):
-        found[f"RNN {name}"] = rnn.replace(activations=(name,), alpha=(0.4,), beta=(0.3,))
-    found["RNN Softplus saturated"] = rnn.replace(activations=("Softplus",), scale=200.0)
-    return found
+        cases[f"RNN {name}"] = rnn.replace(activations=(name,), alpha=(0.4,), beta=(0.3,))
+    cases["RNN Softplus saturated"] = rnn.replace(activations=("Softplus",), scale=200.0)
+    return cases
 
 
 FEATURES = _cases()

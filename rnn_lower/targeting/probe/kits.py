@@ -45,12 +45,12 @@ def report_kit(
         is given.  timeout: seconds for each case.
     Raises RnnLowerError when there is no kit, no result at all, or a command that cannot be started.
     """
-    kit, place = Path(folder), None if results is None else Path(results)
+    kit, results_folder = Path(folder), None if results is None else Path(results)
     known = read_manifest(kit)
     if run is not None:
-        found = judging.run_all(kit, known, run, place, timeout, progress)
-    elif place is not None:
-        found = judging.read_results(kit, known, place)
+        outcomes = judging.run_all(kit, known, run, results_folder, timeout, progress)
+    elif results_folder is not None:
+        outcomes = judging.read_results(kit, known, results_folder)
     else:
         raise RnnLowerError("provide results or a command to run: --results FOLDER or --run COMMAND")
-    return make_report(kit, known, found)
+    return make_report(kit, known, outcomes)

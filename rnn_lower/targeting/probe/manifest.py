@@ -72,8 +72,8 @@ class Manifest:
     @property
     def features(self) -> list[str]:
         """In order, those that were refused in every form among them."""
-        found = [*(case.feature for case in self.cases), *(one.feature for one in self.refused)]
-        return list(dict.fromkeys(found))
+        names = [*(case.feature for case in self.cases), *(refusal.feature for refusal in self.refused)]
+        return list(dict.fromkeys(names))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -82,11 +82,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = untrusted.loads(untrusted.plain(path).read_text(encoding="utf-8"))
         if text["schema"] != SCHEMA:
-            found = text["schema"]
-            raise RnnLowerError(f"{path}: a kit of schema {found}; this version reads {SCHEMA}; write the kit again")
+            schema = text["schema"]
+            raise RnnLowerError(f"{path}: a kit of schema {schema}; this version reads {SCHEMA}; write the kit again")
         return Manifest(
             str(text["target"]), str(text["made_by"]), tuple(map(_case, text["cases"])),
-            tuple(Refused(**one) for one in text["refused"]),
+            tuple(Refused(**entry) for entry in text["refused"]),
         )  # fmt: skip
     except OSError as error:
         text = f"{error.strerror or error}; write a kit first: rnn-lower kit -o {folder} --target RUNTIME"

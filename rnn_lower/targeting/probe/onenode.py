@@ -143,7 +143,7 @@ def build(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         for name, value in feeds.items()
     ]
     if case.ir_version < 4:
-        inputs += [helper.make_tensor_value_info(one.name, one.data_type, one.dims) for one in initializers]
+        inputs += [helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in initializers]
     ranks = {"Y": 4, "Y_h": 3, "Y_c": 3}
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * ranks[name]) for name in case.wanted]
     node = recurrent_node(case, {name: name for name in values}, attributes(case))

@@ -44,7 +44,7 @@ class KitReport:
     @property
     def ok(self) -> bool:
         """Whether everything that was lowered is right."""
-        lowered = [found for row in self.results.values() for form, found in row.items() if form != FUSED]
+        lowered = [outcome for row in self.results.values() for form, outcome in row.items() if form != FUSED]
         return bool(lowered) and all(state in (RIGHT, REFUSED) for state, _ in lowered)
 
     @property
@@ -65,26 +65,26 @@ class KitReport:
         return count_outcomes(row[form] for row in self.results.values() if form in row)
 
 
-def count_outcomes(found: Iterable[Outcome]) -> str:
+def count_outcomes(outcomes: Iterable[Outcome]) -> str:
     """How many came out how."""
-    states = [state for state, _ in found]
+    states = [state for state, _ in outcomes]
     text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
     return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
 
 
-def make_report(folder: Path, manifest: Manifest, found: Mapping[str, Outcome]) -> KitReport:
+def make_report(folder: Path, manifest: Manifest, outcomes: Mapping[str, Outcome]) -> KitReport:
     """Tell what came out, and propose a target's file."""
     results: dict[str, dict[str, Outcome]] = {feature: {} for feature in manifest.features}
     for case in manifest.cases:
-        results[case.feature][case.form] = found[case.case]
-    for one in manifest.refused:
-        results[one.feature][one.form] = (REFUSED, one.why)
+        results[case.feature][case.form] = outcomes[case.case]
+    for refusal in manifest.refused:
+        results[refusal.feature][refusal.form] = (REFUSED, refusal.why)
     lowered = [case for case in manifest.cases if case.form != FUSED]
-    forms = _right_forms(lowered, found)
-    failing = _failing(lowered, found, forms)
+    forms = _right_forms(lowered, outcomes)
+    failing = _failing(lowered, outcomes, forms)
     unexplained = tuple(
         (case.feature, case.form) for case in lowered
-        if case.form in forms and found[case.case][0] != RIGHT and not failing & set(case.operators)
+        if case.form in forms and outcomes[case.case][0] != RIGHT and not failing & set(case.operators)
     )  # fmt: skip
     right_forms = [form for form in forms if form not in {form for _, form in unexplained}] or forms
     proposal = ""
@@ -94,22 +94,22 @@ def make_report(folder: Path, manifest: Manifest, found: Mapping[str, Outcome]) 
     return KitReport(manifest.target, results, tuple(forms), tuple(sorted(failing)), unexplained, proposal)
 
 
-def _right_forms(lowered: list[KitCase], found: Mapping[str, Outcome]) -> list[str]:
+def _right_forms(lowered: list[KitCase], outcomes: Mapping[str, Outcome]) -> list[str]:
     """In the order of the target, those in which some model came out right."""
-    right = {case.form for case in lowered if found[case.case][0] == RIGHT}
+    right = {case.form for case in lowered if outcomes[case.case][0] == RIGHT}
     return [form for form in dict.fromkeys(case.form for case in lowered) if form in right]
 
 
-def _failing(lowered: list[KitCase], found: Mapping[str, Outcome], forms: list[str]) -> set[str]:
+def _failing(lowered: list[KitCase], outcomes: Mapping[str, Outcome], forms: list[str]) -> set[str]:
     """Operators that, in some form, are only in models that fail; a form in which nothing is right tells nothing."""
     failing: set[str] = set()
     for form in forms:
         right: set[str] = set()
-        others: set[str] = set()
+        elsewhere: set[str] = set()
         for case in lowered:
             if case.form == form:
-                (right if found[case.case][0] == RIGHT else others).update(case.operators)
-        failing |= others - right
+                (right if outcomes[case.case][0] == RIGHT else elsewhere).update(case.operators)
+        failing |= elsewhere - right
     return failing - set(CARRIERS) - set(OP_TYPES)
 
 
@@ -118,7 +118,7 @@ def _propose(
     failing: set[str], unexplained: tuple[tuple[str, str], ...],
 ) -> str:  # fmt: skip
     """The target's file of the kit with what was measured in place of what it said."""
-    tried = [found[0] for row in results.values() for form, found in row.items() if form in forms]
+    tried = [outcome[0] for row in results.values() for form, outcome in row.items() if form in forms]
     tried = [state for state in tried if state != REFUSED]
     proposed = {key: value for key, value in keys.items() if key not in ("versions", "slow", "fused", "takes", "avoid")}
     proposed |= {
@@ -131,7 +131,7 @@ def _propose(
     if "unroll" in forms and forms[0] == "unroll":
         proposed["unroll_up_to"] = "always"
     if "takes" in keys:
-        proposed["takes"] = [one for one in keys["takes"] if one not in failing]
+        proposed["takes"] = [op_type for op_type in keys["takes"] if op_type not in failing]
     if avoid := sorted({*keys.get("avoid", ()), *failing}):
         proposed["avoid"] = avoid
     proposed["fused"] = fused_tables({feature: row[FUSED] for feature, row in results.items() if FUSED in row})
@@ -148,10 +148,10 @@ def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:
     """By operator, which features of the fused operators came out right, and which silently wrong."""
-    found: dict[str, dict[str, list[str]]] = {}
+    tables: dict[str, dict[str, list[str]]] = {}
     for op in reversed(OP_TYPES):
         for kind in (RIGHT, WRONG):
             names = [row.partition(" ")[2] for row, text in rows.items() if row.startswith(op) and text[0] == kind]
             if names:
-                found.setdefault(op, {})[kind] = names
-    return found
+                tables.setdefault(op, {})[kind] = names
+    return tables

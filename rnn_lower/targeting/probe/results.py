@@ -28,7 +28,7 @@ PLACES = ("{model}", "{inputs}", "{outputs}")
 
 def outcome(got: Sequence[Any], wanted: Sequence[np.ndarray], limit: float) -> Outcome:
     """Right: as many results, of equal shapes, none of which differs by more than the limit; NaN is wrong."""
-    if [np.shape(one) for one in got] != [one.shape for one in wanted]:
+    if [np.shape(array) for array in got] != [array.shape for array in wanted]:
         return WRONG, "shape"
     error = largest_difference(got, wanted)
     return (RIGHT, "") if error <= limit else (WRONG, f"{error:.2g}")
@@ -68,14 +68,14 @@ def run_all(
     if not seconds > 0:
         raise RnnLowerError(f"--timeout is {seconds:g}; it must be more than 0 seconds")
     with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory())) if results is None else results
-        found = {}
+        results_folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if results is None else results
+        outcomes = {}
         for index, case in enumerate(manifest.cases, 1):
-            failure = _run(words, folder.absolute(), case, place.absolute(), seconds)
-            found[case.case] = _judged(folder, case, place) if failure is None else (ERROR, failure)
+            failure = _run(words, folder.absolute(), case, results_folder.absolute(), seconds)
+            outcomes[case.case] = _judged(folder, case, results_folder) if failure is None else (ERROR, failure)
             if advance is not None:
                 advance(case.case, index, len(manifest.cases))
-    return found
+    return outcomes
 
 
 def _words(command: str) -> list[str]:
@@ -83,9 +83,9 @@ def _words(command: str) -> list[str]:
         words = shlex.split(command)
     except ValueError as error:
         raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote its words as in a shell") from None
-    for place in ("{model}", "{outputs}"):
-        if not any(place in word for word in words):
-            raise RnnLowerError(f"--run {command}: lacks {place}; e.g. --run 'python run.py {' '.join(PLACES)}'")
+    for placeholder in ("{model}", "{outputs}"):
+        if not any(placeholder in word for word in words):
+            raise RnnLowerError(f"--run {command}: lacks {placeholder}; e.g. --run 'python run.py {' '.join(PLACES)}'")
     if shutil.which(words[0]) is None:
         raise RnnLowerError(f"--run {words[0]}: cannot be started: no such program")
     return words
@@ -122,8 +122,8 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
 
 
 def _filled(word: str, paths: Mapping[str, Path]) -> str:
-    for place, path in paths.items():
-        word = word.replace(place, str(path))
+    for placeholder, path in paths.items():
+        word = word.replace(placeholder, str(path))
     return word
 
 
@@ -147,9 +147,9 @@ def _archive(results: Path, case: KitCase) -> Path:
 def _judged(folder: Path, case: KitCase, results: Path) -> Outcome:
     if not _is_there(results, case):
         return ERROR, "no result"
-    wanted = [np.load(folder / one.file, allow_pickle=False) for one in case.outputs]
+    wanted = [np.load(folder / tensor.file, allow_pickle=False) for tensor in case.outputs]
     try:
-        return outcome([_result(results, case, one) for one in case.outputs], wanted, case.limit)
+        return outcome([_result(results, case, tensor) for tensor in case.outputs], wanted, case.limit)
     except Exception as error:  # whatever reading somebody else's files raises
         return ERROR, " ".join(str(error).split())[:200] or type(error).__name__
 

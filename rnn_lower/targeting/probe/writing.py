@@ -62,13 +62,13 @@ def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float =
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RnnLowerError(f"{folder}: exists already; name a new folder")
-        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            manifest = _write_all(place, target, chosen, limit)
-            place.chmod(0o755)  # a temporary folder is for its owner only
-            os.replace(place, folder)
+            manifest = _write_all(staging, target, chosen, limit)
+            staging.chmod(0o755)  # a temporary folder is for its owner only
+            os.replace(staging, folder)
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise RnnLowerError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return manifest
@@ -81,12 +81,12 @@ def _chosen(only: Sequence[str]) -> list[str]:
             raise RnnLowerError(
                 f"--include {pattern}: no feature has this name; there are {', '.join(map(repr, near))}"
             )
-    return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, one) for one in only)]
+    return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, wanted) for wanted in only)]
 
 
-def _write_all(place: Path, target: Target, chosen: Sequence[str], limit: float) -> Manifest:
+def _write_all(root: Path, target: Target, chosen: Sequence[str], limit: float) -> Manifest:
     for name in ("models", "inputs", "expected"):
-        (place / name).mkdir()
+        (root / name).mkdir()
     cases: list[KitCase] = []
     refused: list[Refused] = []
     for feature in chosen:
@@ -94,21 +94,21 @@ def _write_all(place: Path, target: Target, chosen: Sequence[str], limit: float)
         if case is None:
             refused.append(Refused(feature, FUSED, f"target {target.name} supports no opset that has it"))
             continue
-        for made in _of_feature(place, feature, case, target, limit):
-            (cases if isinstance(made, KitCase) else refused).append(made)  # type: ignore[arg-type]
+        for written in _of_feature(root, feature, case, target, limit):
+            (cases if isinstance(written, KitCase) else refused).append(written)  # type: ignore[arg-type]
     manifest = Manifest(target.name, f"rnn_lower {rnn_lower.__version__}", tuple(cases), tuple(refused))
-    manifest.write(place)
-    shutil.copyfile(target.path, place / TARGET)
-    (place / "README.md").write_text(README.format(name=target.name), encoding="utf-8")
+    manifest.write(root)
+    shutil.copyfile(target.path, root / TARGET)
+    (root / "README.md").write_text(README.format(name=target.name), encoding="utf-8")
     return manifest
 
 
-def _of_feature(place: Path, feature: str, case: Case, target: Target, limit: float) -> Iterator[KitCase | Refused]:
+def _of_feature(root: Path, feature: str, case: Case, target: Target, limit: float) -> Iterator[KitCase | Refused]:
     model, feeds = build(case)
     wanted = expected(Document(model), feeds)
     name = feature.replace(" ", "_")
-    inputs = _save(place, f"inputs/{name}", feeds)
-    outputs = _save(place, f"expected/{name}", dict(zip(case.wanted, wanted, strict=True)))
+    inputs = _save(root, f"inputs/{name}", feeds)
+    outputs = _save(root, f"expected/{name}", dict(zip(case.wanted, wanted, strict=True)))
     for form in (FUSED, *target.forms):
         file = f"models/{name}.{form}.onnx"
         try:
@@ -116,7 +116,7 @@ def _of_feature(place: Path, feature: str, case: Case, target: Target, limit: fl
         except UnsupportedError as error:
             yield Refused(feature, form, str(error))
             continue
-        (place / file).write_bytes(proto.SerializeToString(deterministic=True))
+        (root / file).write_bytes(proto.SerializeToString(deterministic=True))
         operators = tuple(sorted({node.op_type for node, _ in all_nodes(Document(proto).model)}))
         yield KitCase(f"{name}.{form}", feature, form, file, case.opset, operators, inputs, outputs, limit)
 
@@ -129,16 +129,16 @@ def _lowered(model: onnx.ModelProto, form: str, target: Target) -> onnx.ModelPro
     return document.write_back(None)
 
 
-def _save(place: Path, folder: str, values: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
+def _save(root: Path, folder: str, values: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
     """Each array as FOLDER/NAME.npy, which is easily read in any language, and all of them as FOLDER.npz."""
-    (place / folder).mkdir()
-    np.savez(place / f"{folder}.npz", **values)  # type: ignore[arg-type]
-    found = []
+    (root / folder).mkdir()
+    np.savez(root / f"{folder}.npz", **values)  # type: ignore[arg-type]
+    tensors = []
     for name, value in values.items():
         file = f"{folder}/{name}.npy"
-        np.save(place / file, value)
-        found.append(Tensor(name, str(value.dtype), value.shape, file))
-    return tuple(found)
+        np.save(root / file, value)
+        tensors.append(Tensor(name, str(value.dtype), value.shape, file))
+    return tuple(tensors)
 
 
 def expected(document: Document, feeds: Feeds) -> list[np.ndarray]:
@@ -149,7 +149,7 @@ def expected(document: Document, feeds: Feeds) -> list[np.ndarray]:
     nodes = read_nodes(document.model, document.facts)
     if not any(map(refused_by_onnxruntime, nodes)):
         fused = open_onnxruntime(document)(feeds)
-        named = {one.name for node in nodes for functions in node.activations for one in functions}
+        named = {function.name for node in nodes for functions in node.activations for function in functions}
         if "Softplus" not in named or all(bool(np.all(np.isfinite(result))) for result in fused):
             return fused
     return open_reference(document)(feeds)
