@@ -105,9 +105,9 @@ def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
     given = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
     size = given.dim_value
     given.dim_param = symbol
-    for one in graphs_in(graph):
-        del one.value_info[:]
-        for value in one.output:
+    for holder in graphs_in(graph):
+        del holder.value_info[:]
+        for value in holder.output:
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_value == size:
                     dim.Clear()
@@ -173,7 +173,7 @@ def _place(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], Dim]:
     """The input and axis that INPUT[AXIS] names, and the size that it declares."""
     match = re.fullmatch(r"(.+)\[(\d{1,9})\]", name, re.DOTALL)
     if match is None or match[1] not in inputs:
-        known = ", ".join(dict.fromkeys(way for *_, way in free_dims(inputs))) or "none"
+        known = ", ".join(dict.fromkeys(symbol for *_, symbol in free_dims(inputs))) or "none"
         raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
     owner, axis = match[1], int(match[2])
     shape = inputs[owner]

@@ -64,13 +64,15 @@ class Facts:
         constant = known(value)
         if constant is not None or value in self._inputs or value.is_initializer():
             return self.shape(value)
-        found = self._inferred_type(value)
-        return tuple(map(self._dim, found.shape.dim)) if found is not None and found.HasField("shape") else None
+        inferred = self._inferred_type(value)
+        return (
+            tuple(map(self._dim, inferred.shape.dim)) if inferred is not None and inferred.HasField("shape") else None
+        )
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
-        found = self._shape(value)
-        return None if found is None else tuple(None if dim in NO_NAMES else dim for dim in found)
+        shape = self._shape(value)
+        return None if shape is None else tuple(None if dim in NO_NAMES else dim for dim in shape)
 
     def _shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
@@ -79,11 +81,11 @@ class Facts:
             return constant.shape
         if value in self._inputs or (declared is not None and value.is_initializer()):
             return declared
-        found = self._inferred_type(value)
+        inferred = self._inferred_type(value)
         names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
-        if found is None or not found.HasField("shape"):
+        if inferred is None or not inferred.HasField("shape"):
             return names
-        sizes = tuple(map(self._dim, found.shape.dim))
+        sizes = tuple(map(self._dim, inferred.shape.dim))
         if names is None or len(names) != len(sizes):
             return sizes
         return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
@@ -91,18 +93,18 @@ class Facts:
     def confirmed(self, value: ir.Value) -> tuple[Dim, ...]:
         """The sizes that inference finds, and else the declared ones, without numbers that nothing confirms."""
         declared = tuple(map(plain_dim, value.shape or ()))
-        found = self.verified_shape(value)
-        if found is not None and len(found) != len(declared):
-            return found
-        inferred = (None,) * len(declared) if found is None else found
-        left = {axis for axis, dim in enumerate(declared) if isinstance(dim, int) and inferred[axis] is None}
-        further = self._followed_sizes(value) if left else None  # which takes its time
+        verified = self.verified_shape(value)
+        if verified is not None and len(verified) != len(declared):
+            return verified
+        inferred = (None,) * len(declared) if verified is None else verified
+        open_axes = {axis for axis, dim in enumerate(declared) if isinstance(dim, int) and inferred[axis] is None}
+        further = self._followed_sizes(value) if open_axes else None  # which takes its time
         if further is not None and len(further) == len(declared):
-            left -= {axis for axis in left if further[axis] == declared[axis]}
+            open_axes -= {axis for axis in open_axes if further[axis] == declared[axis]}
         sizes = []
         for axis, (old, new) in enumerate(zip(declared, inferred, strict=True)):
             same_kind = new is None or (isinstance(old, str) and isinstance(new, str))
-            sizes.append(None if axis in left else old if same_kind else new)
+            sizes.append(None if axis in open_axes else old if same_kind else new)
         return tuple(sizes)
 
     def _followed_sizes(self, value: ir.Value) -> Sequence[Dim] | None:
@@ -112,12 +114,12 @@ class Facts:
     def contradicted(self) -> Iterator[ir.Value]:
         """Values of which the model declares a size or a rank that cannot be."""
         for graph, proto in _same_graphs(self._model.graph, self._outline.graph):
-            found = self._inferred.get(graph, {})
-            open_ = [info for info in proto.value_info if info != found.get(info.name)]
-            verdicts = {info.name: _verdict(info, found.get(info.name)) for info in open_}
+            infos = self._inferred.get(graph, {})
+            open_ = [info for info in proto.value_info if info != infos.get(info.name)]
+            verdicts = {info.name: _verdict(info, infos.get(info.name)) for info in open_}
             if None in verdicts.values():  # following the numbers of shapes through the graph tells more
-                found = self._followed.get(graph, {})
-                verdicts |= {info.name: _verdict(info, found.get(info.name)) for info in open_}
+                infos = self._followed.get(graph, {})
+                verdicts |= {info.name: _verdict(info, infos.get(info.name)) for info in open_}
             wrong = {name for name, verdict in verdicts.items() if verdict is False}
             yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
@@ -139,16 +141,16 @@ class Facts:
         if shape is None:
             return {}
         time, batch = (shape[1], shape[0]) if layout else shape[:2]
-        found = {"seq_length": time, "batch_size": batch}
-        return {name: size for name, size in found.items() if size is not None}
+        sizes = {"seq_length": time, "batch_size": batch}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     @functools.cached_property
     def _folded(self) -> dict[ir.Node, tuple[int | None, ...] | None]:
         from rnn_lower.transforms.fold import folded_shapes  # imports onnxscript's optimizer
 
-        found = folded_shapes(self._outline)
+        shapes = folded_shapes(self._outline)
         ours = [node for node, _ in recurrent_nodes(self._model)]
-        return dict(zip(ours, found, strict=True)) if len(ours) == len(found) else {}
+        return dict(zip(ours, shapes, strict=True)) if len(ours) == len(shapes) else {}
 
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """Element type, or None when unknown."""
@@ -159,8 +161,8 @@ class Facts:
             return value.const_value.dtype
         if value in self._arguments:
             return self._argument_dtype(value)
-        found = self._inferred_type(value)
-        return ir.DataType(found.elem_type) if found is not None and found.elem_type else None
+        inferred = self._inferred_type(value)
+        return ir.DataType(inferred.elem_type) if inferred is not None and inferred.elem_type else None
 
     def kind(self, value: ir.Value) -> str | None:
         """The type as schemas write it, say tensor(float) or seq(tensor(int64)); None when unknown."""
@@ -186,25 +188,25 @@ class Facts:
 
     def _argument_dtype(self, value: ir.Value) -> ir.DataType | None:
         """Functions declare no types: they have those of what is passed, which must be the same at every call."""
-        found = {self.dtype(argument) for argument in self._arguments[value] if argument is not None} - {None}
-        if len(found) > 1:
-            names = " and ".join(sorted(dtype.name for dtype in found if dtype is not None))
+        dtypes = {self.dtype(argument) for argument in self._arguments[value] if argument is not None} - {None}
+        if len(dtypes) > 1:
+            names = " and ".join(sorted(dtype.name for dtype in dtypes if dtype is not None))
             raise UnsupportedError(
                 f"a function is called with '{value.name}' of type {names}, which needs two bodies;"
                 " lower with --fold, which inlines the function"
             )
-        return next(iter(found), None)
+        return next(iter(dtypes), None)
 
     @functools.cached_property
     def _arguments(self) -> dict[ir.Value, list[ir.Value | None]]:
         """Parameters of functions -> what each call passes, None where it passes nothing."""
-        found: dict[ir.Value, list[ir.Value | None]] = {}
+        arguments: dict[ir.Value, list[ir.Value | None]] = {}
         for node, _ in nodes(self._model):
             function = self._model.functions.get(node.op_identifier())
-            for place, parameter in enumerate(function.inputs if function else ()):
-                argument = node.inputs[place] if place < len(node.inputs) else None
-                found.setdefault(parameter, []).append(argument)
-        return found
+            for index, parameter in enumerate(function.inputs if function else ()):
+                argument = node.inputs[index] if index < len(node.inputs) else None
+                arguments.setdefault(parameter, []).append(argument)
+        return arguments
 
     def _inferred_type(self, value: ir.Value) -> onnx.TypeProto.Tensor | None:
         info = self._inferred_info(value)
@@ -233,7 +235,7 @@ class Facts:
 
     def _hints(self) -> dict[str, tuple[int, Sequence[Dim]]]:
         """Shapes of the main graph's values that inference lacks, though the numbers that make them are known."""
-        found: dict[str, tuple[int, Sequence[Dim]]] = {}
+        hints: dict[str, tuple[int, Sequence[Dim]]] = {}
         for node in self._model.graph:
             if node.op_type not in SHAPES or node.domain not in DEFAULT_DOMAINS:
                 continue
@@ -244,8 +246,8 @@ class Facts:
                 known = tuple(map(self._dim, info.shape.dim)) if info.HasField("shape") else None
                 shape = counted_shape(value, self, inferred_only=True) if known is None or None in known else None
                 if shape is not None and (known is None or list(shape) != list(known)):
-                    found[value.name] = info.elem_type, [None if dim in NO_NAMES else dim for dim in shape]
-        return found
+                    hints[value.name] = info.elem_type, [None if dim in NO_NAMES else dim for dim in shape]
+        return hints
 
     @functools.cached_property
     def _followed(self) -> _Inferred:
@@ -254,10 +256,10 @@ class Facts:
 
     def _infer(self, follow: bool, hints: Shapes | None = None) -> _Inferred:
         try:
-            found = inferred(self._outline, follow, hints)
+            model = inferred(self._outline, follow, hints)
         except (RnnLowerError, ir.serde.SerdeError):  # what inference fails on is unknown
             return {}
-        pairs = _same_graphs(self._model.graph, found.graph)
+        pairs = _same_graphs(self._model.graph, model.graph)
         return {
             graph: {info.name: info for info in (*proto.value_info, *proto.input, *proto.output)}
             for graph, proto in pairs
@@ -267,8 +269,8 @@ class Facts:
 def _kind_of(proto: onnx.TypeProto) -> str | None:
     held = proto.WhichOneof("value")
     if held == "tensor_type":
-        found = proto.tensor_type.elem_type
-        return f"tensor({ir.DataType(found).name.lower()})" if found else None
+        elem_type = proto.tensor_type.elem_type
+        return f"tensor({ir.DataType(elem_type).name.lower()})" if elem_type else None
     if held not in ("sequence_type", "optional_type"):
         return None
     inner = _kind_of(getattr(proto, held).elem_type)
@@ -281,13 +283,13 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
     ours = [body for node in graph for _, body in subgraphs(node)]
     theirs = [body for node in proto.node for body in graphs_of(node)]
     if len(ours) == len(theirs):
-        for one, other in zip(ours, theirs, strict=True):
-            yield from _same_graphs(one, other)
+        for one, message in zip(ours, theirs, strict=True):
+            yield from _same_graphs(one, message)
 
 
-def _verdict(declared: onnx.ValueInfoProto, found: onnx.ValueInfoProto | None) -> bool | None:
+def _verdict(declared: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto | None) -> bool | None:
     """Whether the sizes that are declared are those that were found; None where one of them was not."""
-    stated, known = sizes_of(declared), None if found is None else sizes_of(found)
+    stated, known = sizes_of(declared), None if inferred is None else sizes_of(inferred)
     if stated is None or not any(size is not None for size in stated):
         return True
     if known is None:

@@ -38,7 +38,9 @@ def of_fixed_sizes(model: ir.Model, facts: Facts) -> dict[ir.Value, ir.Shape]:
 def warn_of_output(value: ir.Value, declared_shape: ir.Shape, shape: ir.Shape) -> None:
     """Say that sizes of an output were taken back, if they were."""
     pairs = zip(declared_shape, shape, strict=False)
-    if len(declared_shape) != len(shape) or any(isinstance(one, int) and one != other for one, other in pairs):
+    if len(declared_shape) != len(shape) or any(
+        isinstance(declared, int) and declared != new for declared, new in pairs
+    ):
         text = "output '%s' declared the stale or unverified shape %s; it now declares %s"
         logger.warning(text, value.name, declared_shape, shape)
 
@@ -56,8 +58,8 @@ def reshaped(values: Iterable[ir.Value]) -> Iterator[ir.Value]:
     """What only changes the shape of values: onnxruntime makes one Reshape of several in a row, to what is declared."""
     waiting = list(values)
     while waiting:
-        for user, place in waiting.pop().uses():
-            if user.op_type in RESHAPES and place == 0:
+        for user, index in waiting.pop().uses():
+            if user.op_type in RESHAPES and index == 0:
                 yield from user.outputs
                 waiting += user.outputs
 
