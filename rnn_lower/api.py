@@ -125,7 +125,9 @@ def lower_file(
     def work() -> list[Record]:
         ready, remaining = prepared(*_raised(document, chosen))
         records = lower_document(ready, remaining)
-        with files.staged(ready, destination, progress, remaining.dims, _kept(document, source, destination)) as staged:
+        with files.staged(
+            ready, destination, progress, remaining.dims, _data_of_source(document, source, destination)
+        ) as staged:
             if accept is None or accept(os.fspath(staged.path)):
                 staged.commit()
         return records
@@ -198,7 +200,7 @@ def stream_file(
         result = stream_model.make(document, requested, chosen)
         with (
             files.staged(
-                result.document, destination, progress, result.dims, _kept(document, source, destination)
+                result.document, destination, progress, result.dims, _data_of_source(document, source, destination)
             ) as staged,
             stream_model.staged_states(destination, result.plan) as commit_states,
         ):
@@ -252,7 +254,9 @@ def raise_file(
     def work() -> list[Raised]:
         raised, loops = raise_document(document, Options(dims=dims).dims)
         if any(loop.op_type for loop in loops) or not loops:
-            with files.staged(raised, destination, progress, None, _kept(document, source, destination)) as staged:
+            with files.staged(
+                raised, destination, progress, None, _data_of_source(document, source, destination)
+            ) as staged:
                 staged.commit()
         return loops
 
@@ -271,7 +275,7 @@ def inspect_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims
     return _naming_file(path, lambda: inspecting.inspect_loops(document))
 
 
-def _kept(document: Document, source: Any, destination: Any) -> frozenset[stale_files.Inode]:
+def _data_of_source(document: Document, source: Any, destination: Any) -> frozenset[stale_files.Inode]:
     """The data files of a model that stays."""
     in_place = os.path.realpath(source) == os.path.realpath(output_path.name_of(destination))
     return frozenset() if in_place else files.data_of(document)
@@ -346,7 +350,7 @@ def unstream_file(
 
     def work() -> Whole:
         result = whole.unstreamed(document, states, axis)
-        data = _kept(document, source, destination)
+        data = _data_of_source(document, source, destination)
         with files.staged(result.document, destination, None, None, data) as staged:
             if accept is None or accept(os.fspath(staged.path), result):
                 staged.commit()
@@ -552,7 +556,7 @@ def report(
     """
     from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
 
-    ask = gathering.Ask(inputs, runs, seed, rtol, atol)
+    ask = gathering.CheckOptions(inputs, runs, seed, rtol, atol)
     return _of_file(model, lambda: gathering.gather(model, Options(**options), ask))
 
 

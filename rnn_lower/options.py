@@ -80,7 +80,7 @@ class Options:
         for name, sizes in (self.dims or {}).items():
             if not isinstance(name, str):
                 raise RnnLowerError(f"dims has the key {name!r}; it must map names to sizes")
-            for size in _each(sizes):
+            for size in _sizes_in(sizes):
                 check_number(name, size)
         if self.opset is not None:
             check_numbers(opset=self.opset)  # conversion checks whether it exists
@@ -96,7 +96,7 @@ class Options:
                 raise RnnLowerError(f"unknown {what} '{value}'; known are {', '.join(known)}")
 
 
-def _each(sizes: object) -> Sequence[Any]:
+def _sizes_in(sizes: object) -> Sequence[Any]:
     return sizes if isinstance(sizes, (list, tuple)) else [sizes]
 
 

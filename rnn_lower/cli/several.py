@@ -40,7 +40,7 @@ def on_several(work: Command, arguments: argparse.Namespace) -> int:
     ends = []
     with printing.progress(arguments.quiet, "models") as advance:
         for path in each:
-            end = _one(work, path)
+            end = _run_one(work, path)
             ends.append(end)
             if advance:
                 advance(end.model, len(ends), len(each))
@@ -103,7 +103,7 @@ def _identity(path: str) -> object:
     return (status.st_dev, status.st_ino) if os.path.isfile(real) else real
 
 
-def _one(work: Command, arguments: argparse.Namespace) -> End:
+def _run_one(work: Command, arguments: argparse.Namespace) -> End:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

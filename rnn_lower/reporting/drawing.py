@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import count_nodes, subgraphs
+from rnn_lower.ir.walk import count_nodes, subgraphs, with_bodies
 from rnn_lower.lowering.node import OUTPUTS, RecurrentNode
 
 MISSING = "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'"
@@ -177,7 +177,7 @@ class _Side:
     def after(self, nodes: Sequence[ir.Node]) -> None:
         count = count_nodes(nodes)
         self._canvas.begin(f"after: {count:,} node{'s' if count != 1 else ''}", "side")
-        for value in _given(nodes):
+        for value in _outer_values(nodes):
             self._made_by[value] = self._value(value, self._roles.get(value, ""))
         undrawn = self._nodes(nodes)
         ends = {out: key for node in nodes for out in node.outputs if (key := self._made_by.get(out))}
@@ -267,20 +267,13 @@ class _Side:
         return self._canvas.box([role or _short(value.name), *([text] if text else [])], "value", value.name or "")
 
 
-def _given(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+def _outer_values(nodes: Sequence[ir.Node]) -> list[ir.Value]:
     """What the nodes read from outside, but for constants, which are written where they are read."""
-    every = list(_with_bodies(nodes))
+    every = list(with_bodies(nodes))
     own = {out for node in every for out in node.outputs}
     own |= {value for node in every for _, body in subgraphs(node) for value in body.inputs}
     read = dict.fromkeys(value for node in every for value in node.inputs if value is not None)
     return [value for value in read if value not in own and known_tensor(value) is None]
-
-
-def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    for node in nodes:
-        yield node
-        for _, body in subgraphs(node):
-            yield from _with_bodies(body)
 
 
 def _is_zero(value: ir.Value | None) -> bool:

@@ -51,7 +51,7 @@ class Runtime:
 
 
 @dataclasses.dataclass(frozen=True)
-class One:
+class NodeResult:
     """One recurrent node. proof: None where it was not proved.  steps: None where it lies in a body."""
 
     node: RecurrentNode
@@ -67,7 +67,7 @@ class Kind:
     """
 
     record: Record
-    ones: tuple[One, ...]
+    ones: tuple[NodeResult, ...]
     operators: Mapping[str, int]
     drawings: tuple[str, ...]
     runtimes: tuple[Runtime, ...]
@@ -161,7 +161,7 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
+class CheckOptions:
     """How the models are compared; as for `rnn_lower.check`."""
 
     inputs: Any = None
@@ -174,7 +174,7 @@ class Ask:
         check_numbers(seed=self.seed, runs=self.runs, rtol=self.rtol, atol=self.atol)
 
 
-def gather(model: Any, options: Options, ask: Ask) -> Report:
+def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
     """See `rnn_lower.report`."""
     document, path = files.open_model(model)
     with tempfile.TemporaryDirectory(prefix="rnn_lower_") as scratch:
@@ -184,7 +184,7 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
         as_it_is = {(node.name, node.path): node for node in read_nodes(document.model, document.facts)}
         ready, remaining = prepared(document.copied(), options)
         records = lower_document(ready, remaining)
-        drawings = [_drawings(group[0]) for group in _alike(records)]
+        drawings = [_drawings(group[0]) for group in _equal_records(records)]
         _written(ready, lowered, remaining.dims)
         over_time = _outlived(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
         inputs = ask.inputs if isinstance(over_time, str) else over_time.inputs  # those of the plots
@@ -199,9 +199,9 @@ def gather(model: Any, options: Options, ask: Ask) -> Report:
     trials = {name: _trial(document, options, name) for name in TARGETS}
     mends = _mends(document, options, trials)
     kinds = []
-    for group, drawn in zip(_alike(records), drawings, strict=True):
+    for group, drawn in zip(_equal_records(records), drawings, strict=True):
         sites = [(record.node.name, record.node.path) for record in group]
-        ones = tuple(One(as_it_is[site], proofs.get(site), of_nodes.get(site)) for site in sites)
+        ones = tuple(NodeResult(as_it_is[site], proofs.get(site), of_nodes.get(site)) for site in sites)
         runtimes = tuple(_runtime(name, ones, trials[name], mends.get(name, "")) for name in TARGETS)
         kinds.append(Kind(group[0], ones, _operators(group[0]), drawn, runtimes))
     return Report(
@@ -258,7 +258,7 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
-def _alike(records: Sequence[Record]) -> list[list[Record]]:
+def _equal_records(records: Sequence[Record]) -> list[list[Record]]:
     """Records in groups of nodes of which one tells what all of them are."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
@@ -312,7 +312,9 @@ def _mends(document: Document, options: Options, trials: Mapping[str, object]) -
     return mends
 
 
-def _runtime(name: str, ones: Sequence[One], trial: dict[tuple[str, str], Record] | Failed, mend: str) -> Runtime:
+def _runtime(
+    name: str, ones: Sequence[NodeResult], trial: dict[tuple[str, str], Record] | Failed, mend: str
+) -> Runtime:
     target, node = TARGETS[name], ones[0].node
     verdict = target.verdict(node)
     native = (name, target.status, verdict.kind, verdict.why)
