@@ -22,14 +22,21 @@ CASES = 6
 CHEAP = ("bad", "test_layout.py", "test_help.py", "test_json.py")
 """Files and folders whose cases take milliseconds: all of them run."""
 
+FEWER = {
+    "test_killed_before_every_line_that_handles_files": 1, "test_mutants": 1, "test_nodes_anywhere": 2,
+    "test_other_commands_refuse_it_too": 60, "test_the_operators_own_cases": 2,
+}  # fmt: skip
+"""By test function that takes long: as many of its cases."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if not set(item.path.relative_to(HERE).parts) & set(CHEAP):
-            cases[item.path, getattr(item, "originalname", item.name)].append(item)
-    for group in cases.values():
-        for item in sorted(group, key=lambda item: zlib.crc32(item.name.encode()))[CASES:]:
+        cases[item.path, getattr(item, "originalname", item.name)].append(item)
+    for (path, name), group in cases.items():
+        cheap = set(path.relative_to(HERE).parts) & set(CHEAP)
+        count = FEWER.get(name, len(group) if cheap else CASES)
+        for item in sorted(group, key=lambda item: zlib.crc32(item.name.encode()))[count:]:
             item.add_marker(pytest.mark.soak)
 
 

@@ -435,7 +435,9 @@ def test_progress_is_reported(tmp_path):
     assert len(seen) >= 3
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-16"])
+@pytest.mark.parametrize(
+    "encoding", ["ascii", *(pytest.param(e, marks=pytest.mark.soak) for e in ("cp1252", "utf-16"))]
+)
 def test_names_that_the_terminal_has_no_letters_for(encoding, tmp_path):
     """What is printed of them is escaped; what is written stays as it is."""
     model, _ = build(Case("GRU"))

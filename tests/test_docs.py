@@ -35,7 +35,10 @@ def checkout(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", sorted({page for page, *_ in blocks()}))
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=() if page == "README.md" else pytest.mark.soak)
+    for page in sorted({page for page, *_ in blocks()})
+])  # fmt: skip
 def test_code_blocks(page, checkout):
     """All of a page, one after the other: they build on each other. Of what sets up, measures or tests, the syntax."""
     for language, text in (block for there, *block in blocks() if there == page):
