@@ -14,10 +14,9 @@ from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
-from rnn_lower.streaming.delays import Accumulated, DelayBuffer
-from rnn_lower.streaming.positions import Position
-from rnn_lower.streaming.recurrence import Recurrence
-from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError
+from rnn_lower.streaming.recurrent_states import Recurrence
+from rnn_lower.streaming.state_caches import CARRIED, Joined
+from rnn_lower.streaming.windows import PaddedError
 
 CALLS = ""
 """In place of an axis: the stream is one run of the model after another."""
@@ -99,8 +98,7 @@ def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        isinstance(one, (Cache, DelayBuffer, Accumulated, Overlap, Position))
-        or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
+        (isinstance(one, CARRIED) and not (isinstance(one, Joined) and is_part_of_input(document.model, one.front)))
         or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried
     )

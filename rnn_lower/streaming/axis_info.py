@@ -12,10 +12,8 @@ import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import display_name
-from rnn_lower.streaming.sizes import ONE, TIME, Size, size
-
-Content = tuple[Size, ...]
-"""The elements of a tensor of integers that hold sizes."""
+from rnn_lower.shapes.size_values import SizeValue
+from rnn_lower.shapes.sizes import ONE, TIME, Size, size
 
 
 class UnknownShapeError(Exception):
@@ -52,12 +50,17 @@ class AxisInfo:
     cut: bool = False
     last: bool = False
     counts: bool = dataclasses.field(default=False, compare=False)
-    content: Content | None = None
+    content: tuple[Size, ...] | None = None
 
     @property
     def is_timed(self) -> bool:
         """Whether it is other than the same for every chunk: it carries the stream, or sizes of it."""
         return self.axis is not None or any(one.is_timed for one in self.content or ())
+
+    @property
+    def size_value(self) -> SizeValue | None:
+        """The sizes that it holds, where they are known."""
+        return None if self.content is None else SizeValue(self.rank, self.content)
 
     @property
     def rank(self) -> int:
@@ -108,8 +111,9 @@ class RuleContext:
     delay: whether outputs may lack frames at the end of a run over the whole.
     step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
     baked: the length of the stream in the export, which constants may hold.
-    carry: called with what the node has to remember between chunks.  reader: reads a recurrent node.
+    carry: called with what rewrites the node, above all with what it has to remember.  reader: reads a recurrent node.
     branch: follows the stream through a body, answers its outputs.
+    numbered: nodes that take each frame by its number.
     """
 
     node: ir.Node
@@ -122,9 +126,14 @@ class RuleContext:
     delay: bool
     step: int | None
     baked: int | None
-    carry: Callable[[Any], None]
+    carry: Callable[[Callable[[Any], None]], None]
     reader: Callable[[ir.Node], Any]
     branch: Callable[[ir.Graph], list[AxisInfo]]
+    numbered: set[ir.Node]
+
+    def edit(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the node rewritten: function(editor, site, *arguments)."""
+        self.carry(lambda work: function(work, work.at(self.node), *arguments))
 
     def refuse(self, reason: str) -> UnsupportedError:
         """The error that names the node."""
@@ -159,9 +168,9 @@ class RuleContext:
         array = self.known(index)
         if array is None:
             info = self.inputs[index]
-            sizes = None if info is None or info.content is None else [one.number for one in info.content]
-            if sizes is not None and None not in sizes:
-                return [number for number in sizes if number is not None]
+            held = None if info is None else info.size_value
+            if held is not None and held.numbers is not None:
+                return held.numbers
             raise self.refuse(f"its {attribute} are computed")
         if array.dtype.kind not in "iu" or array.ndim > 1:
             raise self.refuse(f"its {attribute} are no integers, or no list")

@@ -9,13 +9,12 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import is_part_of_input
 from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, Plan
-from rnn_lower.streaming.recurrence import Recurrence
-from rnn_lower.streaming.sizes import ONE, size
-from rnn_lower.streaming.state_caches import carry_recurrence
+from rnn_lower.streaming.recurrent_states import Recurrence
 
 
 def with_states(
@@ -35,7 +34,7 @@ def with_states(
         batch = None if shape is None else shape[0 if node.layout else 1]
         if batch is None and not _starts_from_inputs(work, node):
             raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
-        carry_recurrence(editor, Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0))
+        Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0)(editor)
     return editor
 
 

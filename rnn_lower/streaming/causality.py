@@ -14,13 +14,13 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
 from rnn_lower.ir.walk import Scope, roots, subgraphs
 from rnn_lower.lowering.node import Dim, RecurrentNode, display_name, read_node
 from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
+from rnn_lower.shapes.size_values import LONGEST
+from rnn_lower.shapes.sizes import TIME, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeError
-from rnn_lower.streaming.constants import Constants
-from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
+from rnn_lower.streaming.constants import Constants, constant_content, content_of
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import keeps_numbers
 from rnn_lower.streaming.rules import RANDOM, RULES
-from rnn_lower.streaming.sizes import TIME, Size, size
 
 
 class CausalityAnalysis:
@@ -39,6 +39,7 @@ class CausalityAnalysis:
         self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
         self._constants = Constants()
+        self._numbered: set[ir.Node] = set()
 
     def run(self) -> None:
         """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
@@ -124,6 +125,7 @@ class CausalityAnalysis:
             self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self._step,
             self._baked, self.carried.append,
             lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
+            self._numbered,
         )  # fmt: skip
         seen = [*(info for info in ctx.inputs if info), *map(self._info_of, self._captured(node))]
         if node.domain not in DEFAULT_DOMAINS:

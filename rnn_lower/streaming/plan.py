@@ -14,7 +14,7 @@ import onnx
 
 from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.streaming.sizes import GROWS, Size
+from rnn_lower.shapes.sizes import GROWS, Size
 
 KEY = "rnn_lower.stream"
 SCHEMA = 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from rnn_lower.shapes.sizes import ONE, Size, broadcast, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
-from rnn_lower.streaming.delays import Accumulated, Masked, Reduced
+from rnn_lower.streaming.graph_editor import filled
+from rnn_lower.streaming.node_edits import keep_reduced, mask
 from rnn_lower.streaming.shapes import same_frames
-from rnn_lower.streaming.sizes import ONE, Size, broadcast, size
+from rnn_lower.streaming.state_caches import Accumulated
 
 
 def elementwise(ctx: RuleContext) -> list[AxisInfo]:
@@ -128,7 +130,7 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse(f"it needs opset 11; the model is at opset {ctx.opset}")
     shape = (*x.sizes[:time], ONE, *x.sizes[time + 1 :])
     if x.late and ctx.step is not None:
-        ctx.carry(Masked(ctx.node, 0, time, x.late, x.every, 0, ctx.dtype(0)))
+        ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
     ctx.carry(Accumulated(ctx.node, shape, time, ctx.dtype(0), bool(ctx.attribute("exclusive", 0))))
     return [x.moved(time, x.sizes)]
 
@@ -258,7 +260,7 @@ def _reduced(ctx: RuleContext, x: AxisInfo, axes: set[int]) -> list[AxisInfo]:
     if time in axes:
         raise ctx.refuse("it reduces over time")
     if ctx.may_lack_frames(x):
-        ctx.carry(Reduced(ctx.node, tuple(sorted(axes)), bool(ctx.attribute("keepdims", 1))))
+        ctx.edit(keep_reduced, sorted(axes), bool(ctx.attribute("keepdims", 1)))
     if ctx.attribute("keepdims", 1):
         return [x.moved(time, [ONE if axis in axes else one for axis, one in enumerate(x.sizes)])]
     kept = [axis for axis in range(x.rank) if axis not in axes]

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from fractions import Fraction
+import functools
 
 from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held, later
-from rnn_lower.streaming.sizes import ONE, Size, size
-
-
-@dataclasses.dataclass(frozen=True)
-class Recurrence:
-    """A node over the stream: its final states are the initial ones of the next chunk.
-
-    batch: size of its batch.  every: how many frames of the input make one step of it.  late: how late they come.
-    """
-
-    read: RecurrentNode
-    batch: Size
-    every: Fraction
-    late: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Length:
-    """How many steps a node over another axis has, which inference may not find."""
-
-    read: RecurrentNode
-    steps: int
+from rnn_lower.streaming.recurrent_states import Recurrence, tell_length
 
 
 def recurrent(ctx: RuleContext) -> list[AxisInfo]:
@@ -80,7 +59,7 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
     directions, units = size(read.num_directions), size(read.hidden_size)
     steps, rows = x.sizes[time], x.sizes[along(ctx, x)]
     if steps.number is not None:
-        ctx.carry(Length(read, steps.number))
+        ctx.carry(functools.partial(tell_length, read=read, steps=steps.number))
     y = (rows, steps, directions, units) if read.layout else (steps, directions, rows, units)
     state = (rows, directions, units) if read.layout else (directions, rows, units)
     final = x.moved(0 if read.layout else 1, state)

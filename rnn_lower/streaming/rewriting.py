@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -23,39 +23,13 @@ from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, s
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.calls import plan_of, with_states
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.delays import Accumulated, Arguments, Changed, DelayBuffer, Guessed, Masked, Reduced, Sizes
 from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
-from rnn_lower.streaming.positions import Numbered, Position, is_read
-from rnn_lower.streaming.recurrence import Length, Recurrence
-from rnn_lower.streaming.state_caches import (
-    carry_cache,
-    carry_held,
-    carry_joined,
-    carry_overlap,
-    carry_position,
-    carry_recurrence,
-    carry_sum,
-    change_attributes,
-    keep_reduced,
-    mask,
-    replace_arguments,
-    take_each,
-    take_the_rest,
-    tell_length,
-    tell_sizes,
-)  # fmt: skip
-from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError, cut_behind
+from rnn_lower.streaming.recurrent_states import Recurrence
+from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
+from rnn_lower.streaming.windows import PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
-
-CARRY: Mapping[type, Callable[[GraphEditor, Any], None]] = {
-    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, DelayBuffer: carry_held, Sizes: tell_sizes,
-    Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
-    Changed: change_attributes, Masked: mask, Overlap: carry_overlap,
-    Position: carry_position, Numbered: take_each, Guessed: take_the_rest,
-}  # fmt: skip
-"""How what nodes have to remember is carried."""
 
 logger = logging.getLogger("rnn_lower")
 
@@ -113,11 +87,8 @@ def streamed(
     if step is not None and step % every:
         raise UnsupportedError(f"--step {step}: the strides of the model over time need multiples of {every} frames")
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), reset, step)
-    numbered = {one.node for one in analysis.carried if isinstance(one, Numbered)}
-    for one in analysis.carried:
-        if isinstance(one, Position) and one.node.op_type == "Range" and not is_read(one, numbered):
-            continue
-        CARRY[type(one)](editor, one)
+    for edit in analysis.carried:
+        edit(editor)
     editor.finish()
     editor.pair_left()
     states = tuple(_in_order(editor.states))
@@ -208,10 +179,7 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
 
 
 def _nothing_runs(analysis: CausalityAnalysis, document: Document) -> bool:
-    carried = any(
-        isinstance(one, (Recurrence, Cache, Joined, DelayBuffer, Accumulated, Overlap, Position))
-        for one in analysis.carried
-    )
+    carried = any(isinstance(one, (Recurrence, *CARRIED)) for one in analysis.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
@@ -240,7 +208,7 @@ def _reach(analysis: CausalityAnalysis) -> int:
             value = next(
                 value for value in one.node.inputs if value is not None and analysis.infos[value].axis is not None
             )
-            frames += analysis.infos[value].every * (one.reach if isinstance(one, DelayBuffer) else one.length)
+            frames += analysis.infos[value].every * one.length
     return math.ceil(frames)
 
 

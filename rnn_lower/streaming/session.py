@@ -16,8 +16,8 @@ from rnn_lower.errors import RnnLowerError, one_line, public
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.plan import LAST, Plan, State, read_plan
-from rnn_lower.streaming.sizes import GROWS
 
 Feeds = dict[str, np.ndarray]
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
-from rnn_lower.streaming.delays import Arguments, Guessed, Sizes, cropped, settled
-from rnn_lower.streaming.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
+from rnn_lower.streaming.delays import cropped, settled
+from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tell_sizes
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
@@ -35,7 +36,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         stays = unknown[0] == x.axis and x.is_plain
         if ctx.may_lack_frames(x) and not stays:
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
-        ctx.carry(Guessed(ctx.node, unknown[0], len(target), 0 if stays else -1))
+        ctx.edit(take_the_rest, unknown[0], len(target), 0 if stays else -1)
         target = tuple(size(0 if stays else -1) if k == unknown[0] else one for k, one in enumerate(target))
     if len([one for one in target if one == size(-1)]) > 1:
         raise ctx.refuse("its shape has more than one -1")
@@ -53,7 +54,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
         if any(one.is_timed for one in sizes):
             raise ctx.refuse("its frames are delayed, and its shape has -1 for another size")
-        ctx.carry(Sizes(ctx.node, sizes))
+        ctx.edit(tell_sizes, sizes)
     return [made]
 
 
@@ -78,7 +79,7 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
             found.append((info, tuple(n for n in numbers if n is not None)))
     if len(found) != 1:
         return None
-    ctx.carry(Arguments(ctx.node, {1: found[0][1]}, ("shape",), 5))
+    ctx.edit(replace_arguments, {1: found[0][1]}, ("shape",), 5)
     return found[0][0]
 
 
@@ -265,7 +266,7 @@ def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -
     arguments = {1: columns[0], 2: columns[1], 3: tuple(ranges)}
     if ctx.opset >= 10:
         arguments[4] = columns[2]
-    ctx.carry(Arguments(ctx.node, arguments, ("starts", "ends", "axes"), 10))
+    ctx.edit(replace_arguments, arguments, ("starts", "ends", "axes"), 10)
 
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:

@@ -8,74 +8,18 @@ ones. With fewer in front, frames come late (see `late`); what is padded behind 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
-from rnn_lower.streaming.delays import Arguments, Changed, DelayBuffer, Masked, held, settled
-from rnn_lower.streaming.sizes import ONE, Size, size
-
-
-@dataclasses.dataclass(frozen=True)
-class Cache:
-    """Frames that a node has to remember.
-
-    shape: of the cache, `length` frames along `axis`.  fill: what they are before the first chunk.
-    after: the frames are put before the node's output, else before its first input.
-    attributes: of the node that change.  pads: what takes the place of its input 1.
-    crop: frames that are cut off the end of the node's output, where the cache stands before it.
-    """
-
-    node: ir.Node
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
-    fill: Any
-    after: bool = False
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    pads: tuple[int, ...] | None = None
-    crop: int = 0
-
-    @property
-    def rows(self) -> int | None:
-        """The axis of the batch: the first of windows; a Pad has it anywhere, so that its size must tell, or the order.
-
-        None where it is not known.
-        """
-        if not self.after:
-            return 0
-        free = [axis for axis, one in enumerate(self.shape) if one.of]
-        if len(free) == 1:
-            return free[0]
-        return 0 if not free and self.axis else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Joined:
-    """`length` frames that a Concat has in `front` of the stream; shape: of them."""
-
-    node: ir.Node
-    front: ir.Value
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
-
-
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """The `length` frames that a ConvTranspose makes beyond the chunk, to which the next one adds; shape: of them."""
-
-    node: ir.Node
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
+from rnn_lower.streaming.delays import held, settled
+from rnn_lower.streaming.graph_editor import filled
+from rnn_lower.streaming.node_edits import change_attributes, mask, replace_arguments
+from rnn_lower.streaming.state_caches import Cache, DelayBuffer, Joined, Overlap
 
 
 class PaddedError(Exception):
@@ -176,7 +120,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     attributes = _without_padding(ctx, x, axis)
     attributes["pads"][axis - 2] = attributes["pads"][axis - 2 + x.rank - 2] = before
     if window.before == before and before <= x.lead:  # the frames before are there
-        ctx.carry(Changed(ctx.node, attributes))
+        ctx.edit(change_attributes, attributes)
         lead = x.lead - before
     elif not window.before and not x.lead:
         cached = (*x.sizes[:axis], size(before), *x.sizes[axis + 1 :])
@@ -199,7 +143,7 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     if window.before or window.behind:
         raise PaddedError(ctx.node, axis)
     if x.late:
-        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, 0, ctx.dtype(0)))
+        ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
     made = dataclasses.replace(
         x, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride, trail=rest
     )
@@ -270,13 +214,13 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         dropped=x.dropped // window.stride,
     )  # fmt: skip
     if x.late and window.before and ctx.step is not None:
-        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, fill, ctx.dtype(0)))
+        ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
     if late or x.late:
         ctx.carry(_held_back(ctx, x, window, fill))
     elif window.before:
         ctx.carry(_own_padding(ctx, x, axis, window.before, fill))
     elif window.behind:
-        ctx.carry(Changed(ctx.node, _without_padding(ctx, x, axis)))
+        ctx.edit(change_attributes, _without_padding(ctx, x, axis))
     shape = _sizes(ctx, x)
     shape[axis] = with_lead(made.frames, lead)
     return [made.moved(axis, shape)]
@@ -357,9 +301,9 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
     if x.late and before and ctx.step is not None:
-        filled = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
-        number = filled.ravel()[0] if filled is not None and filled.size else 0
-        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, number, ctx.dtype(0)))
+        given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
+        number = given.ravel()[0] if given is not None and given.size else 0
+        ctx.edit(mask, x, filled((), number, ctx.dtype(0)))
     if mode != "constant":
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
     if (x.lead and (before or end)) or (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
@@ -373,7 +317,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     made = dataclasses.replace(x, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     shape[axis] = with_lead(x.frames, made.lead)
     if not before:
-        ctx.carry(Arguments(ctx.node, {1: left}))
+        ctx.edit(replace_arguments, {1: left})
         return [made.moved(axis, shape)]
     cached = (*shape[:axis], size(before), *shape[axis + 1 :])
     fill = fill_value.ravel()[0] if fill_value.size else 0
