@@ -25,7 +25,7 @@ from rnn_lower.shapes.fixed_dims import free_proto_dim, place
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.checking import fixed_step
+from rnn_lower.streaming.chunked_runs import fixed_step
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, put_around
 from rnn_lower.streaming.naming import names_of, rename
