@@ -24,7 +24,7 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
         found = computed_sizes(node, operands) or _unknown(ctx, operands)
     if found is None or len(found.elements) > LONGEST:
         return None
-    inferred = ctx.inferred(node.outputs[0])
+    inferred = ctx.analysis.facts.shape(node.outputs[0])
     return _info(found) if inferred is None or len(inferred) == found.rank else None
 
 

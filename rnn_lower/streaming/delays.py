@@ -19,8 +19,8 @@ import dataclasses
 from typing import Any
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.shapes.sizes import GROWS, ONE, size
-from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
+from rnn_lower.shapes.sizes import GROWS, size
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.state_caches import DelayBuffer
 
 
@@ -29,17 +29,10 @@ def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: A
     axis = along(ctx, x)
     if ctx.opset < 11:
         raise ctx.refuse(f"its frames are delayed, which needs opset 11; the model is at opset {ctx.opset}")
-    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.lead != changes.get("lead", 0):
+    if not x.is_unmerged or x.lead != changes.get("lead", 0):
         raise ctx.refuse("its frames are delayed, and merged with other axes or padded")
-    shape = (*x.sizes[:axis], size(GROWS), *x.sizes[axis + 1 :])
-    return DelayBuffer(ctx.node, index, shape, axis, ctx.dtype(index), reach, x.late, **changes)
-
-
-def later(x: AxisInfo, late: int, **changes: Any) -> AxisInfo:
-    """The same value, its frames coming later."""
-    assert x.axis is not None
-    found = dataclasses.replace(x, late=late, content=None, **changes)
-    return found.moved(x.axis, [*x.sizes[: x.axis], found.frames, *x.sizes[x.axis + 1 :]])
+    shape = x.sized(size(GROWS))
+    return DelayBuffer(ctx.node, shape, axis, reach, ctx.dtype(index), index=index, late=x.late, **changes)
 
 
 def settled(x: AxisInfo, delay: bool) -> AxisInfo:
@@ -54,7 +47,7 @@ def settle(ctx: RuleContext, passes: bool) -> None:
     timed = [info for info in ctx.inputs if info is not None and info.axis is not None]
     alike = len({info.trail for info in timed}) < 2 and not any(info.late for info in timed)
     if not passes or not alike:
-        ctx.inputs[:] = [None if info is None else settled(info, ctx.delay) for info in ctx.inputs]
+        ctx.inputs[:] = [None if info is None else settled(info, ctx.analysis.delay) for info in ctx.inputs]
 
 
 def wait_for_each_other(ctx: RuleContext) -> None:
@@ -68,10 +61,10 @@ def wait_for_each_other(ctx: RuleContext) -> None:
                 raise ctx.refuse("its inputs have different rates over time")
             ctx.carry(held(ctx, info, late - info.late + 1, place, crop=0))
         if (info.late, info.cut, info.dropped) != (late, cut, dropped):
-            ctx.inputs[place] = later(info, late, cut=cut, dropped=dropped)
+            ctx.inputs[place] = info.changed(late=late, cut=cut, dropped=dropped)
 
 
 def cropped(ctx: RuleContext, x: AxisInfo, first: int, behind: int, gone: bool = True) -> AxisInfo:
     """The frames of a value but for the first and the last ones."""
     ctx.carry(held(ctx, x, first + behind + 1, crop=first, gone=gone))
-    return later(x, x.late + first + behind, dropped=x.dropped + first)
+    return x.changed(late=x.late + first + behind, dropped=x.dropped + first)

@@ -128,10 +128,10 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its input has left padding, or is merged with other axes")
     if ctx.opset < 11:
         raise ctx.refuse(f"it needs opset 11; the model is at opset {ctx.opset}")
-    shape = (*x.sizes[:time], ONE, *x.sizes[time + 1 :])
-    if x.late and ctx.step is not None:
+    if x.late and ctx.analysis.step is not None:
         ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
-    ctx.carry(Accumulated(ctx.node, shape, time, ctx.dtype(0), bool(ctx.attribute("exclusive", 0))))
+    exclusive = bool(ctx.attribute("exclusive", 0))
+    ctx.carry(Accumulated(ctx.node, x.sized(ONE), time, 1, ctx.dtype(0), exclusive))
     return [x.moved(time, x.sizes)]
 
 

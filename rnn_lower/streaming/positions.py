@@ -27,7 +27,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     others = [one for axis, one in enumerate(indices.sizes) if axis != indices.axis]
     if not data.is_plain or data.outer != ONE or indices.sizes[indices.axis] != data.frames or set(others) - {ONE}:
         raise ctx.refuse("it selects frames by the indices of another stream")
-    ctx.numbered.add(ctx.node)
+    ctx.analysis.numbered.add(ctx.node)
     ctx.edit(take_each, [data.axis + k for k in range(indices.rank) if k != indices.axis])
     shape = (*data.sizes[: data.axis], *indices.sizes, *data.sizes[data.axis + 1 :])
     return [data.moved(data.axis + indices.axis, shape)]
@@ -52,7 +52,7 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     frames = _frames(ctx, 1)
     if frames is None or not _is_number(ctx, 0, 0) or not _is_number(ctx, 2, 1):
         raise ctx.refuse("it does not count all frames from 0")
-    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.numbered))
+    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered))
     return [AxisInfo((frames,), 0, every=1 / frames.times, counts=True)]
 
 
@@ -66,6 +66,6 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if table.shape is None or axes is None or steps != [1] or not _is_number(ctx, 1, 0) or table.last:
         raise ctx.refuse("it does not select one row of a table for each frame")
     axis = axes[0] % table.rank
-    ctx.carry(Position(ctx.node, ir.DataType.INT64, ctx.numbered))
+    ctx.carry(Position(ctx.node, ir.DataType.INT64, ctx.analysis.numbered))
     shape = [frames if place == axis else one for place, one in enumerate(table.shape)]
     return [AxisInfo(tuple(shape), axis, every=1 / frames.times)]

@@ -60,11 +60,11 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
 
 def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     """With the stream's length in place of the one that the export has fixed, where that is the only reading of it."""
-    if ctx.baked is None or any(one.is_timed for one in shape):
+    if ctx.analysis.baked is None or any(one.is_timed for one in shape):
         return None
     found = []
     for axis, one in enumerate(shape):
-        share = size(one.number or 0).over(size(ctx.baked))
+        share = size(one.number or 0).over(size(ctx.analysis.baked))
         if share is None or not share.number:
             continue
         made = [share * size(TIME) if k == axis else each for k, each in enumerate(shape)]
@@ -187,23 +187,23 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     cut = {axis % x.rank: (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
     sizes = [shape[axis] if axis in cut else x.sizes[axis] for axis in range(x.rank)]
     start, end, step = cut.get(time, (0, WHOLE, 1))
-    if ctx.baked is not None and x.is_plain and end > 0 and end * x.every >= ctx.baked:
+    if ctx.analysis.baked is not None and x.is_plain and end > 0 and end * x.every >= ctx.analysis.baked:
         end = WHOLE
         _keep_ranges(ctx, {**cut, time: (start, end, step)})
     if step > 1 and 0 <= start < step and end >= WHOLE:
         return [_thinned(ctx, x, step, sizes)]
     if start < 0:
-        x = settled(x, ctx.delay)
+        x = settled(x, ctx.analysis.delay)
     if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
         sizes[time] = ONE
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
-    padded = x.lead or (x.trail and not start and not (ctx.delay and (behind or 0) > x.trail))
+    padded = x.lead or (x.trail and not start and not (ctx.analysis.delay and (behind or 0) > x.trail))
     if step == 1 and start >= 0 and behind is not None and padded:
         return [_trimmed(ctx, x, (start, behind), cut, sizes)]
     if step == 1 and start >= 0 and behind is not None and (start or behind):
         return [_shortened(ctx, x, (start, behind), cut, sizes)]
-    x = settled(x, ctx.delay)
+    x = settled(x, ctx.analysis.delay)
     if start != 0 or end < WHOLE or step != 1:
         raise ctx.refuse(f"it selects frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
@@ -212,7 +212,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
 
 def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> AxisInfo:
     """One of so many frames, where chunks are a multiple of them."""
-    x, time = settled(x, ctx.delay), along(ctx, x)
+    x, time = settled(x, ctx.analysis.delay), along(ctx, x)
     if not x.is_plain or x.outer != ONE or x.late:
         raise ctx.refuse("it selects frames of a value that is padded, merged with other axes, or delayed")
     found = dataclasses.replace(x, every=x.every * step)
@@ -247,13 +247,13 @@ def _shortened(
     """The frames but for the first and the last ones; what is padded behind is not there anyway."""
     (start, behind), time = off, along(ctx, x)
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
-    if end and not ctx.delay:
+    if end and not ctx.analysis.delay:
         raise ctx.refuse(
             f"it takes frames {start} to {-behind} of the stream, of which the last {end} are not known to be the last;"
             f" let them come {start + end} late (--delay)"
         )
     if trail:
-        x, trail = settled(x, ctx.delay), 0
+        x, trail = settled(x, ctx.analysis.delay), 0
     if len(cut) > 1:
         _keep_ranges(ctx, {axis: range_ for axis, range_ in cut.items() if axis != time})
     late = dataclasses.replace(cropped(ctx, x, start, end, gone=len(cut) == 1), trail=trail)

@@ -31,20 +31,26 @@ def batch_axis(shape: tuple[Size, ...], stream: int) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cache:
-    """The last `length` frames along an axis, which come before those of the next chunk.
-
-    node: in front of whose first input they stand, or, where they are its padding, `after` it in front of its output.
-    shape: of the cache.  fill: what they are before the first chunk.  attributes: of the node that change.
-    pads: what takes the place of its input 1.  crop: frames that are cut off the end behind the cache.
-    """
+class Frames:
+    """`length` frames along an axis that a node carries; shape: of them."""
 
     node: ir.Node
     shape: tuple[Size, ...]
     axis: int
     length: int
     dtype: ir.DataType
-    fill: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache(Frames):
+    """The last frames of a chunk, which come before those of the next one.
+
+    node: in front of whose first input they stand, or, where they are its padding, `after` it in front of its output.
+    fill: what they are before the first chunk.  attributes: of the node that change.
+    pads: what takes the place of its input 1.  crop: frames that are cut off the end behind the cache.
+    """
+
+    fill: Any = 0.0
     after: bool = False
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pads: tuple[int, ...] | None = None
@@ -71,15 +77,10 @@ class Cache:
 
 
 @dataclasses.dataclass(frozen=True)
-class Joined:
-    """`length` frames that a Concat has in `front` of the stream, which are the first state; shape: of them."""
+class Joined(Frames):
+    """What a Concat has in `front` of the stream, which is the first state."""
 
-    node: ir.Node
     front: ir.Value
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
 
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
@@ -94,14 +95,8 @@ class Joined:
 
 
 @dataclasses.dataclass(frozen=True)
-class Overlap:
-    """The `length` frames that a ConvTranspose makes beyond the chunk, to which the next one adds; shape: of them."""
-
-    node: ir.Node
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
+class Overlap(Frames):
+    """What a ConvTranspose makes beyond the chunk, to which the next one adds."""
 
     def __call__(self, work: GraphEditor) -> None:
         site, axis, length = work.at(self.node), self.axis, self.length
@@ -121,13 +116,9 @@ class Overlap:
 
 
 @dataclasses.dataclass(frozen=True)
-class Accumulated:
-    """A sum over time, which goes on from the last chunk's; shape: of one frame of it."""
+class Accumulated(Frames):
+    """The last frame of a sum over time, from which the next chunk goes on."""
 
-    node: ir.Node
-    shape: tuple[Size, ...]
-    axis: int
-    dtype: ir.DataType
     exclusive: bool
 
     def __call__(self, work: GraphEditor) -> None:
@@ -188,8 +179,8 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayBuffer:
-    """Frames that are held back in front of a node until all of its window is there.
+class DelayBuffer(Frames):
+    """Frames that are held back in front of a node until all of its window, of `length` frames, is there.
 
     index: which input of the node.  shape: of what is held back, which grows along `axis`.
     before, fill: how many frames it has before the first chunk, and what they are.
@@ -198,13 +189,8 @@ class DelayBuffer:
     late: how late the frames of the input come.  lead: how many frames before the chunk it has in front.
     """
 
-    node: ir.Node
-    index: int
-    shape: tuple[Size, ...]
-    axis: int
-    dtype: ir.DataType
-    reach: int
-    late: int
+    index: int = 0
+    late: int = 0
     stride: int = 1
     before: int = 0
     fill: Any = 0.0
@@ -212,10 +198,6 @@ class DelayBuffer:
     gone: bool = False
     lead: int = 0
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def length(self) -> int:
-        return self.reach
 
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
@@ -249,7 +231,7 @@ class DelayBuffer:
 
         joined = b.concat([held, site.input(self.index)], self.axis, "with_held")
         frames = b.size(joined, self.axis, rank, "frames")
-        enough = above_zero(b.sub(frames, number(self.reach - self.stride), "surplus"), "enough")
+        enough = above_zero(b.sub(frames, number(self.length - self.stride), "surplus"), "enough")
         ready = b.div(enough, number(self.stride), "ready")
         used, end = b.mul(ready, number(self.stride), "used"), number(-self.lead if self.lead else END)
         kept = b.op("Slice", joined, used, end, number(self.axis), name="held")
@@ -259,7 +241,7 @@ class DelayBuffer:
                 self.index, b.op("Slice", joined, number(self.crop), last, number(self.axis), name="ready_frames")
             )
         else:
-            lacking = above_zero(b.sub(number(self.reach), frames, "missing"), "lacking")
+            lacking = above_zero(b.sub(number(self.length), frames, "missing"), "lacking")
             none = [constant([0] * count, INT64) for count in (rank + self.axis, rank - self.axis - 1) if count]
             pads = b.concat([none[0], lacking, *none[1:]], 0, "pads")
             site.feed(self.index, b.op("Pad", joined, pads, name="whole"))
@@ -272,9 +254,9 @@ class DelayBuffer:
         """The same where chunks are of one length: as many frames come as there are, and the first mean nothing."""
         b, axis = site.before, self.axis
         if self.crop is not None:
-            length = self.reach - 1 - self.crop
+            length = self.length - 1 - self.crop
         else:
-            late = (self.late + max(0, self.reach - 1 - self.before - self.lead)) // self.stride
+            late = (self.late + max(0, self.length - 1 - self.before - self.lead)) // self.stride
             length = late * self.stride + self.before - self.late
         if length < 0:
             raise UnsupportedError(f"{site.owner}: its delay is less than its stride; drop --step")

@@ -100,7 +100,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
     if along(ctx, x) == 1:
         raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    window, axis, x = _window(ctx, x), along(ctx, x), settled(x, ctx.delay)
+    window, axis, x = _window(ctx, x), along(ctx, x), settled(x, ctx.analysis.delay)
     if ctx.attribute("output_shape"):
         raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
     shape, weights = ctx.sizes(x.rank), ctx.input(1)
@@ -112,7 +112,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
     if window.stride > 1 or extra:
         return [_overlapping(ctx, x, window, extra, shape)]
-    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.late:
+    if not x.is_unmerged or x.late:
         raise ctx.refuse("its input is merged with other axes, or delayed")
     before, trail = window.reach - 1, window.reach - 1 - window.behind
     if trail < 0:
@@ -123,8 +123,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         ctx.edit(change_attributes, attributes)
         lead = x.lead - before
     elif not window.before and not x.lead:
-        cached = (*x.sizes[:axis], size(before), *x.sizes[axis + 1 :])
-        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), 0.0, attributes=attributes))
+        ctx.carry(Cache(ctx.node, x.sized(size(before)), axis, before, ctx.dtype(0), attributes=attributes))
         lead = 0
     else:
         raise ctx.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
@@ -149,7 +148,7 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     )
     shape[axis] = made.frames
     if rest:
-        tail = (*shape[:axis], size(rest), *shape[axis + 1 :])
+        tail = made.moved(axis, shape).sized(size(rest))
         ctx.carry(Overlap(ctx.node, tail, axis, rest, ctx.dtype(0)))
         error = ctx.refuse(
             f"it makes {rest} frames beyond the end of the stream; cut them off, or delay them (--delay)"
@@ -185,7 +184,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     window, axis = _window(ctx, x), along(ctx, x)
     if x.lead and window.before:
         raise ctx.refuse("it pads the stream once more")
-    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
+    if not x.is_unmerged:
         raise ctx.refuse("its windows cover axes that are merged with the stream")
     before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
@@ -194,13 +193,13 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
             raise ctx.refuse("it pads more frames before the stream than its window has")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
     if x.trail and (late or window.stride > 1):
-        x = settled(x, ctx.delay)
+        x = settled(x, ctx.analysis.delay)
     behind = window.behind + x.trail
     made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late
     trail, blame = 0, x.blame
     if made_up > 0 and not late and not x.late and window.stride == 1 and fill == 0:
         trail, made_up = made_up, 0
-    if (made_up > 0 and not ctx.delay) or (trail and window.behind):
+    if (made_up > 0 and not ctx.analysis.delay) or (trail and window.behind):
         error = ctx.refuse(
             f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
             f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or delay the"
@@ -213,7 +212,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         x, every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late, cut=x.cut or made_up > 0,
         dropped=x.dropped // window.stride,
     )  # fmt: skip
-    if x.late and window.before and ctx.step is not None:
+    if x.late and window.before and ctx.analysis.step is not None:
         ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
     if late or x.late:
         ctx.carry(_held_back(ctx, x, window, fill))
@@ -266,8 +265,8 @@ def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
 
 def _own_padding(ctx: RuleContext, x: AxisInfo, axis: int, length: int, fill: Any) -> Cache:
     """The node's padding over time goes; the cache comes before its input."""
-    shape = (*x.sizes[:axis], size(length), *x.sizes[axis + 1 :])
-    return Cache(ctx.node, shape, axis, length, ctx.dtype(0), fill, attributes=_without_padding(ctx, x, axis))
+    attributes = _without_padding(ctx, x, axis)
+    return Cache(ctx.node, x.sized(size(length)), axis, length, ctx.dtype(0), fill, attributes=attributes)
 
 
 def pad(ctx: RuleContext) -> list[AxisInfo]:
@@ -300,13 +299,13 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
-    if x.late and before and ctx.step is not None:
+    if x.late and before and ctx.analysis.step is not None:
         given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
         number = given.ravel()[0] if given is not None and given.size else 0
         ctx.edit(mask, x, filled((), number, ctx.dtype(0)))
     if mode != "constant":
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
-    if (x.lead and (before or end)) or (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
+    if (x.lead and (before or end)) or not x.is_unmerged:
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or (len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None):
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
@@ -332,12 +331,10 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     if front is None or value is None or front.is_timed or front.last or x is None or x.axis != ctx.axis(1, x.rank):
         return None
     length = front.sizes[x.axis].number
-    if length is None or x.lead or (x.outer, x.sizes[x.axis]) != (ONE, x.frames) or x.late:
+    if length is None or x.lead or not x.is_unmerged or x.late:
         raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
-    shape = (*x.sizes[: x.axis], size(length), *x.sizes[x.axis + 1 :])
-    ctx.carry(Joined(ctx.node, value, shape, x.axis, length, ctx.dtype(1)))
-    made = [with_lead(x.frames, length) if axis == x.axis else one for axis, one in enumerate(x.sizes)]
-    return [dataclasses.replace(x, lead=length).moved(x.axis, made)]
+    ctx.carry(Joined(ctx.node, x.sized(size(length)), x.axis, length, ctx.dtype(1), value))
+    return [x.changed(lead=length)]
 
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:
