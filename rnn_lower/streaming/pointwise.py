@@ -6,44 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rnn_lower.shapes.sizes import ONE, broadcast, size
+from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.graph_editor import filled
 from rnn_lower.streaming.node_edits import keep_reduced, mask
-from rnn_lower.streaming.shapes import same_frames
+from rnn_lower.streaming.shapes import mapped
 from rnn_lower.streaming.state_caches import Accumulated
-
-
-def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence[object], lost: str) -> AxisInfo:
-    """The value that an operator makes, axis by axis, of axes of inputs that have the same label.
-
-    terms: the labels of each input's axes; axes of one label are of one size, or of size 1.  result: those of the
-    output.  lost: why it is refused where these have not the stream's.
-    """
-    pairs = [(info, term) for info, term in zip(ctx.inputs, terms, strict=False) if info is not None]
-    one = same_frames(ctx, [info for info, _ in pairs])
-    labels = {term[info.axis] for info, term in pairs if info.axis is not None}
-    stream, length = labels.pop(), one.sizes[along(ctx, one)]
-    if any(term.count(stream) > 1 for _, term in pairs):
-        raise ctx.refuse("it selects a diagonal of the stream")
-    if stream not in result or any(label not in result for label in labels):
-        raise ctx.refuse(lost.format(stream))
-    if labels:
-        several = "it multiplies frames of the stream with each other"
-        raise ctx.refuse(several if lost else "the stream is along different axes of its inputs")
-    if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
-        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
-    for index, (info, term) in enumerate(pairs):
-        if info.axis is None and info.is_timed:
-            raise ctx.refuse("it computes with the length of the stream")
-        if info.axis is None and stream in term and info.sizes[term.index(stream)] != ONE:
-            raise ctx.refuse(f"input {index} has different values for each frame of the stream")
-    columns = [
-        [info.sizes[k] for info, term in pairs for k, each in enumerate(term) if each == label] for label in result
-    ]
-    shape = [broadcast(column, ctx.fresh(axis)) for axis, column in enumerate(columns)]
-    shape[result.index(stream)] = length
-    return one.moved(result.index(stream), shape)
 
 
 def elementwise(ctx: RuleContext) -> list[AxisInfo]:
@@ -230,15 +198,11 @@ def arg_reduce(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _reduced(ctx: RuleContext, x: AxisInfo, axes: set[int]) -> list[AxisInfo]:
-    time = along(ctx, x)
-    if time in axes:
-        raise ctx.refuse("it reduces over time")
-    if ctx.may_lack_frames(x):
-        ctx.edit(keep_reduced, sorted(axes), bool(ctx.attribute("keepdims", 1)))
-    if ctx.attribute("keepdims", 1):
-        return [x.moved(time, [ONE if axis in axes else one for axis, one in enumerate(x.sizes)])]
-    kept = [axis for axis in range(x.rank) if axis not in axes]
-    return [x.moved(kept.index(time), [x.sizes[axis] for axis in kept])]
+    keepdims = bool(ctx.attribute("keepdims", 1))
+    if ctx.may_lack_frames(x) and x.axis not in axes:
+        ctx.edit(keep_reduced, sorted(axes), keepdims)
+    result = [None if axis in axes else axis for axis in range(x.rank) if keepdims or axis not in axes]
+    return [mapped(ctx, [range(x.rank)], result, "it reduces over time")]
 
 
 def quantize(ctx: RuleContext) -> list[AxisInfo]:

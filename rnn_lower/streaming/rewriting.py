@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -19,12 +19,13 @@ from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
+from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, stream_axis
 from rnn_lower.streaming.axis_info import AxisInfo
-from rnn_lower.streaming.calls import plan_of, with_states
 from rnn_lower.streaming.causality import CausalityAnalysis
+from rnn_lower.streaming.data_flow import is_part_of_input
 from rnn_lower.streaming.graph_editor import GraphEditor
-from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, read_plan
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
 from rnn_lower.streaming.windows import PaddedError, cut_behind
@@ -89,35 +90,53 @@ def streamed(
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), reset, step)
     for edit in analysis.carried:
         edit(editor)
-    editor.finish()
-    editor.pair_left()
-    states = tuple(_in_order(editor.states))
-    outputs = {str(value.name): _kind(analysis, value) for value in work.model.graph.outputs}
     last = [(str(value.name), analysis.infos[value]) for value in work.model.graph.outputs]
-    plan = Plan(
-        streams, outputs, states, every, editor.symbols, editor.reset, tuple(sorted(editor.left)),
-        {name: _waits(info) for name, info in last if _waits(info)},
-        tuple(name for name, info in last if info.cut),
-        {name: info.late for name, info in last if info.late and step is not None}, editor.seen, _reach(analysis),
+    plan = _written(
+        editor, streams, {name: _kind(info) for name, info in last}, every=every, reach=_reach(analysis),
+        late={name: _waits(info) for name, info in last if _waits(info)},
+        cut=tuple(name for name, info in last if info.cut),
+        warm_up={name: info.late for name, info in last if info.late and step is not None},
     )  # fmt: skip
-    plan.write(work.proto)
-    for note in editor.notes:
-        logger.info("%s", note)
-    if not states and not plan.left:
+    if not plan.states and not plan.left:
         logger.info("no node carries anything over the stream; the model accepts chunks as it is")
     name = called(original.model, streams)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 
 
-def _call_by_call(document: Document, step: int | None, reset: bool) -> StreamedModel:
-    editor = with_states(document, _symbols(document.model, {}), step, reset)
+def _written(
+    editor: GraphEditor, inputs: Mapping[str, int], outputs: Mapping[str, int | str], **properties: Any
+) -> Plan:
+    """The plan of a model whose nodes are rewritten, in its metadata, too."""
     editor.finish()
     editor.pair_left()
-    plan, work = plan_of(editor), editor.document
-    plan.write(work.proto)
+    states = tuple({state.input: state for state in editor.states}.values())  # several nodes may count the same lengths
+    plan = Plan(
+        inputs, outputs, states, symbols=editor.symbols, reset=editor.reset, left=tuple(sorted(editor.left)),
+        seen=editor.seen, **properties,
+    )  # fmt: skip
+    plan.write(editor.document.proto)
     for note in editor.notes:
         logger.info("%s", note)
+    return plan
+
+
+def _call_by_call(document: Document, step: int | None, reset: bool) -> StreamedModel:
+    """The streaming form of a model of which each run is one step of its recurrent nodes."""
+    if step not in (None, 1):
+        raise RnnLowerError(f"--step {step}: each run of the model is one step of its recurrent nodes; use --step 1")
+    work, analysis = _followed(document, {}, False)
+    editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), reset)
+    for node in read_nodes(work.model, work.facts):
+        if node.direction != "forward" or "sequence_lens" in node.inputs:
+            raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")
+        shape = work.facts.shape(node.inputs["X"])
+        batch = None if shape is None else shape[0 if node.layout else 1]
+        initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
+        if batch is None and not all(value and is_part_of_input(work.model, value) for value in initial):
+            raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
+        Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0)(editor)
+    plan = _written(editor, {}, {str(value.name): FIXED for value in work.model.graph.outputs})
     return StreamedModel(Document(work.proto, work.folder), document, plan, None)
 
 
@@ -212,11 +231,5 @@ def _reach(analysis: CausalityAnalysis) -> int:
     return math.ceil(frames)
 
 
-def _kind(analysis: CausalityAnalysis, value: ir.Value) -> int | str:
-    info = analysis.infos[value]
+def _kind(info: AxisInfo) -> int | str:
     return info.axis if info.axis is not None else LAST if info.last else FIXED
-
-
-def _in_order(states: Sequence[State]) -> Iterator[State]:
-    """Each once: several nodes may count the same lengths."""
-    yield from {state.input: state for state in states}.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from rnn_lower.errors import UnsupportedError
@@ -16,10 +16,41 @@ WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
 
 
+def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence[object], lost: str) -> AxisInfo:
+    """The value that an operator makes, axis by axis, of axes of inputs that have the same label.
+
+    terms: the labels of each input's axes; axes of one label are of one size, or of size 1.  result: those of the
+    output.  lost: why it is refused where these have not the stream's.
+    """
+    pairs = [(info, term) for info, term in zip(ctx.inputs, terms, strict=False) if info is not None]
+    one = same_frames(ctx, [info for info, _ in pairs])
+    labels = {term[info.axis] for info, term in pairs if info.axis is not None}
+    stream, length = labels.pop(), one.sizes[along(ctx, one)]
+    if any(term.count(stream) > 1 for _, term in pairs):
+        raise ctx.refuse("it selects a diagonal of the stream")
+    if stream not in result or any(label not in result for label in labels):
+        raise ctx.refuse(lost.format(stream))
+    if labels:
+        several = "it multiplies frames of the stream with each other"
+        raise ctx.refuse(several if lost else "the stream is along different axes of its inputs")
+    if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
+        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
+    for index, (info, term) in enumerate(pairs):
+        if info.axis is None and info.is_timed:
+            raise ctx.refuse("it computes with the length of the stream")
+        if info.axis is None and stream in term and info.sizes[term.index(stream)] != ONE:
+            raise ctx.refuse(f"input {index} has different values for each frame of the stream")
+    columns = [
+        [info.sizes[k] for info, term in pairs for k, each in enumerate(term) if each == label] for label in result
+    ]
+    shape = [broadcast(column, ctx.fresh(axis)) for axis, column in enumerate(columns)]
+    shape[result.index(stream)] = length
+    return one.moved(result.index(stream), shape)
+
+
 def transpose(ctx: RuleContext) -> list[AxisInfo]:
-    x = ctx.x()
-    order = list(ctx.attribute("perm", range(x.rank)[::-1]))
-    return [x.moved(order.index(along(ctx, x)), [x.sizes[axis] for axis in order])]
+    rank = ctx.x().rank
+    return [mapped(ctx, [range(rank)], list(ctx.attribute("perm", range(rank)[::-1])), "")]
 
 
 def reshape(ctx: RuleContext) -> list[AxisInfo]:
@@ -114,11 +145,8 @@ def squeeze(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(1, "axes", 13)
     if axes is None:
         raise ctx.refuse("it lists no axes, so a stream of one frame would lose its axis")
-    gone = {axis % x.rank for axis in axes}
-    if along(ctx, x) in gone:
-        raise ctx.refuse("it removes the axis of the stream")
-    kept = [axis for axis in range(x.rank) if axis not in gone]
-    return [x.moved(kept.index(along(ctx, x)), [x.sizes[axis] for axis in kept])]
+    kept = [axis for axis in range(x.rank) if axis not in {axis % x.rank for axis in axes}]
+    return [mapped(ctx, [range(x.rank)], kept, "it removes the axis of the stream")]
 
 
 def unsqueeze(ctx: RuleContext) -> list[AxisInfo]:
@@ -127,10 +155,8 @@ def unsqueeze(ctx: RuleContext) -> list[AxisInfo]:
     if axes is None:
         raise ctx.refuse("input 1 is missing")
     rank = x.rank + len(axes)
-    new = {axis % rank for axis in axes}
-    old = [axis for axis in range(rank) if axis not in new]
-    shape = [ONE if axis in new else x.sizes[old.index(axis)] for axis in range(rank)]
-    return [x.moved(old[along(ctx, x)], shape)]
+    new, old = {axis % rank for axis in axes}, iter(range(x.rank))
+    return [mapped(ctx, [range(x.rank)], [None if axis in new else next(old) for axis in range(rank)], "")]
 
 
 def split(ctx: RuleContext) -> list[AxisInfo]:

@@ -7,12 +7,14 @@ ones. With fewer in front, frames come late (see `late`); what is padded behind 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
@@ -55,7 +57,7 @@ def cut_behind(model: ir.Model, name: str, axis: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """Along the axis of the stream."""
+    """Along one axis."""
 
     reach: int
     stride: int
@@ -64,12 +66,15 @@ class _Window:
 
 
 def convolution(ctx: RuleContext) -> list[AxisInfo]:
+    return _beside_time(ctx) or _windowed(ctx, ctx.x(), 0.0)
+
+
+def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
+    """What a convolution makes of frames in the batch; None of frames that its windows cover."""
     x = ctx.x()
-    if along(ctx, x) == 0:  # frames in the batch
-        return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
     if along(ctx, x) == 1:
         raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    return _windowed(ctx, x, 0.0)
+    return None if x.axis else [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
 
 
 def pooling(ctx: RuleContext) -> list[AxisInfo]:
@@ -79,28 +84,24 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
     if len(ctx.node.outputs) > 1:
         raise ctx.refuse("it returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
-    if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x).before:
+    if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x, along(ctx, x)).before:
         raise ctx.refuse("its first frames are averages of fewer values (count_include_pad is 0)")
-    if ctx.node.op_type == "LpPool" and _window(ctx, x).before:
+    if ctx.node.op_type == "LpPool" and _window(ctx, x, along(ctx, x)).before:
         raise ctx.refuse("it pads over time")
     return _windowed(ctx, x, 0.0 if average else -np.inf)
 
 
 def global_pooling(ctx: RuleContext) -> list[AxisInfo]:
-    x = ctx.x()
-    if along(ctx, x) > 1:
-        raise ctx.refuse("it reduces over time")
-    return [x.moved(along(ctx, x), [*x.sizes[:2], *[ONE] * (x.rank - 2)])]
+    rank = ctx.x().rank
+    return [shapes.mapped(ctx, [range(rank)], [0, 1, *[None] * (rank - 2)], "it reduces over time")]
 
 
 def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     """Only where each frame is one of its own; longer windows overlap what follows."""
-    x = ctx.x()
-    if along(ctx, x) == 0:
-        return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
-    if along(ctx, x) == 1:
-        raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    window, axis, x = _window(ctx, x), along(ctx, x), settled(x, ctx.analysis.delay)
+    if (beside := _beside_time(ctx)) is not None:
+        return beside
+    x = settled(ctx.x(), ctx.analysis.delay)
+    window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if ctx.attribute("output_shape"):
         raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
     shape, weights = ctx.sizes(x.rank), ctx.input(1)
@@ -157,8 +158,8 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     return made.moved(axis, shape)
 
 
-def _window(ctx: RuleContext, x: AxisInfo) -> _Window:
-    place, count = along(ctx, x) - 2, x.rank - 2
+def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
+    place, count = axis - 2, x.rank - 2
     kernel = ctx.attribute("kernel_shape")
     if kernel is None:
         weights = ctx.input(1)
@@ -181,7 +182,7 @@ def _window(ctx: RuleContext, x: AxisInfo) -> _Window:
 
 
 def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
-    window, axis = _window(ctx, x), along(ctx, x)
+    window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if x.lead and window.before:
         raise ctx.refuse("it pads the stream once more")
     if not x.is_unmerged:
@@ -244,22 +245,17 @@ def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]
 
 def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
     """Of the output: what inference finds, else what the attributes make of known sizes."""
-    shape, count = ctx.sizes(x.rank), x.rank - 2
-    shape[0] = x.sizes[0]
+    shape = ctx.sizes(x.rank)
+    shape[:2] = x.sizes[:2]
     if ctx.node.op_type == "Conv":
         weights = ctx.input(1)
-        kernel: list[int | None] = [None] * count
-        if weights.shape is not None:
-            shape[1], kernel = weights.shape[0], [one.number for one in weights.shape[2:]]
-    else:
-        shape[1], kernel = x.sizes[1], ctx.attribute("kernel_shape")
-    pads, auto = ctx.attribute("pads", [0] * 2 * count), ctx.attribute("auto_pad", "NOTSET")
-    for place in range(count if auto in ("NOTSET", "VALID") and not ctx.attribute("ceil_mode", 0) else 0):
-        have, reach = x.sizes[place + 2].number, kernel[place]
-        if have is not None and reach is not None and shape[place + 2].number is None:
-            dilation, stride = (ctx.attribute(name, [1] * count)[place] for name in ("dilations", "strides"))
-            padded = have + (pads[place] + pads[place + count] if auto == "NOTSET" else 0)
-            shape[place + 2] = size((padded - (reach - 1) * dilation - 1) // stride + 1)
+        shape[1] = ctx.sizes(x.rank)[1] if weights.shape is None else weights.shape[0]
+    for axis in range(2, x.rank):
+        have = x.sizes[axis].number
+        if have is not None and shape[axis].number is None:
+            with contextlib.suppress(UnsupportedError):
+                window = _window(ctx, x, axis)
+                shape[axis] = size((have + window.before + window.behind - window.reach) // window.stride + 1)
     return shape
 
 
@@ -299,18 +295,17 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
+    given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
+    fill = given.ravel()[0] if given is not None and given.size else 0
     if x.late and before and ctx.analysis.step is not None:
-        given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
-        number = given.ravel()[0] if given is not None and given.size else 0
-        ctx.edit(mask, x, filled((), number, ctx.dtype(0)))
+        ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
     if mode != "constant":
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
     if (x.lead and (before or end)) or not x.is_unmerged:
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or (len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None):
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
-    fill_value = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
-    if fill_value is None:
+    if given is None:
         raise ctx.refuse("the value that it pads with is computed")
     left = tuple(0 if place in (axis, axis + x.rank) else number for place, number in enumerate(pads))
     made = dataclasses.replace(x, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
@@ -318,8 +313,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if not before:
         ctx.edit(replace_arguments, {1: left})
         return [made.moved(axis, shape)]
-    cached = (*shape[:axis], size(before), *shape[axis + 1 :])
-    fill = fill_value.ravel()[0] if fill_value.size else 0
+    cached = made.moved(axis, shape).sized(size(before))
     ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
     return [made.moved(axis, shape)]
 
