@@ -104,10 +104,9 @@ class AxisInfo:
         """The same frames in a value of another shape."""
         return dataclasses.replace(self, axis=axis, shape=tuple(shape), content=None, **changes)
 
-    def changed(self, **changes: Any) -> AxisInfo:
-        """The same with other frames, as many as it has then."""
-        assert self.axis is not None
-        found = dataclasses.replace(self, content=None, **changes)
+    def changed(self, shape: Sequence[Size] | None = None, **changes: Any) -> AxisInfo:
+        """The same with other frames, as many as it has then, and perhaps other sizes beside them."""
+        found = dataclasses.replace(self, shape=tuple(shape or self.sizes), content=None, **changes)
         return dataclasses.replace(found, shape=found.sized(with_lead(found.frames, found.lead)))
 
     def ended(self, shape: Sequence[Size]) -> AxisInfo:

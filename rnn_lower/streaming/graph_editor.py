@@ -214,15 +214,13 @@ class GraphEditor:
 
     def hand_on(self, site: Site, operand: Operand, state: State) -> None:
         """Make a value the output that the next chunk is given as the state."""
-        self.surface(site, operand, state.output, state.input, (ir.DataType[state.dtype], state.shape))
+        self.surface(site, operand, state)
         self.states.append(state)
 
-    def surface(
-        self, site: Site, operand: Operand, name: str, source: str, what: tuple[ir.DataType, tuple[Size, ...]]
-    ) -> None:
+    def surface(self, site: Site, operand: Operand, state: State) -> None:
         """Make a value an output of the main graph; a branch that is not taken hands the state on as it was."""
         assert isinstance(operand, ir.Value)
-        value = str(operand.name)
+        value, name, source, dtype = str(operand.name), state.output, state.input, ir.DataType[state.dtype]
         chain = self._chains[id(site.message)]
         for node, body in reversed(chain):
             if (source, id(body)) in self._kept:  # the other branch has it too, which made an output of it
@@ -236,12 +234,12 @@ class GraphEditor:
                 if other is not body:
                     self._kept[source, id(other)] = other.node[-1]
                     self._bodies.append(other)
-                other.output.append(helper.make_tensor_value_info(held, int(what[0]), None))
+                other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
             value = name if node is chain[0][0] else self.names.unique(f"{name}/taken")
             node.output.append(value)
         if value != name:
             site.rename(operand, name)
-        self.graph.output.append(declared(name, *what))
+        self.graph.output.append(declared(name, dtype, state.shape))
 
     # -- chunks of one length --------------------------------------------------------------------------------------
 

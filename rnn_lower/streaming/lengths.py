@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import constant
@@ -42,19 +44,19 @@ def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
 
 def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> tuple[ir.Value, ir.Value]:
     """How many frames each row has in this chunk, and whether it had ended before."""
-    lengths, shape = read.inputs["sequence_lens"], (batch,)
+    lengths = read.inputs["sequence_lens"]
+    shape: tuple[Size, ...] = (batch,)
     root, b = _root(work, lengths, read.describe()), site.before
     if root.is_graph_input() and not root.is_initializer():
-        source, dtype, first, left = str(root.name), root.dtype, None, ir.Value(name=lengths.name)
+        assert root.dtype is not None
+        result, left = work.names.unique(f"{site.name}/lengths_out"), ir.Value(name=lengths.name)
+        state = State(str(root.name), result, shape, root.dtype.name, site.owner, 0)
     else:
         try:
-            first, shape = work.first(read.describe(), lengths, shape, INT32)  # type: ignore[assignment]
+            first, shape = work.first(read.describe(), lengths, shape, INT32)
         except FromInput as error:
             raise UnsupportedError(f"{read.describe()}: sequence_lens: {error}") from None
-        source, dtype = work.names.unique(f"{read.name}/lengths_in"), INT32
-        work.add_input(source, dtype, shape)
-        left = work.resettable(site, source, first, shape, 0)
-    assert dtype is not None
+        state, left = work.take_state(site, "lengths", first, shape, 0)
 
     def above_zero(value: Operand, name: str) -> Operand:
         relu = b.op("Relu", b.cast(value, INT32, DOUBLE, f"{name}_wide"), name=f"{name}_above")
@@ -66,9 +68,8 @@ def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> t
     more = b.cast(b.cast(beyond, INT32, BOOL, "more"), BOOL, INT32, "one_more")
     rest = b.sub(b.add(beyond, more, "counted"), constant(1, INT32), "left")
     mask = b.less(b.cast(left, INT32, DOUBLE, "wide"), constant(0, DOUBLE), "ended")
-    result = work.names.unique(f"{read.name}/lengths_out")
-    state = State(source, result, shape, dtype.name, read.describe(), 0, first)
-    work.hand_on(site, b.op("Cast", rest, name="out", to=int(dtype)), state)
+    remaining = b.op("Cast", rest, name="out", to=int(ir.DataType[state.dtype]))
+    work.hand_on(site, remaining, dataclasses.replace(state, node=read.describe()))
     assert isinstance(used, ir.Value)
     return used, mask
 

@@ -52,7 +52,8 @@ class Recurrence:
             shape = (self.batch, ONE, size(read.hidden_size))
         if initial is not None and initial.is_graph_input() and not initial.is_initializer():
             _check_callers(work, read, initial)
-            state = State(str(initial.name), "", shape, read.dtype.name, read.describe(), rows)
+            result = work.names.unique(f"{site.name}/{letter}_out")
+            state = State(str(initial.name), result, shape, read.dtype.name, site.owner, rows)
             current = ir.Value(name=initial.name)
         else:
             try:
@@ -60,14 +61,11 @@ class Recurrence:
             except FromInput as error:
                 _leave(work, read, str(error))
                 return
-            source = work.names.unique(f"{read.name}/{letter}_in")
-            state = State(source, "", shape, read.dtype.name, read.describe(), rows, first)
-            work.add_input(source, read.dtype, shape)
-            current = work.resettable(site, source, first, shape, rows)
+            state, current = work.take_state(site, letter, first, shape, rows)
         site.feed(index, current)
         if initial is not None:
             work.replaced[read.node, index] = initial
-        _hand_on(work, site, (read.name, letter), state, current, ended)
+        _hand_on(work, site, letter, dataclasses.replace(state, node=read.describe()), current, ended)
 
 
 def tell_length(work: GraphEditor, read: RecurrentNode, steps: int) -> None:
@@ -81,26 +79,24 @@ def tell_length(work: GraphEditor, read: RecurrentNode, steps: int) -> None:
 
 
 def _hand_on(
-    work: GraphEditor, site: Site, names: tuple[str, str], state: State, current: ir.Value, ended: ir.Value | None
+    work: GraphEditor, site: Site, letter: str, state: State, current: ir.Value, ended: ir.Value | None
 ) -> None:
     """The final state as an output; a row whose sequence had ended before keeps what it had."""
-    (name, letter), outputs, index = names, site.message.output, STATES[names[1]][1]
+    outputs, index = site.message.output, STATES[letter][1]
     old = outputs[index] if index < len(outputs) else ""
-    plain = not old and not work.is_nested(site)
-    held = old or work.names.unique(f"{name}/{letter}_{'out' if plain else 'last'}")
-    final: ir.Value = ir.Value(name=held)
+    new = work.names.unique(f"{site.name}/{letter}_last") if work.is_nested(site) else state.output
+    final = ir.Value(name=old or new)
     if ended is not None:
         final = site.behind.op("Where", ended, current, site.divert(f"{letter}_raw", index), name=f"{letter}_held")
-        site.rename(final, held)
+        site.rename(final, old or new)
     elif not old:
-        put(outputs, index, held)
-    shared = any(one.input == state.input for one in work.states)  # with the other branch
-    result = held
-    if shared or state.first is not None or held not in {value.name for value in work.graph.output}:
-        result = held if plain else "" if shared else work.names.unique(f"{name}/{letter}_out")
-        work.surface(site, final, result, state.input, (ir.DataType[state.dtype], state.shape))
-    if not shared:
-        work.states.append(dataclasses.replace(state, output=result))
+        put(outputs, index, new)
+    if any(one.input == state.input for one in work.states):  # shared with the other branch
+        work.surface(site, final, state)
+    elif state.first is None and old in {value.name for value in work.graph.output}:
+        work.states.append(dataclasses.replace(state, output=old))
+    else:
+        work.hand_on(site, final, state)
 
 
 def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) -> None:

@@ -36,6 +36,20 @@ logger = logging.getLogger("rnn_lower")
 
 
 @dataclasses.dataclass(frozen=True)
+class StreamOptions:
+    """How a model is to be streamed; see `rnn_lower.stream`."""
+
+    axis: str | None = None
+    step: int | None = None
+    keep_native: bool = False
+    set_inputs: Mapping[str, Any] | None = None
+    reset: bool = False
+    delay: bool = False
+    states: str = "each"
+    state_names: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class StreamedModel:
     """The streaming form of a model, its recurrent nodes as they were.
 
@@ -52,19 +66,17 @@ class StreamedModel:
     length: int | None = None
 
 
-def streamed(
-    document: Document, time: str | None, set_inputs: Mapping[str, Any] | None, reset: bool,
-    dims: Dims | None, step: int | None = None, delay: bool = False,
-) -> StreamedModel:  # fmt: skip
+def streamed(document: Document, requested: StreamOptions, dims: Dims | None) -> StreamedModel:
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
     if read_plan(document.proto) is not None:
         raise RnnLowerError(
             "it is a streaming model already; use it as it is, lower it (rnn-lower lower), or stream its original"
         )
-    ready = _ready(document, set_inputs or {}, dims)
+    time, step, delay = requested.axis, requested.step, requested.delay
+    ready = _ready(document, requested.set_inputs or {}, dims)
     axis = stream_axis(ready, step) if time is None else time
     if axis == CALLS:
-        return _call_by_call(ready, step, reset)
+        return _call_by_call(ready, requested)
     original, symbol, baked = opened(ready.copied(), axis)
     streams = axes_of(original, symbol)
     left_outside = time is None and bool(external(ready)) and step is None
@@ -87,7 +99,7 @@ def streamed(
         raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
     if step is not None and step % every:
         raise UnsupportedError(f"--step {step}: the strides of the model over time need multiples of {every} frames")
-    editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), reset, step)
+    editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), requested.reset, step)
     for edit in analysis.carried:
         edit(editor)
     last = [(str(value.name), analysis.infos[value]) for value in work.model.graph.outputs]
@@ -121,12 +133,14 @@ def _written(
     return plan
 
 
-def _call_by_call(document: Document, step: int | None, reset: bool) -> StreamedModel:
+def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel:
     """The streaming form of a model of which each run is one step of its recurrent nodes."""
-    if step not in (None, 1):
-        raise RnnLowerError(f"--step {step}: each run of the model is one step of its recurrent nodes; use --step 1")
+    if requested.step not in (None, 1):
+        raise RnnLowerError(
+            f"--step {requested.step}: each run of the model is one step of its recurrent nodes; use --step 1"
+        )
     work, analysis = _followed(document, {}, False)
-    editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), reset)
+    editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
     for node in read_nodes(work.model, work.facts):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
             raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
-from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
 from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tell_sizes
 
@@ -238,12 +238,10 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
 
 def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> AxisInfo:
     """One of so many frames, where chunks are a multiple of them."""
-    x, time = settled(x, ctx.analysis.delay), along(ctx, x)
+    x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE or x.late:
         raise ctx.refuse("it selects frames of a value that is padded, merged with other axes, or delayed")
-    found = dataclasses.replace(x, every=x.every * step)
-    sizes[time] = found.frames
-    return found.moved(time, sizes)
+    return x.changed(sizes, every=x.every * step)
 
 
 def _trimmed(
@@ -259,12 +257,11 @@ def _trimmed(
     lead = x.lead - start - end
     if lead < 0:
         raise ctx.refuse(f"it selects frames {start} to {-behind} of the stream, of which {x.lead} are left padding")
-    if x.outer != ONE or x.sizes[time] != with_lead(x.frames, x.lead):
+    if not x.is_unmerged:
         raise ctx.refuse("it cuts frames off axes that are merged with the stream")
     if end != behind:
         _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})
-    sizes[time] = with_lead(x.frames, lead)
-    return dataclasses.replace(x, lead=lead, trail=max(0, x.trail - behind)).moved(time, sizes)
+    return x.changed(sizes, lead=lead, trail=max(0, x.trail - behind))
 
 
 def _shortened(
@@ -282,8 +279,7 @@ def _shortened(
         x, trail = settled(x, ctx.analysis.delay), 0
     if len(cut) > 1:
         _keep_ranges(ctx, {axis: range_ for axis, range_ in cut.items() if axis != time})
-    late = dataclasses.replace(cropped(ctx, x, start, end, gone=len(cut) == 1), trail=trail)
-    return late.moved(time, [late.sizes[time] if axis == time else one for axis, one in enumerate(sizes)])
+    return cropped(ctx, x, start, end, gone=len(cut) == 1).changed(sizes, trail=trail)
 
 
 def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -> None:

@@ -11,7 +11,7 @@ import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -30,6 +30,7 @@ from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import StreamedModel, streamed
+from rnn_lower.streaming.rewriting import StreamOptions as StreamOptions
 from rnn_lower.targeting import find_target
 from rnn_lower.targeting.lint import unsupported
 from rnn_lower.targeting.profile import Target
@@ -39,20 +40,6 @@ logger = logging.getLogger("rnn_lower")
 
 MARK = b"first states, written by rnn-lower stream"
 """The comment of the archives that hold them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamOptions:
-    """How a model is to be streamed; see `rnn_lower.stream`."""
-
-    axis: str | None = None
-    step: int | None = None
-    keep_native: bool = False
-    set_inputs: Mapping[str, Any] | None = None
-    reset: bool = False
-    delay: bool = False
-    states: str = "each"
-    state_names: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +65,7 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):
         raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
-    found = streamed(
-        document, requested.axis, requested.set_inputs, requested.reset, options.dims, requested.step, requested.delay
-    )
+    found = streamed(document, requested, options.dims)
     found = dataclasses.replace(found, plan=_arranged(found, requested))
     if requested.keep_native and found.late and requested.step is None:
         raise UnsupportedError(

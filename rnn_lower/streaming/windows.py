@@ -17,7 +17,7 @@ import onnx_ir as ir
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming import shapes
-from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held, settled
 from rnn_lower.streaming.graph_editor import filled
 from rnn_lower.streaming.node_edits import change_attributes, mask, replace_arguments
@@ -128,9 +128,12 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         lead = 0
     else:
         raise ctx.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
-    shape[axis] = with_lead(x.frames, lead)
-    blame = ctx.refuse(f"it makes {trail} frames beyond the end of the stream; cut them off, or delay them (--delay)")
-    return [dataclasses.replace(x, lead=lead, trail=trail, blame=str(blame)).moved(axis, shape)]
+    return [x.changed(shape, lead=lead, trail=trail, blame=_beyond(ctx, trail))]
+
+
+def _beyond(ctx: RuleContext, frames: int) -> str:
+    text = f"it makes {frames} frames beyond the end of the stream; cut them off, or delay them (--delay)"
+    return str(ctx.refuse(text))
 
 
 def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, shape: list[Size]) -> AxisInfo:
@@ -144,18 +147,13 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
         raise PaddedError(ctx.node, axis)
     if x.late:
         ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
-    made = dataclasses.replace(
-        x, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride, trail=rest
-    )
-    shape[axis] = made.frames
+    made = x.changed(
+        shape, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride,
+        trail=rest, blame=_beyond(ctx, rest) if rest else x.blame,
+    )  # fmt: skip
     if rest:
-        tail = made.moved(axis, shape).sized(size(rest))
-        ctx.carry(Overlap(ctx.node, tail, axis, rest, ctx.dtype(0)))
-        error = ctx.refuse(
-            f"it makes {rest} frames beyond the end of the stream; cut them off, or delay them (--delay)"
-        )
-        made = dataclasses.replace(made, blame=str(error))
-    return made.moved(axis, shape)
+        ctx.carry(Overlap(ctx.node, made.sized(size(rest)), axis, rest, ctx.dtype(0)))
+    return made
 
 
 def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
@@ -209,21 +207,19 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         if not trail:
             raise error
         blame = str(error)
-    made = dataclasses.replace(
-        x, every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late, cut=x.cut or made_up > 0,
-        dropped=x.dropped // window.stride,
-    )  # fmt: skip
     if x.late and window.before and ctx.analysis.step is not None:
         ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
     if late or x.late:
         ctx.carry(_held_back(ctx, x, window, fill))
-    elif window.before:
-        ctx.carry(_own_padding(ctx, x, axis, window.before, fill))
+    elif window.before:  # its padding over time goes; the cache comes before its input
+        shape, attributes = x.sized(size(window.before)), _without_padding(ctx, x, axis)
+        ctx.carry(Cache(ctx.node, shape, axis, window.before, ctx.dtype(0), fill, attributes=attributes))
     elif window.behind:
         ctx.edit(change_attributes, _without_padding(ctx, x, axis))
-    shape = _sizes(ctx, x)
-    shape[axis] = with_lead(made.frames, lead)
-    return [made.moved(axis, shape)]
+    return [x.changed(
+        _sizes(ctx, x), every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late,
+        cut=x.cut or made_up > 0, dropped=x.dropped // window.stride,
+    )]  # fmt: skip
 
 
 def _held_back(ctx: RuleContext, x: AxisInfo, window: _Window, fill: Any) -> DelayBuffer:
@@ -257,12 +253,6 @@ def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
                 window = _window(ctx, x, axis)
                 shape[axis] = size((have + window.before + window.behind - window.reach) // window.stride + 1)
     return shape
-
-
-def _own_padding(ctx: RuleContext, x: AxisInfo, axis: int, length: int, fill: Any) -> Cache:
-    """The node's padding over time goes; the cache comes before its input."""
-    attributes = _without_padding(ctx, x, axis)
-    return Cache(ctx.node, x.sized(size(length)), axis, length, ctx.dtype(0), fill, attributes=attributes)
 
 
 def pad(ctx: RuleContext) -> list[AxisInfo]:
@@ -308,14 +298,13 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if given is None:
         raise ctx.refuse("the value that it pads with is computed")
     left = tuple(0 if place in (axis, axis + x.rank) else number for place, number in enumerate(pads))
-    made = dataclasses.replace(x, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
-    shape[axis] = with_lead(x.frames, made.lead)
-    if not before:
+    made = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
+    if before:
+        cached = made.sized(size(before))
+        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
+    else:
         ctx.edit(replace_arguments, {1: left})
-        return [made.moved(axis, shape)]
-    cached = made.moved(axis, shape).sized(size(before))
-    ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
-    return [made.moved(axis, shape)]
+    return [made]
 
 
 def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
