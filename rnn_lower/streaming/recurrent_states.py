@@ -10,7 +10,7 @@ import onnx_ir as ir
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.shapes.sizes import ONE, Size, size
-from rnn_lower.streaming.data_flow import gives_back, inputs_of, is_part_of_input, outputs_of
+from rnn_lower.streaming.data_flow import inputs_of, outputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor, Site, put
 from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.lengths import count_down
@@ -120,10 +120,10 @@ def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
         initial = None if start is None else _reshaped_input(start)
-        if initial is not None and (final is None or not gives_back(model, final)):
+        if initial is not None and (final is None or not outputs_of(model, final)):
             _give_back(work, read, letter, initial)
             continue
-        if start is None or final is None or not is_part_of_input(model, start) or not gives_back(model, final):
+        if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
             raise UnsupportedError(
                 f"{read.describe()}: {reason}, and its state is not returned unchanged; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"

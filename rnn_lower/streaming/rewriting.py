@@ -23,7 +23,7 @@ from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, stream_axis
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.data_flow import is_part_of_input
+from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, read_plan
 from rnn_lower.streaming.recurrent_states import Recurrence
@@ -147,7 +147,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
         shape = work.facts.shape(node.inputs["X"])
         batch = None if shape is None else shape[0 if node.layout else 1]
         initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
-        if batch is None and not all(value and is_part_of_input(work.model, value) for value in initial):
+        if batch is None and not all(value and inputs_of(work.model, value) for value in initial):
             raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
         Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0)(editor)
     plan = _written(editor, {}, {str(value.name): FIXED for value in work.model.graph.outputs})

@@ -296,28 +296,18 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     data, indices = ctx.input(0), ctx.input(1)
     if data.axis is not None and indices.is_timed:
         raise ctx.refuse("both its data and its indices carry the stream")
-    if data.axis is None:
-        if data.is_timed:
-            raise ctx.refuse("it computes with the length of the stream")
-        if data.shape is None:
-            raise ctx.refuse("the rank of its data is unknown")
-        axis = ctx.axis(0, data.rank)
-        shape = (*data.shape[:axis], *indices.sizes, *data.shape[axis + 1 :])
-        return [indices.moved(axis + along(ctx, indices), shape)]
-    axis, time = ctx.axis(0, data.rank), along(ctx, data)
-    chosen = ctx.known(1)
-    if axis == time:
+    if data.shape is None or indices.shape is None:
+        raise ctx.refuse(f"the rank of its {'data' if data.shape is None else 'indices'} is unknown")
+    axis, chosen = ctx.axis(0, data.rank), ctx.known(1)
+    if axis == data.axis:
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
             text = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
             raise ctx.refuse(f"it selects fixed frames of the stream: {text}")
         if data.late:
             raise ctx.refuse("it selects the last frame of a delayed value; use Slice ([-1:])")
-        middle = (ONE,) * chosen.ndim
-        return [data.ended([*data.sizes[:axis], *middle, *data.sizes[axis + 1 :]])]
-    if indices.shape is None:
-        raise ctx.refuse("the rank of its indices is unknown")
-    shape = (*data.sizes[:axis], *indices.shape, *data.sizes[axis + 1 :])
-    return [data.moved(time if time < axis else time + indices.rank - 1, shape)]
+        return [data.ended([*data.sizes[:axis], *(ONE,) * chosen.ndim, *data.sizes[axis + 1 :]])]
+    rows, places = range(data.rank), [f"index {k}" for k in range(indices.rank)]
+    return [mapped(ctx, [rows, places], [*rows[:axis], *places, *rows[axis + 1 :]], "")]
 
 
 def expand(ctx: RuleContext) -> list[AxisInfo]:
