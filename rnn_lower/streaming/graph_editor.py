@@ -101,7 +101,7 @@ class GraphEditor:
         self._rows: Size | None = None
         self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}
         self._find_chains(self.graph, [])
-        self._first = graph_builder(document.proto, self.names, MADE.rstrip("/"))
+        self._first = graph_builder(document.proto, MADE.rstrip("/"), self.names)
         self._sites: dict[int, Site] = {}
         self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
         self._bodies: list[onnx.GraphProto] = []  # alive, so that they keep their identities
@@ -315,8 +315,9 @@ class GraphEditor:
         _replace(graph, nodes)
 
 
-def graph_builder(model: onnx.ModelProto, names: Names, scope: str) -> GraphBuilder:
+def graph_builder(model: onnx.ModelProto, scope: str, names: Names | None = None) -> GraphBuilder:
     """A builder of nodes for the main graph of a protobuf model, which `put_around` puts there."""
+    names = names or Names(name for holder in protobuf.holders(model) for name in protobuf.names_of(holder))
     pool = ConstantPool(names, model.ir_version < 4)
     return GraphBuilder(opset_of(model) or 0, ir.DataType.FLOAT, names, pool, scope)
 
@@ -327,6 +328,12 @@ def put_around(graph: onnx.GraphProto, first: GraphBuilder, last: Iterable[ir.No
     for value in first.pool.all_initializers:
         assert value.const_value is not None
         graph.initializer.append(ir.serde.serialize_tensor(value.const_value))
+
+
+def name_value(operand: Operand, name: str) -> None:
+    """Give a value that was written a name of the model's."""
+    assert isinstance(operand, ir.Value)
+    operand.name = name
 
 
 def _messages(builder: GraphBuilder | None) -> Iterator[onnx.NodeProto]:

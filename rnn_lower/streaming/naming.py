@@ -12,11 +12,10 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
-from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.shapes.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.graph_editor import declared, graph_builder, put_around
+from rnn_lower.streaming.graph_editor import declared, graph_builder, name_value, put_around
 from rnn_lower.streaming.plan import Plan, State
 
 FIELDS = ("node", "state", "end", "index")
@@ -31,11 +30,11 @@ def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
         what = last.removesuffix("_in")
         for end, name in (("in", state.input), ("out", state.output)):
             names[name] = _formatted(template, {"node": node, "state": what, "end": end, "index": index})
-    used_names = {name for holder in protobuf.holders(model) for name in names_of(holder)} - names.keys()
+    used_names = {name for holder in protobuf.holders(model) for name in protobuf.names_of(holder)} - names.keys()
     twice = [name for name, count in collections.Counter(names.values()).items() if count > 1 or name in used_names]
     if twice:
         raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would name several states; add {{node}} to it")
-    rename(model.graph, names)
+    protobuf.rename(model.graph, names)
     states = tuple(
         dataclasses.replace(one, input=names.get(one.input, one.input), output=names.get(one.output, one.output))
         for one in plan.states
@@ -54,25 +53,6 @@ def _formatted(template: str, fields: Mapping[str, object]) -> str:
         raise RnnLowerError(f"--state-names {template}: it must contain {{end}}, and may contain {known}") from None
 
 
-def names_of(holder: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
-    """All names in a graph but those of its bodies."""
-    found = {name for node in holder.node for name in (*node.input, *node.output)}
-    if isinstance(holder, onnx.GraphProto):
-        found |= {value.name for value in (*holder.input, *holder.output, *holder.initializer)}
-    return found
-
-
-def rename(graph: onnx.GraphProto, names: Mapping[str, str], declared: bool = True) -> None:
-    """Rename values that nodes read and make, in bodies too; declared: those that the graph takes and gives, too."""
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for body in protobuf.graphs_of(node):
-            rename(body, names)
-    for value in (*graph.input, *graph.output, *graph.value_info) if declared else ():
-        value.name = names.get(value.name, value.name)
-
-
 def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
     """The plan with all states of an element type in one tensor, [batch, elements] where there is a free batch.
 
@@ -82,8 +62,7 @@ def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
     for state in plan.states:
         if state.first is not None:
             kinds.setdefault((state.dtype, _rows(state)), []).append(state)
-    names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
-    b = graph_builder(model, names, "states")
+    b = graph_builder(model, "states")
     behind = b.body()
     made = [_pack(b, behind, states, rows) for (_, rows), states in kinds.items()]
     gone = {name for states in kinds.values() for one in states for name in (one.input, one.output)}
@@ -124,16 +103,12 @@ def _pack(ahead: GraphBuilder, behind: GraphBuilder, states: list[State], rows: 
         firsts.append(first.reshape(1, -1))
         count = firsts[-1].size
         columns = ahead.reshape(ahead.slice(packed_state, 1, start, start + count), shape)
-        _named(ahead.op("Transpose", columns, name="part", perm=np.argsort(order).tolist()), state.input)
+        name_value(ahead.op("Transpose", columns, name="part", perm=np.argsort(order).tolist()), state.input)
         last = behind.op("Transpose", ir.Value(name=state.output), name="part", perm=order)
         parts.append(behind.reshape(last, [-1 if rows.of else 1, count]))
         start += count
-    _named(behind.op("Concat", *parts, name="packed", axis=1), result)
+    name_value(behind.op("Concat", *parts, name="packed", axis=1), result)
     node = ", ".join(dict.fromkeys(state.node for state in states))
     inside = tuple(state.input for state in states)
     first = np.concatenate(firsts, 1)
     return State(source, result, (rows, size(start)), dtype.name, node, 0 if rows.of else None, first, inside)
-
-
-def _named(value: ir.Value, name: str) -> None:
-    value.name = name

@@ -16,7 +16,6 @@ from onnx import helper, numpy_helper
 
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
-from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of
@@ -27,8 +26,7 @@ from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.chunked_runs import fixed_step
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
-from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, put_around
-from rnn_lower.streaming.naming import names_of, rename
+from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, name_value, put_around
 from rnn_lower.streaming.plan import KEY, LAST, Plan
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.session import plan_with
@@ -115,17 +113,17 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
     """Each run being one step, with an axis of one frame in front of inputs and outputs."""
     work, fed = document.proto, {name for state in plan.states for name in (state.input, state.output)}
     graph = work.graph
-    b = _builder(work)
+    b = graph_builder(work, "whole")
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [one for one in graph.input if one.name not in fed | constants and one.type.tensor_type.shape.dim]
     outputs = [one for one in graph.output if one.name not in fed]
     changed = {one.name: b.names.unique(f"{one.name}/frame") for one in (*inputs, *outputs)}
-    rename(graph, changed, declared=False)
+    protobuf.rename(graph, changed, declared=False)
     behind = b.body()
     for one in inputs:
-        _name(b.squeeze(ir.Value(name=one.name), [0]), changed[one.name])
+        name_value(b.squeeze(ir.Value(name=one.name), [0]), changed[one.name])
     for one in outputs:
-        _name(behind.unsqueeze(ir.Value(name=changed[one.name]), [0]), one.name)
+        name_value(behind.unsqueeze(ir.Value(name=changed[one.name]), [0]), one.name)
     put_around(graph, b, behind.nodes)
     for value in (*inputs, *outputs):
         dims = value.type.tensor_type.shape.dim
@@ -140,16 +138,6 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
     if not inputs:
         raise RnnLowerError("the model has no inputs besides its states")
     return Document(work, document.folder), plan
-
-
-def _builder(model: onnx.ModelProto) -> GraphBuilder:
-    return graph_builder(model, Names(name for holder in protobuf.holders(model) for name in names_of(holder)), "whole")
-
-
-def _name(value: Operand, name: str) -> None:
-    """Give a value that was written a name of the model's."""
-    assert isinstance(value, ir.Value)
-    value.name = name
 
 
 def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
@@ -187,7 +175,7 @@ def _in_one_chunk(model: onnx.ModelProto, plan: Plan) -> None:
     gone = {state.output for state in own.values()} - plan.outputs.keys()
     protobuf.remove_if(graph.input, lambda value: value.name in own)
     protobuf.remove_if(graph.output, lambda value: value.name in gone)
-    b = _builder(model)
+    b = graph_builder(model, "whole")
     _write_first_values(graph, b, plan)
     put_around(graph, b, ())
 
@@ -202,7 +190,7 @@ def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> 
             continue
         shape = b.concat([computed_size(b, each, plan.symbols) for each in state.shape], 0, "shape")
         first = constant(state.first, ir.DataType[state.dtype], "first")
-        _name(b.op("Expand", first, shape, name="state"), state.input)
+        name_value(b.op("Expand", first, shape, name="state"), state.input)
 
 
 def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
@@ -212,14 +200,14 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     if grown := next((one for one in plan.states if any(GROWS in each.of for each in one.shape)), None):
         raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
     graph = model.graph
-    b = _builder(model)
+    b = graph_builder(model, "whole")
     names, behind = b.names, b.body()
     declared = {value.name: value for value in graph.input}
     results = {value.name: value for value in graph.output}
     inside = {name: names.unique(f"{name}/chunk") for name in (*plan.inputs, *results, *(s.input for s in plan.states))}
     body_nodes = list(graph.node)
     body = helper.make_graph(body_nodes, "chunk", [], [])
-    rename(body, inside)
+    protobuf.rename(body, inside)
     fed = [state.output for state in plan.states]
     again = {name: names.unique(f"{name}/again") for name in plan.outputs if name in fed}
     body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
@@ -245,12 +233,12 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     for name, axis in plan.outputs.items():
         chunked = ir.Value(name=stacked[name])
         if isinstance(axis, int):
-            _name(_merge(behind, chunked, axis, plan.warm_up.get(name)), name)
+            name_value(_merge(behind, chunked, axis, plan.warm_up.get(name)), name)
         else:
-            _name(behind.gather(chunked, constant(-1, INT64)), name)
+            name_value(behind.gather(chunked, constant(-1, INT64)), name)
     theirs = {state.output for state in plan.states if state.first is None} - plan.outputs.keys()
     for name in theirs:
-        _name(behind.op("Identity", ir.Value(name=last[name]), name="last"), name)
+        name_value(behind.op("Identity", ir.Value(name=last[name]), name="last"), name)
     put_around(graph, b, behind.nodes)
     protobuf.remove_if(graph.input, lambda value: value.name in own)
     protobuf.remove_if(graph.output, lambda value: value.name not in plan.outputs and value.name not in theirs)
