@@ -17,7 +17,6 @@ from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of, reaches_output
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.state_caches import CARRIED, Joined
-from rnn_lower.streaming.windows import PaddedError
 
 CALLS = ""
 """In place of an axis: the stream is one run of the model after another."""
@@ -88,10 +87,7 @@ def one_step(document: Document) -> str | None:
 
 def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
     analysis = CausalityAnalysis(document.model, document.facts, axes_of(document, way), baked=baked)
-    try:
-        analysis.run()
-    except PaddedError as error:
-        raise UnsupportedError(str(error)) from None
+    analysis.run()
     return analysis.carried
 
 

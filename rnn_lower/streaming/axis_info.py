@@ -150,10 +150,19 @@ class RuleContext:
 
     def input(self, index: int) -> AxisInfo:
         """An input that the operator requires."""
-        found = self.inputs[index] if index < len(self.inputs) else None
+        found = self.optional(index)
         if found is None:
             raise self.refuse(f"input {index} is missing")
         return found
+
+    def optional(self, index: int) -> AxisInfo | None:
+        """An input that may be absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def content(self, index: int) -> tuple[Size, ...] | None:
+        """The sizes that an input holds, where it is there and they are known."""
+        info = self.optional(index)
+        return None if info is None else info.content
 
     def x(self) -> AxisInfo:
         """The only input that carries the stream, which must be the first."""
@@ -171,12 +180,11 @@ class RuleContext:
         if self.opset < until:
             found = self.attribute(attribute)
             return None if found is None else [int(number) for number in np.atleast_1d(found)]
-        if index >= len(self.node.inputs) or self.node.inputs[index] is None:
+        if self.optional(index) is None:
             return None
         array = self.known(index)
         if array is None:
-            info = self.inputs[index]
-            held = None if info is None else info.size_value
+            held = self.input(index).size_value
             if held is not None and held.numbers is not None:
                 return held.numbers
             raise self.refuse(f"its {attribute} are computed")

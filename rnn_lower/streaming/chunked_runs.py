@@ -41,7 +41,7 @@ class ChunkedRuns:
 
     def sampled(
         self, index: int, steps: int, run: Callable[[Feeds], T], failure: type[Exception],
-        nodes: Sequence[RecurrentNode] = (),
+        nodes: Sequence[RecurrentNode] | None = None,
     ) -> T | str:  # fmt: skip
         """What a run over so many steps, beyond those that give nothing yet, gives for sampled inputs; or why none did.
 

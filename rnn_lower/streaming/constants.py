@@ -69,7 +69,7 @@ class Constants:
         """Compute the results of a node whose inputs are all small and known."""
         if node.op_type in ("Constant", *RANDOM) or any(True for _ in subgraphs(node)) or not node.inputs:
             return
-        if not all(self._is_small(value) for value in node.inputs):
+        if any(not self._is_small(value) for value in node.inputs):
             return
         try:
             results = evaluate_node(node, [self.get(value) for value in node.inputs], opset)

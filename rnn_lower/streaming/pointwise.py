@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rnn_lower.shapes.sizes import ONE, size
+from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.graph_editor import filled
 from rnn_lower.streaming.node_edits import keep_reduced, mask
@@ -29,7 +29,7 @@ def _rank(ctx: RuleContext, index: int) -> int:
 
 def dropout(ctx: RuleContext) -> list[AxisInfo]:
     """Nothing at all, unless it is told to train."""
-    if len(ctx.inputs) > 2 and ctx.inputs[2] is not None:
+    if ctx.optional(2) is not None:
         training = ctx.known(2)
         if training is None or training.any():
             raise ctx.refuse("it drops values at random (training_mode)")
@@ -52,7 +52,7 @@ def gemm(ctx: RuleContext) -> list[AxisInfo]:
     left, right = ["row", "inner"], ["inner", "column"]
     terms = [left[::-1] if ctx.attribute("transA", 0) else left, right[::-1] if ctx.attribute("transB", 0) else right]
     result = ["row", "column"]
-    added = [result[2 - _rank(ctx, 2) :]] if len(ctx.inputs) > 2 and ctx.inputs[2] is not None else []
+    added = [] if ctx.optional(2) is None else [result[2 - _rank(ctx, 2) :]]
     _rank(ctx, 1)
     return [mapped(ctx, [*terms, *added], result, "it sums over frames of the stream")]
 
@@ -108,30 +108,30 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ctx.refuse("it keeps the aspect ratio")
     axes = [int(axis) % x.rank for axis in ctx.attribute("axes", range(x.rank))]
-    sizes = ctx.inputs[3] if len(ctx.inputs) > 3 else None
     shape = ctx.sizes(x.rank)
     shape = [shape[axis] if axis in axes else one for axis, one in enumerate(x.sizes)]
-    scales = ctx.known(2)
-    for place, axis in enumerate(axes):
-        have = x.sizes[axis].number
-        if sizes is not None and sizes.content is not None and sizes.content[place].number is not None:
-            shape[axis] = sizes.content[place]
-        elif sizes is None and scales is not None and scales.size == len(axes):
-            if scales[place] == 1:
-                shape[axis] = x.sizes[axis]
-            elif have is not None:
-                shape[axis] = size(int(np.floor(have * scales[place])))
-    if time in axes:
-        if sizes is not None:
-            same = sizes.content is not None and sizes.content[axes.index(time)] == x.sizes[time]
-        else:
-            same = scales is not None and scales.size == len(axes) and scales[axes.index(time)] == 1
-        if not same:
+    for index, axis in enumerate(axes):
+        found = _resized(ctx, x.sizes[axis], index, len(axes))
+        if axis == time and found != x.sizes[time]:
             raise ctx.refuse("it resizes the stream over time")
+        if found is not None and (found.number is not None or found == x.sizes[axis]):
+            shape[axis] = found
     if ctx.may_lack_frames(x):
         raise ctx.refuse("it resizes delayed frames, and a chunk may have none")
-    shape[time] = x.sizes[time]
     return [x.moved(time, shape)]
+
+
+def _resized(ctx: RuleContext, one: Size, index: int, count: int) -> Size | None:
+    """The size that a Resize makes of that of an axis."""
+    if ctx.optional(3) is not None:
+        sizes = ctx.content(3)
+        return None if sizes is None else sizes[index]
+    scales = ctx.known(2)
+    if scales is None or scales.size != count:
+        return None
+    if scales[index] == 1:
+        return one
+    return None if one.number is None else size(int(np.floor(one.number * scales[index])))
 
 
 def not_channels(ctx: RuleContext) -> list[AxisInfo]:

@@ -35,22 +35,16 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
 
 def _frames(ctx: RuleContext, index: int) -> Size | None:
     """An input that is the number of frames, at some rate."""
-    info = ctx.inputs[index] if index < len(ctx.inputs) else None
-    content = None if info is None else info.content
+    content = ctx.content(index)
     if content is None or len(content) != 1 or content[0].of != (TIME,):
         return None
     return content[0] if 1 in (content[0].times.numerator, content[0].times.denominator) else None
 
 
-def _is_number(ctx: RuleContext, index: int, number: int) -> bool:
-    info = ctx.inputs[index] if index < len(ctx.inputs) else None
-    return info is not None and info.content == (size(number),)
-
-
 def range_(ctx: RuleContext) -> list[AxisInfo]:
     """The numbers of the frames."""
     frames = _frames(ctx, 1)
-    if frames is None or not _is_number(ctx, 0, 0) or not _is_number(ctx, 2, 1):
+    if frames is None or ctx.content(0) != (size(0),) or ctx.content(2) != (ONE,):
         raise ctx.refuse("it does not count all frames from 0")
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered))
     return [AxisInfo((frames,), 0, every=1 / frames.times, counts=True)]
@@ -63,7 +57,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return shapes.slice_(ctx)
     axes = ctx.integers(3, "axes", 10)
     steps = ctx.integers(4, "steps", 10) or [1]
-    if table.shape is None or axes is None or steps != [1] or not _is_number(ctx, 1, 0) or table.last:
+    if table.shape is None or axes is None or steps != [1] or ctx.content(1) != (size(0),) or table.last:
         raise ctx.refuse("it does not select one row of a table for each frame")
     axis = axes[0] % table.rank
     ctx.carry(Position(ctx.node, ir.DataType.INT64, ctx.analysis.numbered))

@@ -15,7 +15,7 @@ def recurrent(ctx: RuleContext) -> list[AxisInfo]:
     read, x = read_node(ctx.node, ctx.opset, ctx.scope.path, ctx.analysis.facts), ctx.input(0)
     time, batch = (1, 0) if read.layout else (0, 1)
     for index in (1, 2, 3, 7):
-        if index < len(ctx.inputs) and (given := ctx.inputs[index]) is not None and given.is_timed:
+        if (given := ctx.optional(index)) is not None and given.is_timed:
             raise ctx.refuse("its weights depend on the stream")
     if along(ctx, x) == time:
         infos = _over_time(ctx, read, x, batch)
@@ -53,7 +53,7 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
     """Each frame is a sequence of its own, one row of the batch."""
     places = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
     for index, place in places.items():
-        given = ctx.inputs[index] if index < len(ctx.inputs) else None
+        given = ctx.optional(index)
         if given is not None and (given.axis != place or given.sizes[place] != x.sizes[along(ctx, x)]):
             raise ctx.refuse(f"its {'lengths' if index == 4 else 'initial states'} differ from frame to frame")
     directions, units = size(read.num_directions), size(read.hidden_size)

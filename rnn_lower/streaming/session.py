@@ -58,9 +58,8 @@ class StreamingSession:
         begins = not self._state.keys() & {state.input for state in self.plan.states}
         self._check(feeds, begins)
         began = self._started(feeds) if begins else self._begin
-        state = {name: array for name, array in began.items() if name not in feeds} if begins else self._state
-        held = {name: array for name, array in state.items() if name not in feeds}
-        given = {**feeds, **held}
+        held = began if begins else self._state
+        given = {**feeds, **{name: array for name, array in held.items() if name not in feeds}}
         self._check_rows(given)
         if self.plan.reset is not None and self.plan.reset not in given:
             given[self.plan.reset] = np.zeros(self._rows(given), bool)

@@ -55,7 +55,7 @@ def transpose(ctx: RuleContext) -> list[AxisInfo]:
 
 def reshape(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.input(0)
-    target = ctx.inputs[1].content if len(ctx.inputs) > 1 and ctx.inputs[1] is not None else None
+    target = ctx.content(1)
     if ctx.opset < 5:
         target = tuple(map(size, ctx.attribute("shape", ())))
     if target is None:

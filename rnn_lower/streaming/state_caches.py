@@ -40,6 +40,10 @@ class Frames:
     length: int
     dtype: ir.DataType
 
+    def sized(self, length: int) -> tuple[Size, ...]:
+        """The shape of so many frames."""
+        return (*self.shape[: self.axis], size(length), *self.shape[self.axis + 1 :])
+
 
 @dataclasses.dataclass(frozen=True)
 class Cache(Frames):
@@ -217,9 +221,7 @@ class DelayBuffer(Frames):
     def _hold_back(self, work: GraphEditor, site: Site) -> None:
         """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
         work.check_sizes(site.owner, [each for each in self.shape if GROWS not in each.of])
-        first = filled(
-            [*self.shape[: self.axis], size(self.before), *self.shape[self.axis + 1 :]], self.fill, self.dtype
-        )
+        first = filled(self.sized(self.before), self.fill, self.dtype)
         state, held = work.take_state(site, "held", first, self.shape, None)
         b, rank = site.before, len(self.shape)
 
@@ -237,9 +239,8 @@ class DelayBuffer(Frames):
         kept = b.op("Slice", joined, used, end, number(self.axis), name="held")
         if self.crop is not None:
             last = b.add(ready, number(self.crop), "last")
-            site.feed(
-                self.index, b.op("Slice", joined, number(self.crop), last, number(self.axis), name="ready_frames")
-            )
+            part = b.op("Slice", joined, number(self.crop), last, number(self.axis), name="ready_frames")
+            site.feed(self.index, part)
         else:
             lacking = above_zero(b.sub(number(self.length), frames, "missing"), "lacking")
             none = [constant([0] * count, INT64) for count in (rank + self.axis, rank - self.axis - 1) if count]
@@ -262,7 +263,7 @@ class DelayBuffer(Frames):
             raise UnsupportedError(f"{site.owner}: its delay is less than its stride; drop --step")
         if not length:
             return
-        shape = (*self.shape[:axis], size(length), *self.shape[axis + 1 :])
+        shape = self.sized(length)
         work.check_sizes(site.owner, shape)
         state, held = work.take_state(site, "held", filled(shape, self.fill, self.dtype), shape, None)
         whole = b.concat([held, site.input(self.index)], axis, "with_held")

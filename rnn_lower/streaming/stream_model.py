@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,14 +72,11 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
             f"{found.late[0]}: its frames are delayed, so the first chunks have none, which native operators do not"
             " support; drop --keep-native"
         )
-    dims: dict[str, int | Sequence[int]] = {}
-    if found.length is not None and found.time is not None:
-        dims[found.time] = found.length
-    if requested.step is not None and found.time is not None:
-        dims[found.time] = requested.step
-        if options.form == "auto" and "unroll" in target.forms:
-            options = dataclasses.replace(options, form="unroll")
-    options = dataclasses.replace(options, dims=dims or None)
+    length = requested.step or found.length
+    dims: Dims | None = {found.time: length} if found.time is not None and length is not None else None
+    if dims and requested.step is not None and options.form == "auto" and "unroll" in target.forms:
+        options = dataclasses.replace(options, form="unroll")
+    options = dataclasses.replace(options, dims=dims)
     if found.late and requested.step is None and options.form in ("auto", "scan"):
         options = _for_empty_chunks(options, target, str(found.late[0]))
     if requested.keep_native and options.target is not None:

@@ -24,7 +24,7 @@ from rnn_lower.streaming.node_edits import change_attributes, mask, replace_argu
 from rnn_lower.streaming.state_caches import Cache, DelayBuffer, Joined, Overlap
 
 
-class PaddedError(Exception):
+class PaddedError(UnsupportedError):
     """A ConvTranspose cuts off what it makes over time: that is to be a Slice behind it."""
 
     def __init__(self, node: ir.Node, axis: int) -> None:
@@ -261,7 +261,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     axis, pads = along(ctx, x), ctx.integers(1, "pads", 11)
     if pads is None:
         pads = [int(number) for number in ctx.attribute("paddings", ())]  # as it was called at opset 1
-    if len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None:
+    if ctx.optional(3) is not None:
         axes = ctx.known(3)
         if axes is None:
             raise ctx.refuse("its axes are computed")
@@ -285,7 +285,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
-    given = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
+    given = np.zeros(()) if ctx.optional(2) is None else ctx.known(2)
     fill = given.ravel()[0] if given is not None and given.size else 0
     if x.late and before and ctx.analysis.step is not None:
         ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
@@ -293,7 +293,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
     if (x.lead and (before or end)) or not x.is_unmerged:
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
-    if ctx.opset < 11 or len(ctx.node.inputs) < 2 or (len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None):
+    if ctx.opset < 11 or len(ctx.node.inputs) < 2 or ctx.optional(3) is not None:
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
     if given is None:
         raise ctx.refuse("the value that it pads with is computed")
