@@ -11,6 +11,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
+from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import Scope, roots, subgraphs
 from rnn_lower.lowering.node import Dim, display_name
 from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
@@ -20,7 +21,7 @@ from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeErr
 from rnn_lower.streaming.constants import Constants, constant_content, content_of
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import keeps_numbers
-from rnn_lower.streaming.rules import RANDOM, RULES
+from rnn_lower.streaming.rules import RULES
 
 
 class CausalityAnalysis:

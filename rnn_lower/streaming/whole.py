@@ -205,14 +205,12 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     declared = {value.name: value for value in graph.input}
     results = {value.name: value for value in graph.output}
     inside = {name: names.unique(f"{name}/chunk") for name in (*plan.inputs, *results, *(s.input for s in plan.states))}
-    body_nodes = list(graph.node)
-    body = helper.make_graph(body_nodes, "chunk", [], [])
+    body = helper.make_graph(graph.node, "chunk", [], [])
     protobuf.rename(body, inside)
     fed = [state.output for state in plan.states]
     again = {name: names.unique(f"{name}/again") for name in plan.outputs if name in fed}
     body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
     shapes = {str(one.name): source.facts.shape(one) for one in source.model.graph.outputs}
-    shapes |= {one.name: _declared(one) for one in (*graph.input, *graph.output) if shapes.get(one.name) is None}
     body.input.extend(_typed(declared[state.input], inside[state.input], shapes) for state in plan.states)
     body.input.extend(_typed(declared[name], inside[name], shapes) for name in plan.inputs)
     body.output.extend(_typed(results[name], inside[name], shapes) for name in fed)
@@ -251,19 +249,15 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
                 dims[axis].dim_param = TIME if step == 1 else f"{step}*{TIME}"
 
 
-def _declared(value: onnx.ValueInfoProto) -> Sequence[int | str | None] | None:
-    if not value.type.tensor_type.HasField("shape"):
-        return None
-    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
-
-
 def _typed(
     value: onnx.ValueInfoProto, name: str, shapes: Mapping[str, Sequence[int | str | None] | None]
 ) -> onnx.ValueInfoProto:  # fmt: skip
     """A value in the body, with the sizes that are known: not those of several names, which runtimes fail to unify."""
-    shape = shapes.get(value.name)
+    kind, shape = value.type.tensor_type, shapes.get(value.name)
+    if shape is None and kind.HasField("shape"):
+        shape = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
     known = None if shape is None else [size if isinstance(size, int) else None for size in shape]
-    return helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, known)
+    return helper.make_tensor_value_info(name, kind.elem_type, known)
 
 
 def _around(b: GraphBuilder, value: ir.Value, end: int, start: int, middle: list[int]) -> Operand:
