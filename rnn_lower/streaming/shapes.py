@@ -20,7 +20,8 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
     """The value that an operator makes, axis by axis, of axes of inputs that have the same label.
 
     terms: the labels of each input's axes; axes of one label are of one size, or of size 1.  result: those of the
-    output.  lost: why it is refused where these have not the stream's.
+    output, None for an axis of its own of size 1.  lost: why it is refused where these have not the stream's.
+    Raises ValueError for a result that the inputs cannot have.
     """
     pairs = [(info, term) for info, term in zip(ctx.inputs, terms, strict=False) if info is not None]
     one = same_frames(ctx, [info for info, _ in pairs])
@@ -28,8 +29,10 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
     stream, length = labels.pop(), one.sizes[along(ctx, one)]
     if any(term.count(stream) > 1 for _, term in pairs):
         raise ctx.refuse("it selects a diagonal of the stream")
-    if stream not in result or any(label not in result for label in labels):
+    if lost and not {stream, *labels} <= set(result):
         raise ctx.refuse(lost.format(stream))
+    if not set(result) <= {None, *(label for _, term in pairs for label in term)}:
+        raise ValueError
     if labels:
         several = "it multiplies frames of the stream with each other"
         raise ctx.refuse(several if lost else "the stream is along different axes of its inputs")
@@ -74,19 +77,26 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     copied = [x.sizes[k] if one == size(0) and k < x.rank else one for k, one in enumerate(target)]
     if (freed := _freed(ctx, x, copied)) is not None:
         return [freed]
-    rest = product(one for one in copied if one != size(-1))
-    guess = product(x.sizes).over(rest)
-    if size(-1) in copied and guess is None:
+    resolved = _resolved(x, copied)
+    if resolved is None:
         raise ctx.refuse("the size of -1 in its shape is unknown")
-    made = _regrouped(ctx, x, [guess if one == size(-1) and guess else one for one in copied])
+    made = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != made.axis:
-        guessed = (guess if one == size(-1) and guess else one for one in target)
+        guessed = (resolved[k] if one == size(-1) else one for k, one in enumerate(target))
         same = [k < x.rank and one == x.sizes[k] for k, one in enumerate(copied)]
         sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
         if any(one.is_timed for one in sizes):
             raise ctx.refuse("its frames are delayed, and its shape has -1 for another size")
         ctx.edit(tell_sizes, sizes)
     return [made]
+
+
+def _resolved(x: AxisInfo, shape: Sequence[Size]) -> list[Size] | None:
+    """A shape with what -1 stands for in it; None where that is unknown."""
+    rest = product(x.sizes).over(product(one for one in shape if one != size(-1)))
+    if rest is None:
+        return None if size(-1) in shape else list(shape)
+    return [rest if one == size(-1) else one for one in shape]
 
 
 def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
@@ -98,9 +108,9 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
         share = size(one.number or 0).over(size(ctx.analysis.baked))
         if share is None or not share.number:
             continue
-        made = [share * size(TIME) if k == axis else each for k, each in enumerate(shape)]
-        guess = product(x.sizes).over(product(each for each in made if each != size(-1)))
-        made = [guess if each == size(-1) and guess else each for each in made]
+        made = _resolved(x, [share * size(TIME) if k == axis else each for k, each in enumerate(shape)])
+        if made is None:
+            continue
         try:
             info = _regrouped(ctx, x, made)
         except UnsupportedError:
@@ -155,8 +165,9 @@ def unsqueeze(ctx: RuleContext) -> list[AxisInfo]:
     if axes is None:
         raise ctx.refuse("input 1 is missing")
     rank = x.rank + len(axes)
-    new, old = {axis % rank for axis in axes}, iter(range(x.rank))
-    return [mapped(ctx, [range(x.rank)], [None if axis in new else next(old) for axis in range(rank)], "")]
+    new = {axis % rank for axis in axes}
+    old = [axis for axis in range(rank) if axis not in new]
+    return [mapped(ctx, [range(x.rank)], [None if axis in new else old.index(axis) for axis in range(rank)], "")]
 
 
 def split(ctx: RuleContext) -> list[AxisInfo]:
@@ -317,14 +328,12 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output shape is unknown")
     if x.shape is None:
         raise ctx.refuse("the rank of its input is unknown")
-    if x.axis is None and x.is_timed:
-        raise ctx.refuse("it computes with the length of the stream")
     rank = max(x.rank, len(target))
     have = [ONE] * (rank - x.rank) + list(x.shape)
     want = [ONE] * (rank - len(target)) + list(target)
     shape = [broadcast(pair, ctx.fresh(axis)) for axis, pair in enumerate(zip(have, want, strict=True))]
     if x.axis is None:
-        return [_spread(ctx, shape, have)]
+        return [_spread(ctx, x, shape, have)]
     time = x.axis + rank - x.rank
     others = [one for axis, one in enumerate(want) if axis != time]
     if want[time] not in (ONE, have[time]) or any(one.is_timed for one in others):
@@ -337,11 +346,13 @@ def constant_of_shape(ctx: RuleContext) -> list[AxisInfo]:
     shape = ctx.input(0).content
     if shape is None:
         raise ctx.refuse("its output shape is unknown")
-    return [_spread(ctx, list(shape), [ONE] * len(shape))]
+    return [_spread(ctx, AxisInfo(()), shape, [ONE] * len(shape))]
 
 
-def _spread(ctx: RuleContext, shape: list[Size], have: list[Size]) -> AxisInfo:
+def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence[Size]) -> AxisInfo:
     """The same values in every frame."""
+    if x.is_timed:
+        raise ctx.refuse("it computes with the length of the stream")
     timed = [axis for axis, one in enumerate(shape) if one.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
         raise ctx.refuse("it makes a shape of the length of the stream")
@@ -356,11 +367,9 @@ def tile(ctx: RuleContext) -> list[AxisInfo]:
     x, repeats = ctx.input(0), ctx.input(1).content if ctx.opset >= 6 else None
     if repeats is None or x.shape is None or len(repeats) != x.rank:
         raise ctx.refuse("its number of repeats is unknown")
-    if x.axis is None and x.is_timed:
-        raise ctx.refuse("it computes with the length of the stream")
     shape = [one * times for one, times in zip(x.shape, repeats, strict=True)]
     if x.axis is None:
-        return [_spread(ctx, shape, list(x.shape))]
+        return [_spread(ctx, x, shape, x.shape)]
     if repeats[x.axis] != ONE or any(one.is_timed for one in repeats):
         raise ctx.refuse("it repeats the stream over time")
     return [x.moved(x.axis, shape)]
