@@ -140,8 +140,12 @@ class ConstantPool:
     @property
     def initializers(self) -> list[ir.Value]:
         """The values that are to become initializers of the main graph: those that a node reads."""
-        values = [value for value, _ in self._values.values() if value.producer() is None and value.uses()]
-        return [value for value in values if value.graph is None]
+        return [value for value in self.all_initializers if value.uses() and value.graph is None]
+
+    @property
+    def all_initializers(self) -> list[ir.Value]:
+        """The same with those that no node of onnx_ir reads."""
+        return [value for value, _ in self._values.values() if value.producer() is None]
 
 
 def _tensor(constant: Constant, name: str) -> ir.TensorProtocol:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeAlias
 
@@ -48,6 +48,25 @@ def holders(model: onnx.ModelProto) -> Iterator[Holder]:
     """The main graph, every function, and every body in them."""
     for root in (model.graph, *model.functions):
         yield from graphs_in(root)
+
+
+def names_of(holder: Holder) -> set[str]:
+    """All names in a graph but those of its bodies."""
+    found = {name for node in holder.node for name in (*node.input, *node.output)}
+    if isinstance(holder, onnx.GraphProto):
+        found |= {value.name for value in (*holder.input, *holder.output, *holder.initializer)}
+    return found
+
+
+def rename(graph: onnx.GraphProto, names: Mapping[str, str], declared: bool = True) -> None:
+    """Rename values that nodes read and make, in bodies too; declared: those that the graph takes and gives, too."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for body in graphs_of(node):
+            rename(body, names)
+    for value in (*graph.input, *graph.output, *graph.value_info) if declared else ():
+        value.name = names.get(value.name, value.name)
 
 
 def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -> bool:

@@ -12,6 +12,7 @@ from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import get_attribute, subgraphs, with_bodies
 from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
@@ -19,15 +20,7 @@ from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.transforms.evaluate import evaluate_node
 
 LOOPS = ("Loop", "Scan")
-RANDOM = (
-    "Bernoulli",
-    "Dropout",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
+NONDETERMINISTIC = ("Dropout", *RANDOM)
 """Operators of which two equal nodes give two values."""
 
 SCAN_WITHOUT_BATCH = 9
@@ -227,7 +220,7 @@ class Unroller:
                 return self._body(node.attributes[branch].as_graph(), env)
         if any(subgraphs(node)):
             return self._copied(node, inputs, env)
-        key = None if node.op_type in RANDOM else (node, *map(key_of, inputs))
+        key = None if node.op_type in NONDETERMINISTIC else (node, *map(key_of, inputs))
         if own and key is not None:
             if key in self._written:
                 return self._written[key]

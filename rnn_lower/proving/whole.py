@@ -19,7 +19,7 @@ import onnx_ir as ir
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, count_nodes, nodes, subgraphs
-from rnn_lower.loops.unrolling import LOOPS, RANDOM
+from rnn_lower.loops.unrolling import LOOPS, NONDETERMINISTIC
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -161,7 +161,7 @@ class _Evaluator(ModelInterpreter):
 
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """What an operator makes of numbers, by onnx's evaluator."""
-        if node.op_type in RANDOM:
+        if node.op_type in NONDETERMINISTIC:
             raise OutOfScopeError(f"{node.op_type}, whose output is random")
         return [self._known(array) for array in self._run(node, numbers)]
 
@@ -177,7 +177,7 @@ class _Evaluator(ModelInterpreter):
         if node.domain in DEFAULT_DOMAINS:
             if op_type in MOVES:
                 return self._run(node, operands)
-            if op_type in RANDOM:
+            if op_type in NONDETERMINISTIC:
                 raise OutOfScopeError(f"{op_type}, whose output is random")
             first = operands[0]
             if first is not None and op_type == "Cast" and first.dtype == np.uint64:

@@ -9,15 +9,14 @@ import onnx_ir as ir
 
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.data_flow import gives_back, has_one_step, inputs_of, is_part_of_input, reaches_output
-from rnn_lower.streaming.delays import Accumulated, DelayBuffer
-from rnn_lower.streaming.positions import Position
-from rnn_lower.streaming.recurrence import Recurrence
-from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError
+from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of, reaches_output
+from rnn_lower.streaming.recurrent_states import Recurrence
+from rnn_lower.streaming.state_caches import CARRIED, Joined
 
 CALLS = ""
 """In place of an axis: the stream is one run of the model after another."""
@@ -41,8 +40,8 @@ def outside(document: Document) -> str | None:
     fixed size, and UnsupportedError where it is not known: nothing is left as it is unless the analysis finished.
     """
     theirs, found, refused = set(external(document)), list[str](), None
-    free = list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
-    for way in (*_fixed_places(document), *free):
+    free = _free(document)
+    for way in (*_fixed_axes(document), *free):
         work, axis, size = opened(document.copied(), way)
         try:
             carried = _carried(work, axis, size)
@@ -76,51 +75,40 @@ def one_step(document: Document) -> str | None:
         return None
     shapes = [(node.layout, document.facts.shape(node.inputs["X"])) for node in nodes]
     batches = {shape[0 if layout else 1] for layout, shape in shapes if shape is not None}
-    if any(way not in batches for *_, way in free_dims(_shapes(document))):
+    if any(way not in batches for way in _free(document)):
         return None  # a free axis that is no batch may be the stream
-    for name, dims in _shapes(document).items():
-        for axis, dim in enumerate(dims or ()):
-            if dim == 1:
-                work, *_ = opened(document.copied(), place(name, axis))
-                if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
-                    return place(name, axis)
+    for name, axis, dim in _axes(document):
+        if dim == 1:
+            work, *_ = opened(document.copied(), place(name, axis))
+            if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
+                return place(name, axis)
     return CALLS
 
 
 def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
     analysis = CausalityAnalysis(document.model, document.facts, axes_of(document, way), baked=baked)
-    try:
-        analysis.run()
-    except PaddedError as error:
-        raise UnsupportedError(str(error)) from None
+    analysis.run()
     return analysis.carried
 
 
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        isinstance(one, (Cache, DelayBuffer, Accumulated, Overlap, Position))
-        or (isinstance(one, Joined) and not is_part_of_input(document.model, one.front))
+        (isinstance(one, CARRIED) and not (isinstance(one, Joined) and inputs_of(document.model, one.front)))
         or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
         for one in carried
     )
 
 
-def _fixed_places(document: Document) -> list[str]:
+def _fixed_axes(document: Document) -> list[str]:
     """The axes of a fixed size, but for those of the states that the callers give."""
-    model = document.model
-    states: set[ir.Value] = set()
-    for node in read_nodes(model, document.facts):
-        for letter in node.operator.states:
-            if (initial := node.inputs.get(f"initial_{letter}")) is not None:
-                states |= inputs_of(model, initial)
-    names = {str(one.name) for one in states}
-    return [
-        place(name, axis)
-        for name, dims in _shapes(document).items()
-        for axis, dim in enumerate(dims or ())
-        if name not in names and isinstance(dim, int)
+    initial = [
+        node.inputs.get(f"initial_{letter}")
+        for node in read_nodes(document.model, document.facts)
+        for letter in node.operator.states
     ]
+    states = {one.name for value in initial if value is not None for one in inputs_of(document.model, value)}
+    return [place(name, axis) for name, axis, dim in _axes(document) if name not in states and isinstance(dim, int)]
 
 
 def stream_axis(document: Document, step: int | None) -> str:
@@ -129,7 +117,7 @@ def stream_axis(document: Document, step: int | None) -> str:
         return found
     if step == 1 and (found := one_step(document)) is not None:
         return found
-    ways = list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
+    ways = _free(document)
     if len(ways) != 1:
         text = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
         if one_step(document) is not None:
@@ -144,19 +132,23 @@ def _shapes(document: Document) -> Shapes:
     return {name: shape for name, shape in declared_shapes(model).items() if name not in model.graph.initializers}
 
 
+def _axes(document: Document) -> list[tuple[str, int, Dim]]:
+    """Each axis of those inputs, and its size."""
+    return [(name, axis, dim) for name, dims in _shapes(document).items() for axis, dim in enumerate(dims or ())]
+
+
+def _free(document: Document) -> list[str]:
+    """What the sizes are called that are free."""
+    return list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
+
+
 def axes_of(document: Document, time: str) -> dict[str, int]:
     """Input and axis that have a size of this name, or are named by their place."""
-    shapes = _shapes(document)
-    ways = list(dict.fromkeys(way for *_, way in free_dims(shapes)))
-    places = {
-        place(name, axis): (name, axis, dim) for name, dims in shapes.items() for axis, dim in enumerate(dims or ())
-    }
-    if time in places and places[time][2] not in (None, *NO_NAMES):  # given by its place although it has a name
-        time = str(places[time][2])
+    ways, nameless = _free(document), (None, *NO_NAMES)
+    named = [str(dim) for name, axis, dim in _axes(document) if time == place(name, axis) and dim not in nameless]
+    time = named[0] if named else time  # given by its place although it has a name
     found = [
-        (name, axis)
-        for there, (name, axis, dim) in places.items()
-        if time == (there if dim in (None, *NO_NAMES) else dim)
+        (name, axis) for name, axis, dim in _axes(document) if time == (place(name, axis) if dim in nameless else dim)
     ]
     if not found:
         raise RnnLowerError(
@@ -178,11 +170,11 @@ def external(document: Document) -> list[str]:
     A model of one fixed size may give it back in whatever way it likes: it is for one chunk at a time anyway.
     """
     model = document.model
-    returned = gives_back if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
+    returned = outputs_of if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
     held = []
     for node in read_nodes(model, document.facts):
         state = node.inputs.get("initial_h")
-        initial = state is not None and is_part_of_input(model, state)
+        initial = state is not None and inputs_of(model, state)
         back = any(returned(model, value) for value in node.outputs.values())
         held += [node.describe()] if initial and back else []
     return held

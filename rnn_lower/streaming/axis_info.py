@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.walk import Scope
 from rnn_lower.lowering.node import display_name
-from rnn_lower.streaming.sizes import ONE, TIME, Size, size
+from rnn_lower.shapes.size_values import SizeValue
+from rnn_lower.shapes.sizes import ONE, TIME, Size, size
 
-Content = tuple[Size, ...]
-"""The elements of a tensor of integers that hold sizes."""
+if TYPE_CHECKING:
+    from rnn_lower.streaming.causality import CausalityAnalysis
 
 
 class UnknownShapeError(Exception):
@@ -52,12 +54,17 @@ class AxisInfo:
     cut: bool = False
     last: bool = False
     counts: bool = dataclasses.field(default=False, compare=False)
-    content: Content | None = None
+    content: tuple[Size, ...] | None = None
 
     @property
     def is_timed(self) -> bool:
         """Whether it is other than the same for every chunk: it carries the stream, or sizes of it."""
         return self.axis is not None or any(one.is_timed for one in self.content or ())
+
+    @property
+    def size_value(self) -> SizeValue | None:
+        """The sizes that it holds, where they are known."""
+        return None if self.content is None else SizeValue(self.rank, self.content)
 
     @property
     def rank(self) -> int:
@@ -82,9 +89,25 @@ class AxisInfo:
         """Whether nothing else was merged into the axis of the frames."""
         return self.axis is not None and not (self.lead or self.trail) and self.sizes[self.axis] == self.frames
 
+    @property
+    def is_unmerged(self) -> bool:
+        """The same, where left padding may come before the frames."""
+        return (
+            self.axis is not None and self.outer == ONE and self.sizes[self.axis] == with_lead(self.frames, self.lead)
+        )
+
+    def sized(self, length: Size) -> tuple[Size, ...]:
+        """The shape with another size along the stream."""
+        return tuple(length if axis == self.axis else one for axis, one in enumerate(self.sizes))
+
     def moved(self, axis: int, shape: Sequence[Size], **changes: Any) -> AxisInfo:
         """The same frames in a value of another shape."""
         return dataclasses.replace(self, axis=axis, shape=tuple(shape), content=None, **changes)
+
+    def changed(self, shape: Sequence[Size] | None = None, **changes: Any) -> AxisInfo:
+        """The same with other frames, as many as it has then, and perhaps other sizes beside them."""
+        found = dataclasses.replace(self, shape=tuple(shape or self.sizes), content=None, **changes)
+        return dataclasses.replace(found, shape=found.sized(with_lead(found.frames, found.lead)))
 
     def ended(self, shape: Sequence[Size]) -> AxisInfo:
         """What tells of its frames up to the last one so far."""
@@ -101,42 +124,45 @@ def with_lead(frames: Size, lead: int) -> Size:
 
 @dataclasses.dataclass
 class RuleContext:
-    """What a rule sees of a node.
-
-    node; opset and path of its graph; inputs: what is known of each, None for absent ones.  inferred, typed: shape and
-    type of a value, as far as inference tells them.  constant: what it holds, where it is one.
-    delay: whether outputs may lack frames at the end of a run over the whole.
-    step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
-    baked: the length of the stream in the export, which constants may hold.
-    carry: called with what the node has to remember between chunks.  reader: reads a recurrent node.
-    branch: follows the stream through a body, answers its outputs.
-    """
+    """What a rule sees of a node: what is known of its inputs, None for absent ones, and the analysis that it is of."""
 
     node: ir.Node
-    opset: int
-    path: str
+    scope: Scope
     inputs: list[AxisInfo | None]
-    inferred: Callable[[ir.Value], tuple[Any, ...] | None]
-    typed: Callable[[ir.Value], ir.DataType | None]
-    constant: Callable[[ir.Value | None], np.ndarray | None]
-    delay: bool
-    step: int | None
-    baked: int | None
-    carry: Callable[[Any], None]
-    reader: Callable[[ir.Node], Any]
-    branch: Callable[[ir.Graph], list[AxisInfo]]
+    analysis: CausalityAnalysis
+
+    @property
+    def opset(self) -> int:
+        return self.scope.opset
+
+    def carry(self, edit: Callable[[Any], None]) -> None:
+        """Have an editor called with that writes what the node has to remember."""
+        self.analysis.carried.append(edit)
+
+    def edit(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the node rewritten: function(editor, site, *arguments)."""
+        self.carry(lambda work: function(work, work.at(self.node), *arguments))
 
     def refuse(self, reason: str) -> UnsupportedError:
         """The error that names the node."""
-        text = f"{self.node.op_type} '{display_name(self.node)}' in {self.path}"
+        text = f"{self.node.op_type} '{display_name(self.node)}' in {self.scope.path}"
         return UnsupportedError(f"{text}: cannot run chunk by chunk: {reason}")
 
     def input(self, index: int) -> AxisInfo:
         """An input that the operator requires."""
-        found = self.inputs[index] if index < len(self.inputs) else None
+        found = self.optional(index)
         if found is None:
             raise self.refuse(f"input {index} is missing")
         return found
+
+    def optional(self, index: int) -> AxisInfo | None:
+        """An input that may be absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def content(self, index: int) -> tuple[Size, ...] | None:
+        """The sizes that an input holds, where it is there and they are known."""
+        info = self.optional(index)
+        return None if info is None else info.content
 
     def x(self) -> AxisInfo:
         """The only input that carries the stream, which must be the first."""
@@ -147,21 +173,20 @@ class RuleContext:
 
     def known(self, index: int) -> np.ndarray | None:
         """What an input holds where it is a constant."""
-        return self.constant(self.node.inputs[index]) if index < len(self.node.inputs) else None
+        return self.analysis.constants.get(self.node.inputs[index]) if index < len(self.node.inputs) else None
 
     def integers(self, index: int, attribute: str, until: int) -> list[int] | None:
         """What became an input at an opset and was an attribute before; None when it is absent."""
         if self.opset < until:
             found = self.attribute(attribute)
             return None if found is None else [int(number) for number in np.atleast_1d(found)]
-        if index >= len(self.node.inputs) or self.node.inputs[index] is None:
+        if self.optional(index) is None:
             return None
         array = self.known(index)
         if array is None:
-            info = self.inputs[index]
-            sizes = None if info is None or info.content is None else [one.number for one in info.content]
-            if sizes is not None and None not in sizes:
-                return [number for number in sizes if number is not None]
+            held = self.input(index).size_value
+            if held is not None and held.numbers is not None:
+                return held.numbers
             raise self.refuse(f"its {attribute} are computed")
         if array.dtype.kind not in "iu" or array.ndim > 1:
             raise self.refuse(f"its {attribute} are no integers, or no list")
@@ -169,14 +194,14 @@ class RuleContext:
 
     def dtype(self, index: int) -> ir.DataType:
         value = self.node.inputs[index]
-        found = None if value is None else self.typed(value)
+        found = None if value is None else self.analysis.facts.dtype(value)
         if found is None:
             raise self.refuse("the element type of its input is unknown")
         return found
 
     def may_lack_frames(self, info: AxisInfo) -> bool:
         """Whether a chunk of this value may have no frames, since they come late."""
-        return bool(info.late) and self.step is None
+        return bool(info.late) and self.analysis.step is None
 
     def attribute(self, name: str, default: Any = None) -> Any:
         found = self.node.attributes.get(name)
@@ -195,7 +220,7 @@ class RuleContext:
     def sizes(self, rank: int, place: int = 0) -> list[Size]:
         """The sizes of an output as inferred; what is not known has a symbol of its own."""
         value = self.node.outputs[place]
-        found = self.inferred(value)
+        found = self.analysis.facts.shape(value)
         if found is None or len(found) != rank:
             found = (None,) * rank
         return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(found)]

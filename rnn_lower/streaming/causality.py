@@ -11,34 +11,40 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
+from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import Scope, roots, subgraphs
-from rnn_lower.lowering.node import Dim, RecurrentNode, display_name, read_node
+from rnn_lower.lowering.node import Dim, display_name
 from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
+from rnn_lower.shapes.size_values import LONGEST
+from rnn_lower.shapes.sizes import TIME, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeError
-from rnn_lower.streaming.constants import Constants
-from rnn_lower.streaming.contents import LONGEST, constant_content, content_of
+from rnn_lower.streaming.constants import Constants, constant_content, content_of
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import keeps_numbers
-from rnn_lower.streaming.rules import RANDOM, RULES
-from rnn_lower.streaming.sizes import TIME, Size, size
+from rnn_lower.streaming.rules import RULES
 
 
 class CausalityAnalysis:
     """One pass over a model without functions, which stays as it is.
 
-    streams: the axis of the stream in each input that has it.  delay, step, baked: as `RuleContext` has them.
-    infos: what is known of each value, once `run` has gone over them.  carried: what nodes have to remember.
+    streams: the axis of the stream in each input that has it.
+    delay: whether outputs may lack frames at the end of a run over the whole.
+    step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
+    baked: the length of the stream in the export, which constants may hold.
+    infos: what is known of each value, once `run` has gone over them.  carried: edits of nodes.
+    numbered: nodes that take each frame by its number.
     """
 
     def __init__(
         self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False, step: int | None = None,
         baked: int | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._facts, self._streams, self._delay, self._step = model, facts, streams, delay, step
-        self._baked = baked
+        self._model, self.facts, self._streams = model, facts, streams
+        self.delay, self.step, self.baked = delay, step, baked
         self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
-        self._constants = Constants()
+        self.constants = Constants()
+        self.numbered: set[ir.Node] = set()
 
     def run(self) -> None:
         """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
@@ -49,7 +55,7 @@ class CausalityAnalysis:
         for value in self._model.graph.outputs:
             info = self._info_of(value)
             if info.trail:
-                info = self.infos[value] = settled(info, self._delay)
+                info = self.infos[value] = settled(info, self.delay)
             if info.axis is None and info.is_timed:
                 raise UnsupportedError(f"output '{value.name}' is the length of the stream")
             if info.lead:
@@ -86,9 +92,9 @@ class CausalityAnalysis:
         """A value that is the same for every chunk, with what is known of its shape."""
         tensor = known_tensor(value)
         held = tensor.numpy() if tensor is not None and tensor.size <= LONGEST else None
-        if (known := self._constants.get(value) if tensor is None else held) is not None:
+        if (known := self.constants.get(value) if tensor is None else held) is not None:
             return constant_content(known)
-        shape = self._facts.shape(value)
+        shape = self.facts.shape(value)
         if shape is None:
             return AxisInfo(None, last=last)
         pairs = enumerate(shape)
@@ -111,7 +117,7 @@ class CausalityAnalysis:
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
         """With the numbers that shape inference finds for sizes that a rule could not tell."""
-        found = self._facts.shape(value)
+        found = self.facts.shape(value)
         if info.shape is None or found is None or len(found) != len(info.shape) or info.content is not None:
             return info
         pairs = enumerate(zip(info.shape, found, strict=True))
@@ -119,12 +125,7 @@ class CausalityAnalysis:
         return dataclasses.replace(info, shape=tuple(shape))
 
     def _node(self, node: ir.Node, scope: Scope) -> list[AxisInfo]:
-        ctx = RuleContext(
-            node, scope.opset, scope.path, [None if value is None else self._info_of(value) for value in node.inputs],
-            self._facts.shape, self._facts.dtype, self._constants.get, self._delay, self._step,
-            self._baked, self.carried.append,
-            lambda one: self._read(one, scope), lambda graph: self._body(node, scope, graph),
-        )  # fmt: skip
+        ctx = RuleContext(node, scope, [None if value is None else self._info_of(value) for value in node.inputs], self)
         seen = [*(info for info in ctx.inputs if info), *map(self._info_of, self._captured(node))]
         if node.domain not in DEFAULT_DOMAINS:
             raise ctx.refuse(f"there is no rule for operators of {node.domain}")
@@ -143,11 +144,11 @@ class CausalityAnalysis:
         node = ctx.node
         timed, last = any(info.is_timed for info in seen), any(info.last for info in seen)
         if not timed:
-            self._constants.compute(node, scope.opset)
+            self.constants.compute(node, scope.opset)
         rule = RULES.get(node.op_type)
         settle(ctx, passes=rule is not None and rule.lead)
         if (content := content_of(ctx)) is not None:
-            self._constants.put(node.outputs[0], content)
+            self.constants.put(node.outputs[0], content)
             return [content]
         if node.op_type in RANDOM:
             raise ctx.refuse("its output is random")
@@ -175,8 +176,6 @@ class CausalityAnalysis:
         graphs = {graph for body in bodies for graph in [body, *body.subgraphs()]}
         return [value for value in used if value.graph not in graphs]
 
-    def _read(self, node: ir.Node, scope: Scope) -> RecurrentNode:
-        return read_node(node, scope.opset, scope.path, self._facts)
-
-    def _body(self, node: ir.Node, scope: Scope, graph: ir.Graph) -> list[AxisInfo]:
+    def branch(self, scope: Scope, graph: ir.Graph) -> list[AxisInfo]:
+        """What is known of the outputs of a body."""
         return self._graph(next(inner for inner in scope.bodies() if inner.graph is graph))

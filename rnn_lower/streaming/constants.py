@@ -1,17 +1,49 @@
-"""What small tensors hold that are computed from constants alone, as exporters write pads and shapes."""
+"""What small tensors hold that are computed from constants and sizes alone, as exporters write pads and shapes."""
 
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from rnn_lower.builder.constants import known_tensor
+from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import subgraphs
-from rnn_lower.streaming.axis_info import AxisInfo
-from rnn_lower.streaming.contents import LONGEST
-from rnn_lower.streaming.rules import RANDOM
-from rnn_lower.transforms.evaluate import evaluate
+from rnn_lower.shapes.size_values import ARITHMETIC, LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
+from rnn_lower.shapes.sizes import UNKNOWN, size
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
+from rnn_lower.transforms.evaluate import evaluate_node
+
+
+def content_of(ctx: RuleContext) -> AxisInfo | None:
+    """What a node makes of sizes, where it is known."""
+    node, x = ctx.node, ctx.inputs[0] if ctx.inputs else None
+    if node.op_type == "Shape":
+        found = None if x is None or x.shape is None else shape_sizes(node, x.shape)
+    else:
+        operands = [None if one is None else one.size_value for one in ctx.inputs]
+        found = computed_sizes(node, operands) or _unknown(ctx, operands)
+    if found is None or len(found.elements) > LONGEST:
+        return None
+    inferred = ctx.analysis.facts.shape(node.outputs[0])
+    return _info(found) if inferred is None or len(inferred) == found.rank else None
+
+
+def _unknown(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:
+    """A number that depends on the length of the stream in a way that is not followed; a Reshape may tell it."""
+    known = [one for one in operands[:2] if one is not None and len(one.elements) == 1]
+    if ctx.node.op_type not in ARITHMETIC or len(known) < 2 or not any(one.elements[0].is_timed for one in known):
+        return None
+    return SizeValue(max(one.rank for one in known), (size(f"{UNKNOWN}{ctx.fresh(0)}"),))
+
+
+def _info(value: SizeValue) -> AxisInfo:
+    return AxisInfo((size(len(value.elements)),) if value.rank else (), content=value.elements)
+
+
+def constant_content(array: np.ndarray) -> AxisInfo:
+    """A constant; integers of rank 0 or 1 may be sizes."""
+    held = constant_sizes(array)
+    return AxisInfo(tuple(map(size, array.shape)), content=None if held is None else held.elements)
 
 
 class Constants:
@@ -29,25 +61,23 @@ class Constants:
 
     def put(self, value: ir.Value, info: AxisInfo) -> None:
         """Keep the sizes that a value holds, where all of them are known."""
-        numbers = [one.number for one in info.content or ()]
-        if info.content is not None and None not in numbers and value.dtype in (ir.DataType.INT64, None):
-            self._found[value] = np.array(numbers if info.rank else numbers[0], np.int64)
+        held = info.size_value
+        if held is not None and held.numbers is not None and value.dtype in (ir.DataType.INT64, None):
+            self._found[value] = np.array(held.numbers, np.int64).reshape((-1,) if held.rank else ())
 
     def compute(self, node: ir.Node, opset: int) -> None:
         """Compute the results of a node whose inputs are all small and known."""
         if node.op_type in ("Constant", *RANDOM) or any(True for _ in subgraphs(node)) or not node.inputs:
             return
-        known: dict[str, np.ndarray] = {}
-        for value in node.inputs:
-            tensor = self._found.get(value) if value in self._found else known_tensor(value)  # type: ignore[arg-type]
-            if value is None or tensor is None or tensor.size > LONGEST:
-                return
-            known[str(value.name)] = tensor if isinstance(tensor, np.ndarray) else tensor.numpy()
-        names = [str(value.name) for value in node.outputs]
+        if any(not self._is_small(value) for value in node.inputs):
+            return
         try:
-            imports = [onnx.helper.make_opsetid("", opset)]
-            results = evaluate([ir.serde.serialize_node(node)], known, names, imports)
+            results = evaluate_node(node, [self.get(value) for value in node.inputs], opset)
         except Exception:  # what the evaluator cannot do is not known
             return
-        pairs = zip(node.outputs, results, strict=True)
+        pairs = zip([value for value in node.outputs if value.name], results, strict=True)
         self._found.update((value, found) for value, found in pairs if found.size <= LONGEST)
+
+    def _is_small(self, value: ir.Value | None) -> bool:
+        held = self._found.get(value) if value is not None and value in self._found else known_tensor(value)
+        return held is not None and held.size <= LONGEST

@@ -37,11 +37,6 @@ MOVES = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "S
 """Operators that hand on what their first input holds; a Concat all of them."""
 
 
-def gives_back(model: ir.Model, value: ir.Value) -> bool:
-    """Whether a value is an output of the model, or part of one, and not only what one is computed from."""
-    return bool(outputs_of(model, value))
-
-
 def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
     """The outputs of the model that a value is, or is part of, without any computation."""
     owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
@@ -57,11 +52,6 @@ def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
         return found
 
     return _closure(value, step) & set(model.graph.outputs)
-
-
-def is_part_of_input(model: ir.Model, value: ir.Value) -> bool:
-    """Whether a value is an input that has to be given, or part of one, and not computed from it."""
-    return bool(inputs_of(model, value))
 
 
 def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:

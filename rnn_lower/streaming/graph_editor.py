@@ -2,27 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import helper, numpy_helper
+from onnx import helper
 
+from rnn_lower.builder.constants import ConstantPool, constant
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of, taken_names
+from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.initial_states import FromInput, evaluate
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.sizes import ONE, Size
 
 MADE = "stream/"
 """With which the names of nodes begin that carry what the stream remembers."""
+
+INT64 = ir.DataType.INT64
+
+
+class Site:
+    """A node that is rewritten: nodes are written before and behind it, and its inputs, outputs and attributes change.
+
+    name: of the node, for what is written for it.  owner: the node, for messages.
+    """
+
+    def __init__(self, node: ir.Node, message: onnx.NodeProto, before: GraphBuilder, behind: GraphBuilder) -> None:
+        self.node, self.message, self.before, self.behind = node, message, before, behind
+        self.name = display_name(node)
+        self.owner = f"{node.op_type} '{self.name}'"
+        self._named: set[ir.Value] = set()
+
+    def input(self, index: int = 0) -> ir.Value:
+        return ir.Value(name=self.message.input[index])
+
+    def feed(self, index: int, operand: Operand) -> None:
+        """Let the node take an operand in place of an input, of which it may have fewer."""
+        value = self.before.value(operand)
+        put(self.message.input, index, "" if value is None else str(value.name))
+
+    def output(self, index: int = 0) -> ir.Value:
+        return ir.Value(name=self.message.output[index])
+
+    def divert(self, name: str = "chunk", index: int = 0) -> ir.Value:
+        """The node's output under another name, so that something else takes the place of it."""
+        value = self.behind.new_value(name)
+        put(self.message.output, index, str(value.name))
+        return value
+
+    def rename(self, operand: Operand, name: str) -> None:
+        """Give a value that was written here a name of the model's; another is passed on by an Identity."""
+        assert isinstance(operand, ir.Value)
+        value = operand
+        if value.producer() is None or value in self._named:
+            value = self.behind.op("Identity", value, name="same")
+        self.message.input[:] = [name if one == value.name else one for one in self.message.input]
+        value.name = name
+        self._named.add(value)
+
+    def change(self, attributes: Mapping[str, Any]) -> None:
+        for key, content in attributes.items():
+            there = next((one for one in self.message.attribute if one.name == key), None)
+            (there or self.message.attribute.add()).CopyFrom(helper.make_attribute(key, content))
+
+    def replace(self, op_type: str) -> None:
+        """Make the node one of its first input alone, without attributes."""
+        self.message.op_type = op_type
+        del self.message.input[1:]
+        del self.message.attribute[:]
 
 
 class GraphEditor:
@@ -30,8 +86,7 @@ class GraphEditor:
 
     states, notes: what is carried, and what a user should know.
     left: inputs whose state is left to the caller.  back: by these, the outputs that give it back, and of which node.
-     lengths: by value, what counts it.
-    seen: the state that counts the frames before a chunk, where there is one.
+    lengths: by value, what counts it.  seen: the state that counts the frames before a chunk, where there is one.
     replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
@@ -40,18 +95,17 @@ class GraphEditor:
         reset: bool, step: int | None = None,
     ) -> None:  # fmt: skip
         self.document, self.infos, self.symbols, self.step = document, infos, symbols, step
-        self.graph = document.proto.graph
-        self._theirs = set(taken_names(document.model))
-        self.names = Names(self._theirs)
+        self.graph, self.opset = document.proto.graph, opset_of(document.proto) or 0
+        self.names = Names(taken_names(document.model))
         self.reset = self.names.unique("reset") if reset else None
         self._rows: Size | None = None
         self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}
         self._find_chains(self.graph, [])
-        self._before: dict[int, list[onnx.NodeProto]] = {}
-        self._behind: dict[int, list[onnx.NodeProto]] = {}
+        self._first = graph_builder(document.proto, MADE.rstrip("/"), self.names)
+        self._sites: dict[int, Site] = {}
         self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
         self._bodies: list[onnx.GraphProto] = []  # alive, so that they keep their identities
-        self.lengths: dict[str, tuple[str, str]] = {}
+        self.lengths: dict[str, tuple[ir.Value, ir.Value]] = {}
         self.replaced: dict[tuple[ir.Node, int], ir.Value] = {}
         self.states: list[State] = []
         self.notes: list[str] = []
@@ -59,14 +113,19 @@ class GraphEditor:
         self.back: dict[str, tuple[set[str], str]] = {}
         self.seen: str | None = None
 
+    def at(self, node: ir.Node) -> Site:
+        """Where a node is rewritten."""
+        message = self.document.message(node)
+        if id(message) not in self._sites:
+            with self._first.scope(display_name(node)):
+                self._sites[id(message)] = Site(node, message, self._first.body(), self._first.body())
+        return self._sites[id(message)]
+
     def pair_left(self) -> None:
         """Make a state of each input that is left to the caller and that one output gives back."""
+        inputs = {value.name: value for value in self.document.model.graph.inputs}
         for name in sorted(self.left):
-            value, back, node = (
-                next(v for v in self.document.model.graph.inputs if v.name == name),
-                self.back[name][0],
-                self.back[name][1],
-            )
+            value, (back, node) = inputs[name], self.back[name]
             if len(back) == 1 and value.dtype is not None:
                 self.left.remove(name)
                 self.states.append(State(name, min(back), (), value.dtype.name, node, None))
@@ -78,23 +137,22 @@ class GraphEditor:
                 raise UnsupportedError(f"reset: '{theirs[0]}' comes from the caller, and only the caller can reset it")
             if self._rows is None:
                 raise UnsupportedError("reset: the model has no state of its own to reset")
-            self.graph.input.append(self.declared(self.reset, onnx.TensorProto.BOOL, (self._rows,)))
+            self.graph.input.append(declared(self.reset, ir.DataType.BOOL, (self._rows,)))
         self._forget_lengths()
         self._insert(self.graph, self._dead())
+        put_around(self.graph, self._first, ())
 
     def _forget_lengths(self) -> None:
         """Take back numbers that are declared as the length of the stream: those of the example of an export."""
         timed = {str(value.name): info for value, info in self.infos.items() if info.axis is not None}
-        for declared in (*self.graph.value_info, *self.graph.output):
-            dims, info = declared.type.tensor_type.shape.dim, timed.get(declared.name)
+        for one in (*self.graph.value_info, *self.graph.output):
+            dims, info = one.type.tensor_type.shape.dim, timed.get(one.name)
             if info is not None and info.axis is not None and info.axis < len(dims):
                 dims[info.axis].ClearField("dim_value")
                 if info.late:  # of another size than others of this name, which runtimes would reuse the memory of
                     dims[info.axis].ClearField("dim_param")
 
-    @property
-    def opset(self) -> int:
-        return opset_of(self.document.proto) or 0
+    # -- states ----------------------------------------------------------------------------------------------------
 
     def first(
         self, owner: str, value: ir.Value | None, shape: tuple[Size, ...], dtype: ir.DataType
@@ -102,7 +160,7 @@ class GraphEditor:
         """The value of a state before the first chunk, and its shape. Raises FromInput when the caller gives it."""
         self.check_sizes(owner, shape)
         if value is None:
-            return np.zeros([one.number or 1 for one in shape], dtype.numpy()), shape
+            return filled(shape, 0, dtype), shape
         try:
             found, known = evaluate(self.document, self.infos, value, shape)
         except FromInput:
@@ -117,18 +175,17 @@ class GraphEditor:
                 f"{owner}: the size of its state does not follow from the inputs' sizes; fix them (--dim NAME=SIZE)"
             )
 
-    def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> None:
-        self.graph.input.append(self.declared(name, int(dtype), shape))
-
-    def declared(self, name: str, dtype: int, shape: tuple[Size, ...]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, dtype, [declared_size(one) for one in shape])
+    def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> ir.Value:
+        self.graph.input.append(declared(name, dtype, shape))
+        return ir.Value(name=name)
 
     def resettable(
-        self, message: onnx.NodeProto, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int | None
-    ) -> str:  # fmt: skip
+        self, site: Site, source: str, first: np.ndarray, shape: tuple[Size, ...], axis: int | None
+    ) -> ir.Value:  # fmt: skip
         """The state, or its first value in the rows that are set back."""
+        value = ir.Value(name=source)
         if self.reset is None:
-            return source
+            return value
         if self.opset < 9:
             raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
         if axis is None:
@@ -137,29 +194,35 @@ class GraphEditor:
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
             raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
         self._rows = rows
-        form = self.constant(message, np.array([-1 if k == axis else 1 for k in range(len(shape))]), f"{source}/form")
-        start = self.constant(message, first, f"{source}/first")
-        mask, current = self.names.unique(f"{source}/mask"), self.names.unique(f"{source}/now")
-        self.ahead(message, helper.make_node("Reshape", [self.reset, form], [mask]))
-        self.ahead(message, helper.make_node("Where", [mask, start, source], [current]))
-        return current
+        rank = [-1 if k == axis else 1 for k in range(len(shape))]
+        mask = site.before.reshape(ir.Value(name=self.reset), rank, "mask")
+        start = constant(first, ir.DataType.from_numpy(first.dtype), "first")
+        return site.before.op("Where", mask, start, value, name="now")
 
-    def take_state(self, message: onnx.NodeProto, state: State) -> str:
-        """What a node reads as its state: a new input of the model, or its first value in rows that are reset."""
-        assert state.first is not None
-        self.add_input(state.input, ir.DataType[state.dtype], state.shape)
-        return self.resettable(message, state.input, state.first, state.shape, state.rows)
+    def take_state(
+        self, site: Site, what: str, first: np.ndarray, shape: tuple[Size, ...], rows: int | None
+    ) -> tuple[State, ir.Value]:
+        """A state, and its value now: a new input of the model, or its first value in rows that are reset.
 
-    def hand_on(self, message: onnx.NodeProto, value: str, state: State) -> None:
+        what: the state is, in its name.  first: its value before the first chunk, whose type it has.
+        """
+        source, result = (self.names.unique(f"{site.name}/{what}_{end}") for end in ("in", "out"))
+        dtype = ir.DataType.from_numpy(first.dtype)
+        state = State(source, result, shape, dtype.name, site.owner, rows, first)
+        self.add_input(source, dtype, shape)
+        return state, self.resettable(site, source, first, shape, rows)
+
+    def hand_on(self, site: Site, operand: Operand, state: State) -> None:
         """Make a value the output that the next chunk is given as the state."""
-        self.surface(message, value, state.output, state.input, ir.DataType[state.dtype], state.shape)
+        self.surface(site, operand, state)
         self.states.append(state)
 
-    def surface(
-        self, message: onnx.NodeProto, value: str, name: str, source: str, dtype: ir.DataType, shape: tuple[Size, ...]
-    ) -> None:  # fmt: skip
+    def surface(self, site: Site, operand: Operand, state: State) -> None:
         """Make a value an output of the main graph; a branch that is not taken hands the state on as it was."""
-        for node, body in reversed(self._chains[id(message)]):
+        assert isinstance(operand, ir.Value)
+        value, name, source, dtype = str(operand.name), state.output, state.input, ir.DataType[state.dtype]
+        chain = self._chains[id(site.message)]
+        for node, body in reversed(chain):
             if (source, id(body)) in self._kept:  # the other branch has it too, which made an output of it
                 self._kept[source, id(body)].input[0] = value
                 return
@@ -172,69 +235,43 @@ class GraphEditor:
                     self._kept[source, id(other)] = other.node[-1]
                     self._bodies.append(other)
                 other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
-            message, value = node, self.names.unique(f"{name}/taken")
+            value = name if node is chain[0][0] else self.names.unique(f"{name}/taken")
             node.output.append(value)
-        if value != name and not self._renamed(message, value, name):
-            self.after(message, helper.make_node("Identity", [value], [name]))
-        self.graph.output.append(self.declared(name, int(dtype), shape))
+        if value != name:
+            site.rename(operand, name)
+        self.graph.output.append(declared(name, dtype, state.shape))
 
-    def _renamed(self, message: onnx.NodeProto, value: str, name: str) -> bool:
-        """Whether a new node makes the value that no other reads, which has the name now."""
-        new = [*self._before.get(id(message), ()), *self._behind.get(id(message), ())]
-        makers = [node for node in new if value in node.output]
-        if len(makers) != 1 or value in self._theirs or any(value in node.input for node in (*new, message)):
-            return False
-        makers[0].output[:] = [name if output == value else output for output in makers[0].output]
-        return True
+    # -- chunks of one length --------------------------------------------------------------------------------------
 
-    def warm_up(self, message: onnx.NodeProto) -> str:
+    def warm_up(self) -> ir.Value:
         """The state that counts the frames before the chunk."""
         if self.seen is None:
-            assert self.step is not None
             self.seen, result = (self.names.unique(f"warm_up/frames_{end}") for end in ("in", "out"))
-            self.add_input(self.seen, ir.DataType.INT64, (ONE,))
-            outermost = self._chains[id(message)][0][0] if self._chains[id(message)] else message
-            step = self.constant(outermost, np.array([self.step], np.int64), "warm_up/step")
-            self.ahead(outermost, helper.make_node("Add", [self.seen, step], [result]))
-            self.graph.output.append(self.declared(result, onnx.TensorProto.INT64, (ONE,)))
-            first = np.zeros(1, np.int64)
+            seen, first = self.add_input(self.seen, INT64, (ONE,)), np.zeros(1, np.int64)
+            after = self._first.op("Add", seen, constant([self.step], INT64, "step"), name="frames")
+            after.name = result
+            self.graph.output.append(declared(result, INT64, (ONE,)))
             self.states.append(State(self.seen, result, (ONE,), "INT64", "the frames before this chunk", None, first))
-        return self.seen
+        return ir.Value(name=self.seen)
 
-    def is_before(
-        self, message: onnx.NodeProto, late: int, every: Fraction, frames: np.ndarray | None = None
-    ) -> str:  # fmt: skip
+    def is_before(self, site: Site, late: int, every: Fraction, frames: np.ndarray | None = None) -> ir.Value:
         """Whether a chunk, or each of some frames of it, comes before the first that means something."""
         if self.opset < 9:
             raise UnsupportedError(f"delayed frames with --step need opset 9; the model is at {self.opset}")
-        seen = self.warm_up(message)
         limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
-        text, scaled = self.names.unique("warm_up/early"), self.names.unique("warm_up/scaled")
-        parts = self.constant(message, np.array([every.denominator], np.int64), "warm_up/parts")
-        end = self.constant(message, np.array(limit, np.int64), "warm_up/limit")
-        self.ahead(message, helper.make_node("Mul", [seen, parts], [scaled]))
-        self.ahead(message, helper.make_node("Less", [scaled, end], [text]))
-        return text
+        scaled = site.before.op("Mul", self.warm_up(), constant([every.denominator], INT64, "parts"), name="scaled")
+        return site.before.op("Less", scaled, constant(limit, INT64, "limit"), name="early")
 
-    def constant(self, message: onnx.NodeProto, array: np.ndarray, name: str) -> str:
-        made = self.names.unique(name)
-        self.ahead(message, helper.make_node("Constant", [], [made], value=numpy_helper.from_array(array)))
-        return made
+    # -- the graph -------------------------------------------------------------------------------------------------
 
-    def ahead(self, message: onnx.NodeProto, node: onnx.NodeProto) -> None:
-        self._before.setdefault(id(message), []).append(node)
-
-    def after(self, message: onnx.NodeProto, node: onnx.NodeProto) -> None:
-        self._behind.setdefault(id(message), []).append(node)
-
-    def are_alternatives(self, one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+    def are_alternatives(self, one: ir.Node, other: ir.Node) -> bool:
         """Whether two nodes lie in different branches of the same If, so that one of them runs at most."""
-        a, b = self._chains[id(one)], self._chains[id(other)]
+        a, b = (self._chains[id(self.document.message(node))] for node in (one, other))
         return bool(a) and len(a) == len(b) and a[-1][0] is b[-1][0] and a[-1][1] is not b[-1][1]
 
-    def is_nested(self, message: onnx.NodeProto) -> bool:
+    def is_nested(self, site: Site) -> bool:
         """Whether a node lies in the body of another."""
-        return bool(self._chains[id(message)])
+        return bool(self._chains[id(site.message)])
 
     def _find_chains(self, graph: onnx.GraphProto, chain: list[tuple[onnx.NodeProto, onnx.GraphProto]]) -> None:
         """The nodes, outermost first, in whose bodies each node lies."""
@@ -247,15 +284,15 @@ class GraphEditor:
         """Nodes that computed initial states and have no other use; initializers of that kind go at once."""
         gone: set[ir.Node] = set()
         unused: set[str | None] = set()
-        new = (node for nodes in (*self._before.values(), *self._behind.values()) for node in nodes)
-        fed = {one.input for one in self.states} | {name for node in new for name in node.input}
+        written = (node for site in self._sites.values() for b in (site.before, site.behind) for node in b.nodes)
+        fed = {one.input for one in self.states} | {value.name for node in written for value in node.inputs if value}
         waiting = list(self.replaced.values())
         while waiting:
             value = waiting.pop()
             if value.name in fed:
                 continue
             node = value.producer()
-            left = [user for user, place in value.uses() if user not in gone and (user, place) not in self.replaced]
+            left = [user for user, index in value.uses() if user not in gone and (user, index) not in self.replaced]
             if left or value.is_graph_output() or value.is_graph_input():
                 continue
             if node is None:
@@ -268,26 +305,76 @@ class GraphEditor:
 
     def _insert(self, graph: onnx.GraphProto, dead: set[int]) -> None:
         """Put the new nodes where they belong, bodies before the graphs that they lie in."""
-        nodes = []
+        nodes: list[onnx.NodeProto] = []
         for node in graph.node:
             for body in protobuf.graphs_of(node):
                 self._insert(body, dead)
-            for new in (*self._before.get(id(node), ()), *self._behind.get(id(node), ())):
-                new.name = self.names.unique(f"{MADE}{new.output[0]}")
+            site = self._sites.get(id(node))
             if id(node) not in dead:
-                nodes += [*self._before.get(id(node), ()), node, *self._behind.get(id(node), ())]
-        if len(nodes) != len(graph.node) or any(a is not b for a, b in zip(nodes, graph.node, strict=True)):
-            del graph.node[:]
-            graph.node.extend(nodes)
+                nodes += [*_messages(site.before if site else None), node, *_messages(site.behind if site else None)]
+        _replace(graph, nodes)
 
 
-def put(names: Any, place: int, name: str) -> None:
+def graph_builder(model: onnx.ModelProto, scope: str, names: Names | None = None) -> GraphBuilder:
+    """A builder of nodes for the main graph of a protobuf model, which `put_around` puts there."""
+    names = names or Names(name for holder in protobuf.holders(model) for name in protobuf.names_of(holder))
+    pool = ConstantPool(names, model.ir_version < 4)
+    return GraphBuilder(opset_of(model) or 0, ir.DataType.FLOAT, names, pool, scope)
+
+
+def put_around(graph: onnx.GraphProto, first: GraphBuilder, last: Iterable[ir.Node]) -> None:
+    """Put the nodes of a builder in front of all others, some behind them, and its constants among the weights."""
+    _replace(graph, [*_messages(first), *graph.node, *map(ir.serde.serialize_node, last)])
+    for value in first.pool.all_initializers:
+        assert value.const_value is not None
+        graph.initializer.append(ir.serde.serialize_tensor(value.const_value))
+
+
+def name_value(operand: Operand, name: str) -> None:
+    """Give a value that was written a name of the model's."""
+    assert isinstance(operand, ir.Value)
+    operand.name = name
+
+
+def _messages(builder: GraphBuilder | None) -> Iterator[onnx.NodeProto]:
+    yield from map(ir.serde.serialize_node, builder.nodes if builder else ())
+
+
+def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    if len(nodes) != len(graph.node) or any(a is not b for a, b in zip(nodes, graph.node, strict=True)):
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def put(names: Any, index: int, name: str) -> None:
     """Set an input or output of a node, which may have fewer."""
-    names.extend([""] * (place + 1 - len(names)))
-    names[place] = name
+    names.extend([""] * (index + 1 - len(names)))
+    names[index] = name
 
 
-def declared_size(one: Size) -> int | str | None:
-    if one.number is not None:
-        return one.number
-    return one.of[0] if len(one.of) == 1 and one.times == 1 and "#" not in one.of[0] else None
+def filled(shape: Sequence[Size], fill: Any, dtype: ir.DataType) -> np.ndarray:
+    """An array of one value, of size 1 along axes whose size is not known."""
+    if fill == -np.inf and dtype.is_integer():  # pooling: nothing may be larger than what was not there
+        fill = np.iinfo(dtype.numpy()).min
+    return np.full([1 if one.number is None else one.number for one in shape], fill, dtype.numpy())
+
+
+def declared(name: str, dtype: ir.DataType, shape: Sequence[Size]) -> onnx.ValueInfoProto:
+    """An input or output, as far as its sizes have names."""
+    sizes = [
+        one.number if one.number is not None
+        else one.of[0] if len(one.of) == 1 and one.times == 1 and "#" not in one.of[0] else None
+        for one in shape
+    ]  # fmt: skip
+    return helper.make_tensor_value_info(name, int(dtype), sizes)
+
+
+def computed_size(b: GraphBuilder, one: Size, symbols: Mapping[str, tuple[str, int]]) -> Operand:
+    """A size as a vector of one, read off the inputs."""
+    result: Operand = constant([one.times.numerator], INT64, "number")
+    for symbol in one.of:
+        source, axis = symbols[symbol]
+        result = b.mul(result, b.size(ir.Value(name=source), axis, axis + 1), "product")
+    if one.times.denominator > 1:
+        result = b.div(result, constant([one.times.denominator], INT64, "number"), "quotient")
+    return result

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
 from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.sizes import Size, size
 from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.data_flow import inputs_of
-from rnn_lower.streaming.sizes import Size, size
 from rnn_lower.transforms.evaluate import evaluate as evaluate_nodes
 
 NUMBERS = (1, 2, 3, 7, 32)

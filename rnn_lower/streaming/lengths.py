@@ -2,86 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
-import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx import helper
 
+from rnn_lower.builder.constants import constant
+from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.lowering.node import display_name
+from rnn_lower.lowering.node import RecurrentNode, display_name
 from rnn_lower.options import OP_TYPES
-from rnn_lower.streaming.graph_editor import GraphEditor, put
+from rnn_lower.shapes.sizes import Size
+from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site
 from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.plan import State
-from rnn_lower.streaming.recurrence import Recurrence
-from rnn_lower.streaming.sizes import Size
+
+INT32, DOUBLE, BOOL = ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.BOOL
 
 
-def count_down(work: GraphEditor, one: Recurrence, message: onnx.NodeProto) -> str:
+def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
     """Count the lengths down; answers the mask of rows that had ended before this chunk, broadcast to a state.
 
     What is left of a row is its length, then -1: a row of no frames at all has a final state of zeros, which one
     that has ended before must not get.
     """
-    read, where = one.read, one.read.describe()
+    site, where = work.at(read.node), read.describe()
     lengths = read.inputs["sequence_lens"]
-    if work.is_nested(message):
+    if work.is_nested(site):
         raise UnsupportedError(f"{where}: sequence_lens in a branch cannot be counted over chunks")
     if work.opset < 9:
         raise UnsupportedError(f"{where}: sequence_lens over chunks need opset 9, the model is at opset {work.opset}")
     name = str(lengths.name)
     if name not in work.lengths:
-        work.lengths[name] = _count(work, one, message, lengths)
+        work.lengths[name] = _count(work, site, read, batch)
     used, mask = work.lengths[name]
     work.replaced[read.node, 4] = lengths
-    put(message.input, 4, used)
-    form = work.names.unique(f"{mask}/rows")
-    rows = work.constant(message, np.array([-1, 1, 1] if read.layout else [-1, 1], np.int64), f"{form}/shape")
-    work.ahead(message, helper.make_node("Reshape", [mask, rows], [form]))
-    return form
+    site.feed(4, used)
+    rows = site.before.reshape(mask, [-1, 1, 1] if read.layout else [-1, 1], "rows")
+    assert isinstance(rows, ir.Value)
+    return rows
 
 
-def _count(work: GraphEditor, one: Recurrence, message: onnx.NodeProto, lengths: ir.Value) -> tuple[str, str]:
-    read = one.read
-    shape: tuple[Size, ...] = (one.batch,)
-    root = _root(work, lengths, read.describe())
+def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> tuple[ir.Value, ir.Value]:
+    """How many frames each row has in this chunk, and whether it had ended before."""
+    lengths = read.inputs["sequence_lens"]
+    shape: tuple[Size, ...] = (batch,)
+    root, b = _root(work, lengths, read.describe()), site.before
     if root.is_graph_input() and not root.is_initializer():
-        source, dtype, first, left = str(root.name), root.dtype, None, str(lengths.name)
+        assert root.dtype is not None
+        result, left = work.names.unique(f"{site.name}/lengths_out"), ir.Value(name=lengths.name)
+        state = State(str(root.name), result, shape, root.dtype.name, site.owner, 0)
     else:
         try:
-            first, shape = work.first(read.describe(), lengths, (one.batch,), ir.DataType.INT32)
+            first, shape = work.first(read.describe(), lengths, shape, INT32)
         except FromInput as error:
             raise UnsupportedError(f"{read.describe()}: sequence_lens: {error}") from None
-        source, dtype = work.names.unique(f"{read.name}/lengths_in"), ir.DataType.INT32
-        work.add_input(source, dtype, shape)
-        left = work.resettable(message, source, first, shape, 0)
-    assert dtype is not None
-    name = work.names.unique(f"{read.name}/lengths")
-    int32, double = onnx.TensorProto.INT32, onnx.TensorProto.DOUBLE
-    axis = work.constant(message, np.array([1 if read.layout else 0], np.int64), f"{name}/axis")
-    zero = work.constant(message, np.array(0, np.float64), f"{name}/zero")
-    less = work.constant(message, np.array(1, np.int32), f"{name}/one")
+        state, left = work.take_state(site, "lengths", first, shape, 0)
 
-    def step(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
-        made = work.names.unique(f"{name}/{what}")
-        work.ahead(message, helper.make_node(op, inputs, [made], **attributes))
-        return made
+    def above_zero(value: Operand, name: str) -> Operand:
+        relu = b.op("Relu", b.cast(value, INT32, DOUBLE, f"{name}_wide"), name=f"{name}_above")
+        return b.cast(relu, DOUBLE, INT32, name)
 
-    def above_zero(value: str, what: str) -> str:
-        wide = step("Cast", [value], f"{what}_wide", to=double)
-        return step("Cast", [step("Relu", [wide], f"{what}_above")], what, to=int32)
-
-    frames = step("Gather", [step("Shape", [str(read.inputs["X"].name)], "shape"), axis], "frames")
-    beyond = above_zero(step("Sub", [left, step("Cast", [frames], "frames32", to=int32)], "rest"), "beyond")
-    used = step("Sub", [above_zero(left, "not_ended"), beyond], "now")
-    more = step("Cast", [step("Cast", [beyond], "more", to=onnx.TensorProto.BOOL)], "more32", to=int32)
-    rest = step("Sub", [step("Add", [beyond, more], "counted"), less], "left")
-    mask = step("Less", [step("Cast", [left], "wide", to=double), zero], "ended")
-    cast = step("Cast", [rest], "out", to=int(dtype))
-    result = work.names.unique(f"{read.name}/lengths_out")
-    work.hand_on(message, cast, State(source, result, shape, dtype.name, read.describe(), 0, first))
+    frames = b.cast(b.size(ir.Value(name=read.inputs["X"].name), 1 if read.layout else 0, 3), INT64, INT32, "frames")
+    beyond = above_zero(b.sub(left, frames, "rest"), "beyond")
+    used = b.sub(above_zero(left, "not_ended"), beyond, "now")
+    more = b.cast(b.cast(beyond, INT32, BOOL, "more"), BOOL, INT32, "one_more")
+    rest = b.sub(b.add(beyond, more, "counted"), constant(1, INT32), "left")
+    mask = b.less(b.cast(left, INT32, DOUBLE, "wide"), constant(0, DOUBLE), "ended")
+    remaining = b.op("Cast", rest, name="out", to=int(ir.DataType[state.dtype]))
+    work.hand_on(site, remaining, dataclasses.replace(state, node=read.describe()))
+    assert isinstance(used, ir.Value)
     return used, mask
 
 

@@ -14,7 +14,7 @@ import onnx
 
 from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.streaming.sizes import GROWS, Size
+from rnn_lower.shapes.sizes import GROWS, Size
 
 KEY = "rnn_lower.stream"
 SCHEMA = 1
@@ -110,22 +110,15 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
 def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
     """Whether it speaks of inputs and outputs that the model has, in numbers where these are meant."""
     inputs, outputs = ({value.name for value in side} for side in (model.graph.input, model.graph.output))
-    numbers: list[object] = [
-        plan.every,
-        *plan.inputs.values(),
-        *plan.late.values(),
-        *plan.warm_up.values(),
-        plan.reach,
-        *(axis for _, axis in plan.symbols.values()),
-    ]
-    numbers += [what for what in plan.outputs.values() if what not in (LAST, FIXED)]
-    numbers += [state.rows for state in plan.states if state.rows is not None]
+    axes = [*plan.inputs.values(), *(axis for _, axis in plan.symbols.values())]
+    axes += [state.rows for state in plan.states if state.rows is not None]
+    frames = [plan.every, plan.reach, *plan.late.values(), *plan.warm_up.values()]
+    kinds = [what for what in plan.outputs.values() if what not in (LAST, FIXED)]
+    are_numbers = all(type(number) is int for number in (*axes, *frames, *kinds))
     input_names = {*plan.inputs, *plan.left, *(name for name, _ in plan.symbols.values())}
     input_names |= {state.input for state in plan.states} | ({plan.reset} if plan.reset is not None else set())
     given = {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *(state.output for state in plan.states)}
-    return (
-        input_names <= inputs and given <= outputs and all(type(number) is int for number in numbers) and plan.every > 0
-    )
+    return are_numbers and input_names <= inputs and given <= outputs and plan.every > 0
 
 
 def _packed(state: State) -> dict[str, Any]:

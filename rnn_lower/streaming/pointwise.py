@@ -2,78 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
-from rnn_lower.streaming.delays import Accumulated, Masked, Reduced
-from rnn_lower.streaming.shapes import same_frames
-from rnn_lower.streaming.sizes import ONE, Size, broadcast, size
+from rnn_lower.streaming.graph_editor import filled
+from rnn_lower.streaming.node_edits import keep_reduced, mask
+from rnn_lower.streaming.shapes import mapped
+from rnn_lower.streaming.state_caches import Accumulated
 
 
 def elementwise(ctx: RuleContext) -> list[AxisInfo]:
     """Inputs broadcast; one without the stream must not have frames of its own along time."""
-    infos = [info for info in ctx.inputs if info is not None]
-    one = same_frames(ctx, infos)
-    back = along(ctx, one) - one.rank  # counted from the end, as broadcasting does
-    for index, info in enumerate(infos):
-        if info.shape is None:
-            raise ctx.refuse(f"the rank of input {index} is unknown")
-        if info.axis is not None:
-            if info.axis - info.rank != back:
-                raise ctx.refuse("the stream is along different axes of its inputs")
-            if info.sizes[info.axis] != one.sizes[along(ctx, one)]:
-                raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
-        elif info.is_timed:
-            raise ctx.refuse("it computes with the length of the stream")
-        elif info.rank >= -back and info.sizes[back] != ONE:
-            raise ctx.refuse(f"input {index} has different values for each frame of the stream")
-    shape = joined(ctx, infos)
-    shape[back] = one.sizes[along(ctx, one)]
-    return [one.moved(len(shape) + back, shape)]
+    terms = [range(0 if info is None else -_rank(ctx, index), 0) for index, info in enumerate(ctx.inputs)]
+    return [mapped(ctx, terms, max(terms, key=len), "")]
+
+
+def _rank(ctx: RuleContext, index: int) -> int:
+    info = ctx.input(index)
+    if info.shape is None:
+        raise ctx.refuse(f"the rank of input {index} is unknown")
+    return info.rank
 
 
 def dropout(ctx: RuleContext) -> list[AxisInfo]:
     """Nothing at all, unless it is told to train."""
-    if len(ctx.inputs) > 2 and ctx.inputs[2] is not None:
+    if ctx.optional(2) is not None:
         training = ctx.known(2)
         if training is None or training.any():
             raise ctx.refuse("it drops values at random (training_mode)")
     return [ctx.x()]
 
 
-def joined(ctx: RuleContext, infos: list[AxisInfo]) -> list[Size]:
-    """The shape to which shapes are broadcast."""
-    rank = max(info.rank for info in infos)
-    columns = [[info.sizes[back] for info in infos if info.rank >= -back] for back in range(-rank, 0)]
-    return [broadcast(column, ctx.fresh(axis)) for axis, column in enumerate(columns)]
-
-
 def matmul(ctx: RuleContext) -> list[AxisInfo]:
     """The frames are rows of one side, or matrices of both; products that add frames up are not."""
-    a, b = ctx.input(0), ctx.input(1)
-    if a.shape is None or b.shape is None:
-        raise ctx.refuse("the rank of an input is unknown")
-    if min(a.rank, b.rank) < 2:
-        if b.rank != 1 or a.rank < 2 or b.is_timed or along(ctx, a) == a.rank - 1:
-            raise ctx.refuse("it sums over frames of the stream")
-        return [a.moved(along(ctx, a), a.sizes[:-1])]
-    one = same_frames(ctx, [a, b])
-    if a.axis == a.rank - 1 or b.axis == b.rank - 2:
+    a, b = _rank(ctx, 0), _rank(ctx, 1)
+    if a < 2:
         raise ctx.refuse("it sums over frames of the stream")
-    heads = [AxisInfo(a.sizes[:-2], a.axis), AxisInfo(b.sizes[:-2], b.axis)]
-    shape = [*joined(ctx, heads), a.sizes[-2], b.sizes[-1]]
-    back = along(ctx, one) - one.rank
-    if back >= -2:  # rows of a, or columns of b
-        if a.axis is not None and b.axis is not None:
-            raise ctx.refuse("it multiplies frames of the stream with each other")
-        return [one.moved(len(shape) + back, shape)]
-    for info in (a, b):
-        if info.axis is not None and info.axis - info.rank != back:
-            raise ctx.refuse("it multiplies frames of the stream with each other")
-        if info.axis is None and info.rank >= -back and info.sizes[back] != ONE:
-            raise ctx.refuse("an input has different values for each frame of the stream")
-    shape[back] = one.sizes[along(ctx, one)]
-    return [one.moved(len(shape) + back, shape)]
+    left, right = [*range(-a, -2), "row", "inner"], [*range(-b, -2), "inner", "column"][-max(b, 2) :]
+    right = right if b > 1 else ["inner"]
+    result = [*range(-max(a, b), -2), "row", *right[-1:]] if b > 1 else left[:-1]
+    return [mapped(ctx, [left, right], result, "it sums over frames of the stream")]
+
+
+def gemm(ctx: RuleContext) -> list[AxisInfo]:
+    ctx.x()
+    left, right = ["row", "inner"], ["inner", "column"]
+    terms = [left[::-1] if ctx.attribute("transA", 0) else left, right[::-1] if ctx.attribute("transB", 0) else right]
+    result = ["row", "column"]
+    added = [] if ctx.optional(2) is None else [result[2 - _rank(ctx, 2) :]]
+    _rank(ctx, 1)
+    return [mapped(ctx, [*terms, *added], result, "it sums over frames of the stream")]
 
 
 def einsum(ctx: RuleContext) -> list[AxisInfo]:
@@ -86,30 +67,9 @@ def einsum(ctx: RuleContext) -> list[AxisInfo]:
     terms = left.split(",")
     if not arrow:
         made = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
-    infos = [ctx.input(index) for index in range(len(ctx.inputs))]
-    if len(terms) != len(infos) or any(info.rank != len(term) for info, term in zip(infos, terms, strict=True)):
+    if [ctx.input(index).rank for index in range(len(ctx.inputs))] != list(map(len, terms)):
         raise ctx.refuse("the ranks of its inputs do not match its equation")
-    one = same_frames(ctx, infos)
-    pairs = list(zip(infos, terms, strict=True))
-    labels = {term[info.axis] for info, term in pairs if info.axis is not None}
-    if len(labels) > 1:
-        raise ctx.refuse("it multiplies frames of the stream with each other")
-    stream = labels.pop()
-    if any(stream in term for info, term in pairs if info.axis is None):
-        raise ctx.refuse("an input has different values for each frame of the stream")
-    if any(term.count(stream) > 1 for term in terms):
-        raise ctx.refuse("it selects a diagonal of the stream")
-    if made.count(stream) != 1:
-        raise ctx.refuse(f"it sums over label '{stream}', which is the stream")
-    sizes = {info.sizes[info.axis] for info in infos if info.axis is not None}
-    if len(sizes) > 1:
-        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
-    columns = {
-        label: [t.sizes[k] for t, term in pairs for k, each in enumerate(term) if each == label] for label in left
-    }
-    shape = [broadcast(columns[label], ctx.fresh(axis)) for axis, label in enumerate(made)]
-    shape[made.index(stream)] = sizes.pop()
-    return [one.moved(made.index(stream), shape)]
+    return [mapped(ctx, terms, made, "it sums over label '{}', which is the stream")]
 
 
 def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
@@ -126,10 +86,10 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its input has left padding, or is merged with other axes")
     if ctx.opset < 11:
         raise ctx.refuse(f"it needs opset 11; the model is at opset {ctx.opset}")
-    shape = (*x.sizes[:time], ONE, *x.sizes[time + 1 :])
-    if x.late and ctx.step is not None:
-        ctx.carry(Masked(ctx.node, 0, time, x.late, x.every, 0, ctx.dtype(0)))
-    ctx.carry(Accumulated(ctx.node, shape, time, ctx.dtype(0), bool(ctx.attribute("exclusive", 0))))
+    if x.late and ctx.analysis.step is not None:
+        ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
+    exclusive = bool(ctx.attribute("exclusive", 0))
+    ctx.carry(Accumulated(ctx.node, x.sized(ONE), time, 1, ctx.dtype(0), exclusive))
     return [x.moved(time, x.sizes)]
 
 
@@ -148,44 +108,30 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ctx.refuse("it keeps the aspect ratio")
     axes = [int(axis) % x.rank for axis in ctx.attribute("axes", range(x.rank))]
-    sizes = ctx.inputs[3] if len(ctx.inputs) > 3 else None
     shape = ctx.sizes(x.rank)
     shape = [shape[axis] if axis in axes else one for axis, one in enumerate(x.sizes)]
-    scales = ctx.known(2)
-    for place, axis in enumerate(axes):
-        have = x.sizes[axis].number
-        if sizes is not None and sizes.content is not None and sizes.content[place].number is not None:
-            shape[axis] = sizes.content[place]
-        elif sizes is None and scales is not None and scales.size == len(axes):
-            if scales[place] == 1:
-                shape[axis] = x.sizes[axis]
-            elif have is not None:
-                shape[axis] = size(int(np.floor(have * scales[place])))
-    if time in axes:
-        if sizes is not None:
-            same = sizes.content is not None and sizes.content[axes.index(time)] == x.sizes[time]
-        else:
-            same = scales is not None and scales.size == len(axes) and scales[axes.index(time)] == 1
-        if not same:
+    for index, axis in enumerate(axes):
+        found = _resized(ctx, x.sizes[axis], index, len(axes))
+        if axis == time and found != x.sizes[time]:
             raise ctx.refuse("it resizes the stream over time")
+        if found is not None and (found.number is not None or found == x.sizes[axis]):
+            shape[axis] = found
     if ctx.may_lack_frames(x):
         raise ctx.refuse("it resizes delayed frames, and a chunk may have none")
-    shape[time] = x.sizes[time]
     return [x.moved(time, shape)]
 
 
-def gemm(ctx: RuleContext) -> list[AxisInfo]:
-    a, b = ctx.x(), ctx.input(1)
-    rows = 1 if ctx.attribute("transA", 0) else 0
-    if along(ctx, a) != rows:
-        raise ctx.refuse("it sums over frames of the stream")
-    c = ctx.inputs[2] if len(ctx.inputs) > 2 else None
-    if c is not None and (c.shape is None or (c.rank > 1 and c.sizes[0] != ONE)):
-        raise ctx.refuse("input 2 has different values for each frame of the stream")
-    if b.shape is None:
-        raise ctx.refuse("the rank of input 1 is unknown")
-    columns = b.sizes[0] if ctx.attribute("transB", 0) else b.sizes[1]
-    return [a.moved(0, [a.sizes[rows], columns])]
+def _resized(ctx: RuleContext, one: Size, index: int, count: int) -> Size | None:
+    """The size that a Resize makes of that of an axis."""
+    if ctx.optional(3) is not None:
+        sizes = ctx.content(3)
+        return None if sizes is None else sizes[index]
+    scales = ctx.known(2)
+    if scales is None or scales.size != count:
+        return None
+    if scales[index] == 1:
+        return one
+    return None if one.number is None else size(int(np.floor(one.number * scales[index])))
 
 
 def not_channels(ctx: RuleContext) -> list[AxisInfo]:
@@ -203,36 +149,34 @@ def not_channels(ctx: RuleContext) -> list[AxisInfo]:
 
 def other_axis(ctx: RuleContext) -> list[AxisInfo]:
     """Works along one axis, which must not be the stream's."""
-    x = ctx.x()
-    default = -1 if ctx.opset >= 13 or ctx.node.op_type == "LpNormalization" else 1
-    axis = ctx.axis(default, x.rank)
-    older = ctx.opset < 13 and ctx.node.op_type != "LpNormalization"  # all axes from there on, as one
-    if axis == along(ctx, x) or (older and axis < along(ctx, x)):
-        raise ctx.refuse("it normalizes over time")
-    return [x.moved(along(ctx, x), x.sizes)]
+    x, older = ctx.x(), ctx.opset < 13 and ctx.node.op_type != "LpNormalization"  # all axes from there on, as one
+    axis = ctx.axis(1 if older else -1, x.rank)
+    return _normalized(ctx, x, range(axis, x.rank if older else axis + 1))
 
 
 def later_axes(ctx: RuleContext) -> list[AxisInfo]:
     """Normalizes over an axis and all behind it."""
     x = ctx.x()
-    if ctx.axis(-1, x.rank) <= along(ctx, x):
-        raise ctx.refuse("it normalizes over time")
+    infos = _normalized(ctx, x, range(ctx.axis(-1, x.rank), x.rank))
     for index, given in enumerate(ctx.inputs[1:], 1):  # they are broadcast to all of the input
         if given is not None and (given.shape is None or given.rank > x.rank):
             raise ctx.refuse(f"the shape of input {index} does not follow from its input shape")
         back = along(ctx, x) - x.rank
         if given is not None and given.rank >= -back and given.sizes[back] != ONE:
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
-    rest = [AxisInfo((), None) for _ in ctx.node.outputs[1:]]
     if any(out.uses() or out.is_graph_output() for out in ctx.node.outputs[1:]):
         raise ctx.refuse("its mean and deviation are used")
-    return [x, *rest]
+    return infos + [AxisInfo((), None) for _ in ctx.node.outputs[1:]]
 
 
 def only_batch(ctx: RuleContext) -> list[AxisInfo]:
     """Works over all axes but the first, so the frames must lie in the batch."""
     x = ctx.x()
-    if along(ctx, x):
+    return _normalized(ctx, x, range(1, x.rank))
+
+
+def _normalized(ctx: RuleContext, x: AxisInfo, axes: Sequence[int]) -> list[AxisInfo]:
+    if along(ctx, x) in axes:
         raise ctx.refuse("it normalizes over time")
     return [x]
 
@@ -254,15 +198,11 @@ def arg_reduce(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def _reduced(ctx: RuleContext, x: AxisInfo, axes: set[int]) -> list[AxisInfo]:
-    time = along(ctx, x)
-    if time in axes:
-        raise ctx.refuse("it reduces over time")
-    if ctx.may_lack_frames(x):
-        ctx.carry(Reduced(ctx.node, tuple(sorted(axes)), bool(ctx.attribute("keepdims", 1))))
-    if ctx.attribute("keepdims", 1):
-        return [x.moved(time, [ONE if axis in axes else one for axis, one in enumerate(x.sizes)])]
-    kept = [axis for axis in range(x.rank) if axis not in axes]
-    return [x.moved(kept.index(time), [x.sizes[axis] for axis in kept])]
+    keepdims = bool(ctx.attribute("keepdims", 1))
+    if ctx.may_lack_frames(x) and x.axis not in axes:
+        ctx.edit(keep_reduced, sorted(axes), keepdims)
+    result = [None if axis in axes else axis for axis in range(x.rank) if keepdims or axis not in axes]
+    return [mapped(ctx, [range(x.rank)], result, "it reduces over time")]
 
 
 def quantize(ctx: RuleContext) -> list[AxisInfo]:

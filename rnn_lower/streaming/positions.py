@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
+from rnn_lower.shapes.sizes import ONE, TIME, Size, size
 from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
-from rnn_lower.streaming.sizes import ONE, TIME, Size, size
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """A Range over the frames, or a Slice of as many rows of a table as there are frames; dtype: of what it counts."""
-
-    node: ir.Node
-    dtype: ir.DataType
-
-
-@dataclasses.dataclass(frozen=True)
-class Numbered:
-    """A Gather of each frame by its number, which adds axes at most."""
-
-    node: ir.Node
-    axes: tuple[int, ...]
-
-
-KEEPS_NUMBERS = ("Identity", "Range", "Squeeze", "Unsqueeze")
-"""Operators whose result holds the numbers of frames where their input does."""
+from rnn_lower.streaming.node_edits import take_each
+from rnn_lower.streaming.state_caches import KEEPS_NUMBERS, Position
 
 
 def keeps_numbers(ctx: RuleContext) -> bool:
@@ -47,46 +27,26 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     others = [one for axis, one in enumerate(indices.sizes) if axis != indices.axis]
     if not data.is_plain or data.outer != ONE or indices.sizes[indices.axis] != data.frames or set(others) - {ONE}:
         raise ctx.refuse("it selects frames by the indices of another stream")
-    ctx.carry(Numbered(ctx.node, tuple(data.axis + k for k in range(indices.rank) if k != indices.axis)))
+    ctx.analysis.numbered.add(ctx.node)
+    ctx.edit(take_each, [data.axis + k for k in range(indices.rank) if k != indices.axis])
     shape = (*data.sizes[: data.axis], *indices.sizes, *data.sizes[data.axis + 1 :])
     return [data.moved(data.axis + indices.axis, shape)]
 
 
-def is_read(one: Position, numbered: set[ir.Node]) -> bool:
-    """Whether anything but a Gather of each frame reads what a Range counts."""
-    waiting = list(one.node.outputs)
-    while waiting:
-        value = waiting.pop()
-        if value.is_graph_output():
-            return True
-        for user, place in value.uses():
-            if user not in numbered or place != 1:
-                if user.op_type not in (*KEEPS_NUMBERS, "Add"):
-                    return True
-                waiting += user.outputs
-    return False
-
-
 def _frames(ctx: RuleContext, index: int) -> Size | None:
     """An input that is the number of frames, at some rate."""
-    info = ctx.inputs[index] if index < len(ctx.inputs) else None
-    content = None if info is None else info.content
+    content = ctx.content(index)
     if content is None or len(content) != 1 or content[0].of != (TIME,):
         return None
     return content[0] if 1 in (content[0].times.numerator, content[0].times.denominator) else None
 
 
-def _is_number(ctx: RuleContext, index: int, number: int) -> bool:
-    info = ctx.inputs[index] if index < len(ctx.inputs) else None
-    return info is not None and info.content == (size(number),)
-
-
 def range_(ctx: RuleContext) -> list[AxisInfo]:
     """The numbers of the frames."""
     frames = _frames(ctx, 1)
-    if frames is None or not _is_number(ctx, 0, 0) or not _is_number(ctx, 2, 1):
+    if frames is None or ctx.content(0) != (size(0),) or ctx.content(2) != (ONE,):
         raise ctx.refuse("it does not count all frames from 0")
-    ctx.carry(Position(ctx.node, ctx.dtype(0)))
+    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered))
     return [AxisInfo((frames,), 0, every=1 / frames.times, counts=True)]
 
 
@@ -97,9 +57,9 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return shapes.slice_(ctx)
     axes = ctx.integers(3, "axes", 10)
     steps = ctx.integers(4, "steps", 10) or [1]
-    if table.shape is None or axes is None or steps != [1] or not _is_number(ctx, 1, 0) or table.last:
+    if table.shape is None or axes is None or steps != [1] or ctx.content(1) != (size(0),) or table.last:
         raise ctx.refuse("it does not select one row of a table for each frame")
     axis = axes[0] % table.rank
-    ctx.carry(Position(ctx.node, ir.DataType.INT64))
+    ctx.carry(Position(ctx.node, ir.DataType.INT64, ctx.analysis.numbered))
     shape = [frames if place == axis else one for place, one in enumerate(table.shape)]
     return [AxisInfo(tuple(shape), axis, every=1 / frames.times)]

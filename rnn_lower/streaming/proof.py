@@ -7,33 +7,20 @@ no polynomials as random ones. Every output has to be equal, and the states that
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rnn_lower.checking import samples
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
-from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED
 from rnn_lower.proving.whole_model import ModelInterpreter, inlined_document, limits_of
-from rnn_lower.streaming.checking import (
-    begun,
-    calls,
-    fixed_step,
-    frames_of,
-    least_step,
-    remembered,
-    stream_through,
-    unready,
-    whole_length,
-)
+from rnn_lower.streaming.chunked_runs import ChunkedRuns
 from rnn_lower.streaming.plan import Plan
 from rnn_lower.streaming.session import Feeds, StreamingSession
 from rnn_lower.validation import check_numbers
@@ -87,12 +74,6 @@ class StreamProof:
         return self.ok
 
 
-@dataclasses.dataclass
-class _Count:
-    chunks: int = 0
-    borders: int = 0
-
-
 def prove_streaming(
     original: Document, made: Document, plan: Plan, points: int = 2, seed: int = 0, seconds: float = 300.0
 ) -> StreamProof:
@@ -104,47 +85,48 @@ def prove_streaming(
     original, made = inlined_document(original), inlined_document(made)
     deadline, reason = time.thread_time() + seconds, ""
     outputs, states = tuple(plan.outputs), tuple(state.output for state in plan.states)
+
+    def verdict(result: str, why: str) -> StreamProof:
+        return StreamProof(result, why, outputs, states, points, chunked.chunks, chunked.borders)
+
     for folded in (True, False):  # a constant sum of biases is rounded where the lowered graph holds it
-        count = _Count()
+        chunked = ChunkedRuns(original, made, plan, seed)
         try:
             found = None
             for point in range(points):
-                found = found or _difference(original, made, plan, (point, seed, folded, deadline), count)
+                field = Field(seed * 1000 + point)
+                limits = limits_of(original)
+                models = [ModelInterpreter(field, one, folded, limits, deadline) for one in (original, made)]
+                compare = _difference if plan.inputs else _difference_of_calls
+                found = found or compare(chunked, point, field, models)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
-            text = str(error) or "a Scan of no steps"
-            return StreamProof(OUT_OF_SCOPE, text, outputs, states, points, count.chunks, count.borders)
+            return verdict(OUT_OF_SCOPE, str(error) or "a Scan of no steps")
         if found is None:
-            return StreamProof(PROVED, "", outputs, states, points, count.chunks, count.borders)
+            return verdict(PROVED, "")
         reason = reason or found
-    return StreamProof(DIFFERENT, reason, outputs, states, points, count.chunks, count.borders)
+    return verdict(DIFFERENT, reason)
 
 
-def _difference(
-    original: Document, made: Document, plan: Plan, point: tuple[int, int, bool, float], count: _Count
-) -> str | None:
+def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """Where chunks and the whole part, or None."""
-    index, seed, folded, deadline = point
-    field = Field(seed * 1000 + index)
-    limits = limits_of(original)
-    whole, chunked = (ModelInterpreter(field, one, folded, limits, deadline) for one in (original, made))
-    if not plan.inputs:
-        return _difference_of_calls(whole, chunked, field, (original, made, plan), (seed, index), count)
-    feeds, wanted = _sampled(whole, field, original, made, plan, index, seed)
-    if wanted is None:
-        raise OutOfScopeError(f"the original cannot be computed with the sampled inputs: {feeds}")
-    names = [str(value.name) for value in original.model.graph.outputs]
-    step, end = least_step(made, plan), Feeds()
-    for lengths in chunkings(
-        np.random.default_rng([seed, index]), frames_of(plan, feeds), step, fixed_step(made, plan)
-    ):
-        session = StreamingSession(made.proto, run=lambda chunk: chunked.outputs(_elements(field, chunk)))
+    original, made = models
+
+    def whole(feeds: Feeds) -> tuple[Feeds, dict[str, Array]]:
+        chunk = _random_elements(field, feeds)
+        return chunk, dict(zip(_output_names(runs), original.outputs(chunk), strict=True))
+
+    sampled = runs.sampled(index, runs.remembered + MORE, whole, WrongError)
+    if isinstance(sampled, str):
+        raise OutOfScopeError(f"the original cannot be computed with the sampled inputs: {sampled}")
+    (feeds, wanted), end = sampled, Feeds()
+    for lengths in runs.chunkings(feeds, index, sizes=(1, 2, 3), mixed=1):
+        session = StreamingSession(runs.made.proto, run=lambda chunk: made.outputs(_elements(field, chunk)))
         try:
-            results = stream_through(session, feeds, lengths)
+            results = runs.stream_through(session, feeds, lengths)
         except (WrongError, RnnLowerError) as error:
             return f"in chunks of {_shown(lengths)}: {error}"
-        count.chunks, count.borders = count.chunks + len(lengths), count.borders + len(lengths) - 1
-        for name, result in zip(plan.outputs, results, strict=True):
-            if why := _parts(begun(plan, name, wanted[names.index(name)], result), result):
+        for name, result in zip(runs.plan.outputs, results, strict=True):
+            if why := _parts(runs.begun(name, wanted[name], result), result):
                 return f"output '{name}' in chunks of {_shown(lengths)} {why}"
         held = _elements(field, session.state)
         for name, state in held.items():
@@ -154,34 +136,30 @@ def _difference(
     return None
 
 
-def _difference_of_calls(
-    whole: ModelInterpreter, chunked: ModelInterpreter, field: Field, models: tuple[Document, Document, Plan],
-    seeds: tuple[int, int], count: _Count,
-) -> str | None:  # fmt: skip
+def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """Where runs one after another part from those of the original, whose nodes remember their states."""
-    original, made, plan = models
-    whole.held = {}
-    session = StreamingSession(made.proto, run=lambda chunk: chunked.outputs(_elements(field, chunk)))
-    names = [str(value.name) for value in original.model.graph.outputs]
-    for number, feeds in enumerate(calls(original, made, *seeds)):
-        chunk = {
-            name: field.random(array.shape) if array.dtype.kind in "fV" else _elements(field, {name: array})[name]
-            for name, array in feeds.items()
-        }
-        held = _elements(field, session.state)
+    original, made = models
+    original.held = {}
+    session = StreamingSession(runs.made.proto, run=lambda chunk: made.outputs(_elements(field, chunk)))
+    for number, feeds in enumerate(runs.calls(index)):
+        chunk, held = _random_elements(field, feeds), _elements(field, session.state)
         try:
             found = session.run(chunk)
-            wanted = dict(zip(names, whole.outputs({**held, **chunk}), strict=True))
+            wanted = dict(zip(_output_names(runs), original.outputs({**held, **chunk}), strict=True))
         except (WrongError, RnnLowerError) as error:
             return f"in run {number}: {error}"
-        count.chunks, count.borders = count.chunks + 1, count.borders + (number > 0)
-        for name in plan.outputs:
+        runs.chunks, runs.borders = runs.chunks + 1, runs.borders + (number > 0)
+        for name in runs.plan.outputs:
             if why := _parts(wanted[name], found[name]):
                 return f"output '{name}' of run {number} {why}"
-    for state in plan.states:
-        if state.shape and not any(np.array_equal(session.state[state.input], one) for one in whole.held.values()):
+    for state in runs.plan.states:
+        if state.shape and not any(np.array_equal(session.state[state.input], one) for one in original.held.values()):
             return f"state '{state.input}' belongs to no node"
     return None
+
+
+def _output_names(runs: ChunkedRuns) -> list[str]:
+    return [str(value.name) for value in runs.original.model.graph.outputs]
 
 
 def _shown(lengths: Sequence[int]) -> str:
@@ -203,35 +181,9 @@ def _elements(field: Field, chunk: Mapping[str, Any]) -> Feeds:
     return {name: array if array.dtype == np.uint64 else known(field, array) for name, array in arrays.items()}
 
 
-def _sampled(
-    whole: ModelInterpreter, field: Field, original: Document, made: Document, plan: Plan, index: int, seed: int
-) -> tuple[Any, list[Array] | None]:
-    """Inputs with random elements in place of floats, and what the original makes of them."""
-    step = least_step(made, plan)
-    frames = whole_length(original, plan, step, unready(plan, step) + remembered(plan, step) + MORE)
-    fixed = {**fixed_sizes(original.model, made.proto), **dict.fromkeys(plan.inputs.items(), frames)}
-    why = ""
-    for feeds in samples.Samples(original.model, seed, fixed).candidates(index):
-        chunk = {
-            name: field.random(array.shape) if array.dtype.kind in "fV" else _elements(field, {name: array})[name]
-            for name, array in feeds.items()
-        }
-        try:
-            return chunk, whole.outputs(chunk)
-        except WrongError as error:
-            why = why or str(error)
-    return why, None
-
-
-def chunkings(rng: np.random.Generator, frames: int, step: int, only: int | None) -> Iterator[list[int]]:
-    """Lengths of chunks: all of one, two and three steps, mixed ones, and the whole."""
-    count = frames // step
-    if only is not None:
-        yield [only] * (frames // only)
-        return
-    for size in (1, 2, 3):
-        yield [step * n for n in [size] * (count // size) + [count % size] * (count % size > 0)]
-    cuts = np.flatnonzero(rng.integers(0, 2, count - 1) == 0) + 1
-    edges = [0, *(int(cut) for cut in cuts), count]
-    yield [step * (b - a) for a, b in itertools.pairwise(edges)]
-    yield [frames]
+def _random_elements(field: Field, feeds: Feeds) -> Feeds:
+    """Sampled inputs with random elements in place of floats."""
+    return {
+        name: field.random(array.shape) if array.dtype.kind in "fV" else _elements(field, {name: array})[name]
+        for name, array in feeds.items()
+    }

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from fractions import Fraction
+import functools
 
-from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.lowering.node import RecurrentNode, read_node
+from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
-from rnn_lower.streaming.delays import held, later
-from rnn_lower.streaming.sizes import ONE, Size, size
-
-
-@dataclasses.dataclass(frozen=True)
-class Recurrence:
-    """A node over the stream: its final states are the initial ones of the next chunk.
-
-    batch: size of its batch.  every: how many frames of the input make one step of it.  late: how late they come.
-    """
-
-    read: RecurrentNode
-    batch: Size
-    every: Fraction
-    late: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Length:
-    """How many steps a node over another axis has, which inference may not find."""
-
-    read: RecurrentNode
-    steps: int
+from rnn_lower.streaming.delays import held
+from rnn_lower.streaming.recurrent_states import Recurrence, tell_length
 
 
 def recurrent(ctx: RuleContext) -> list[AxisInfo]:
-    read, x = ctx.reader(ctx.node), ctx.input(0)
+    read, x = read_node(ctx.node, ctx.opset, ctx.scope.path, ctx.analysis.facts), ctx.input(0)
     time, batch = (1, 0) if read.layout else (0, 1)
     for index in (1, 2, 3, 7):
-        if index < len(ctx.inputs) and (given := ctx.inputs[index]) is not None and given.is_timed:
+        if (given := ctx.optional(index)) is not None and given.is_timed:
             raise ctx.refuse("its weights depend on the stream")
     if along(ctx, x) == time:
         infos = _over_time(ctx, read, x, batch)
@@ -58,12 +37,12 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
     if len(states) > 0 and states[0] is not None and x.every != 1:
         raise ctx.refuse("its sequence_lens count frames at another rate than the input's")
     rows, units = x.sizes[batch], size(read.hidden_size)
-    if x.late and ctx.step is not None:
+    if x.late and ctx.analysis.step is not None:
         if len(states) > 0 and states[0] is not None:
             raise ctx.refuse("its frames are delayed, but its sequence_lens count from the first chunk")
-        if more := -x.late % max(1, int(ctx.step / x.every)):  # a state is held for whole chunks
+        if more := -x.late % max(1, int(ctx.analysis.step / x.every)):  # a state is held for whole chunks
             ctx.carry(held(ctx, x, more + 1, crop=0))
-            x = later(x, x.late + more, cut=True)
+            x = x.changed(late=x.late + more, cut=True)
     ctx.carry(Recurrence(read, rows, x.every, x.late))
     y = (rows, x.frames, ONE, units) if read.layout else (x.frames, ONE, rows, units)
     state = x.ended([rows, ONE, units] if read.layout else [ONE, rows, units])
@@ -74,13 +53,13 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
     """Each frame is a sequence of its own, one row of the batch."""
     places = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
     for index, place in places.items():
-        given = ctx.inputs[index] if index < len(ctx.inputs) else None
+        given = ctx.optional(index)
         if given is not None and (given.axis != place or given.sizes[place] != x.sizes[along(ctx, x)]):
             raise ctx.refuse(f"its {'lengths' if index == 4 else 'initial states'} differ from frame to frame")
     directions, units = size(read.num_directions), size(read.hidden_size)
     steps, rows = x.sizes[time], x.sizes[along(ctx, x)]
     if steps.number is not None:
-        ctx.carry(Length(read, steps.number))
+        ctx.carry(functools.partial(tell_length, read=read, steps=steps.number))
     y = (rows, steps, directions, units) if read.layout else (steps, directions, rows, units)
     state = (rows, directions, units) if read.layout else (directions, rows, units)
     final = x.moved(0 if read.layout else 1, state)
@@ -95,8 +74,8 @@ def choice(ctx: RuleContext) -> list[AxisInfo]:
     names = ["then_branch", "else_branch"]
     if condition.content is not None and len(condition.content) == 1 and condition.content[0].number is not None:
         names = names[:1] if condition.content[0].number else names[1:]  # the other one never runs
-        return ctx.branch(ctx.node.attributes[names[0]].as_graph())
-    then, other = (ctx.branch(ctx.node.attributes[name].as_graph()) for name in names)
+        return ctx.analysis.branch(ctx.scope, ctx.node.attributes[names[0]].as_graph())
+    then, other = (ctx.analysis.branch(ctx.scope, ctx.node.attributes[name].as_graph()) for name in names)
     return [_agreed(ctx, a, b) for a, b in zip(then, other, strict=True)]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -19,45 +19,34 @@ from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
+from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, stream_axis
 from rnn_lower.streaming.axis_info import AxisInfo
-from rnn_lower.streaming.calls import plan_of, with_states
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.delays import Accumulated, Arguments, Changed, DelayBuffer, Guessed, Masked, Reduced, Sizes
+from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor
-from rnn_lower.streaming.plan import FIXED, LAST, Plan, State, read_plan
-from rnn_lower.streaming.positions import Numbered, Position, is_read
-from rnn_lower.streaming.recurrence import Length, Recurrence
-from rnn_lower.streaming.state_caches import (
-    carry_cache,
-    carry_held,
-    carry_joined,
-    carry_overlap,
-    carry_position,
-    carry_recurrence,
-    carry_sum,
-    change_attributes,
-    keep_reduced,
-    mask,
-    replace_arguments,
-    take_each,
-    take_the_rest,
-    tell_length,
-    tell_sizes,
-)  # fmt: skip
-from rnn_lower.streaming.windows import Cache, Joined, Overlap, PaddedError, cut_behind
+from rnn_lower.streaming.plan import FIXED, LAST, Plan, read_plan
+from rnn_lower.streaming.recurrent_states import Recurrence
+from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
+from rnn_lower.streaming.windows import PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
 
-CARRY: Mapping[type, Callable[[GraphEditor, Any], None]] = {
-    Recurrence: carry_recurrence, Length: tell_length, Cache: carry_cache, DelayBuffer: carry_held, Sizes: tell_sizes,
-    Reduced: keep_reduced, Accumulated: carry_sum, Arguments: replace_arguments, Joined: carry_joined,
-    Changed: change_attributes, Masked: mask, Overlap: carry_overlap,
-    Position: carry_position, Numbered: take_each, Guessed: take_the_rest,
-}  # fmt: skip
-"""How what nodes have to remember is carried."""
-
 logger = logging.getLogger("rnn_lower")
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamOptions:
+    """How a model is to be streamed; see `rnn_lower.stream`."""
+
+    axis: str | None = None
+    step: int | None = None
+    keep_native: bool = False
+    set_inputs: Mapping[str, Any] | None = None
+    reset: bool = False
+    delay: bool = False
+    states: str = "each"
+    state_names: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +66,17 @@ class StreamedModel:
     length: int | None = None
 
 
-def streamed(
-    document: Document, time: str | None, set_inputs: Mapping[str, Any] | None, reset: bool,
-    dims: Dims | None, step: int | None = None, delay: bool = False,
-) -> StreamedModel:  # fmt: skip
+def streamed(document: Document, requested: StreamOptions, dims: Dims | None) -> StreamedModel:
     """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
     if read_plan(document.proto) is not None:
         raise RnnLowerError(
             "it is a streaming model already; use it as it is, lower it (rnn-lower lower), or stream its original"
         )
-    ready = _ready(document, set_inputs or {}, dims)
+    time, step, delay = requested.axis, requested.step, requested.delay
+    ready = _ready(document, requested.set_inputs or {}, dims)
     axis = stream_axis(ready, step) if time is None else time
     if axis == CALLS:
-        return _call_by_call(ready, step, reset)
+        return _call_by_call(ready, requested)
     original, symbol, baked = opened(ready.copied(), axis)
     streams = axes_of(original, symbol)
     left_outside = time is None and bool(external(ready)) and step is None
@@ -112,41 +99,58 @@ def streamed(
         raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
     if step is not None and step % every:
         raise UnsupportedError(f"--step {step}: the strides of the model over time need multiples of {every} frames")
-    editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), reset, step)
-    numbered = {one.node for one in analysis.carried if isinstance(one, Numbered)}
-    for one in analysis.carried:
-        if isinstance(one, Position) and one.node.op_type == "Range" and not is_read(one, numbered):
-            continue
-        CARRY[type(one)](editor, one)
-    editor.finish()
-    editor.pair_left()
-    states = tuple(_in_order(editor.states))
-    outputs = {str(value.name): _kind(analysis, value) for value in work.model.graph.outputs}
+    editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), requested.reset, step)
+    for edit in analysis.carried:
+        edit(editor)
     last = [(str(value.name), analysis.infos[value]) for value in work.model.graph.outputs]
-    plan = Plan(
-        streams, outputs, states, every, editor.symbols, editor.reset, tuple(sorted(editor.left)),
-        {name: _waits(info) for name, info in last if _waits(info)},
-        tuple(name for name, info in last if info.cut),
-        {name: info.late for name, info in last if info.late and step is not None}, editor.seen, _reach(analysis),
+    plan = _written(
+        editor, streams, {name: _kind(info) for name, info in last}, every=every, reach=_reach(analysis),
+        late={name: _waits(info) for name, info in last if _waits(info)},
+        cut=tuple(name for name, info in last if info.cut),
+        warm_up={name: info.late for name, info in last if info.late and step is not None},
     )  # fmt: skip
-    plan.write(work.proto)
-    for note in editor.notes:
-        logger.info("%s", note)
-    if not states and not plan.left:
+    if not plan.states and not plan.left:
         logger.info("no node carries anything over the stream; the model accepts chunks as it is")
     name = called(original.model, streams)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 
 
-def _call_by_call(document: Document, step: int | None, reset: bool) -> StreamedModel:
-    editor = with_states(document, _symbols(document.model, {}), step, reset)
+def _written(
+    editor: GraphEditor, inputs: Mapping[str, int], outputs: Mapping[str, int | str], **properties: Any
+) -> Plan:
+    """The plan of a model whose nodes are rewritten, in its metadata, too."""
     editor.finish()
     editor.pair_left()
-    plan, work = plan_of(editor), editor.document
-    plan.write(work.proto)
+    states = tuple({state.input: state for state in editor.states}.values())  # several nodes may count the same lengths
+    plan = Plan(
+        inputs, outputs, states, symbols=editor.symbols, reset=editor.reset, left=tuple(sorted(editor.left)),
+        seen=editor.seen, **properties,
+    )  # fmt: skip
+    plan.write(editor.document.proto)
     for note in editor.notes:
         logger.info("%s", note)
+    return plan
+
+
+def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel:
+    """The streaming form of a model of which each run is one step of its recurrent nodes."""
+    if requested.step not in (None, 1):
+        raise RnnLowerError(
+            f"--step {requested.step}: each run of the model is one step of its recurrent nodes; use --step 1"
+        )
+    work, analysis = _followed(document, {}, False)
+    editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
+    for node in read_nodes(work.model, work.facts):
+        if node.direction != "forward" or "sequence_lens" in node.inputs:
+            raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")
+        shape = work.facts.shape(node.inputs["X"])
+        batch = None if shape is None else shape[0 if node.layout else 1]
+        initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
+        if batch is None and not all(value and inputs_of(work.model, value) for value in initial):
+            raise UnsupportedError(f"{node.describe()}: its batch size is unknown; fix it (--dim NAME=SIZE)")
+        Recurrence(node, ONE if batch is None else size(batch), Fraction(1), 0)(editor)
+    plan = _written(editor, {}, {str(value.name): FIXED for value in work.model.graph.outputs})
     return StreamedModel(Document(work.proto, work.folder), document, plan, None)
 
 
@@ -208,10 +212,7 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
 
 
 def _nothing_runs(analysis: CausalityAnalysis, document: Document) -> bool:
-    carried = any(
-        isinstance(one, (Recurrence, Cache, Joined, DelayBuffer, Accumulated, Overlap, Position))
-        for one in analysis.carried
-    )
+    carried = any(isinstance(one, (Recurrence, *CARRIED)) for one in analysis.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
@@ -240,15 +241,9 @@ def _reach(analysis: CausalityAnalysis) -> int:
             value = next(
                 value for value in one.node.inputs if value is not None and analysis.infos[value].axis is not None
             )
-            frames += analysis.infos[value].every * (one.reach if isinstance(one, DelayBuffer) else one.length)
+            frames += analysis.infos[value].every * one.length
     return math.ceil(frames)
 
 
-def _kind(analysis: CausalityAnalysis, value: ir.Value) -> int | str:
-    info = analysis.infos[value]
+def _kind(info: AxisInfo) -> int | str:
     return info.axis if info.axis is not None else LAST if info.last else FIXED
-
-
-def _in_order(states: Sequence[State]) -> Iterator[State]:
-    """Each once: several nodes may count the same lengths."""
-    yield from {state.input: state for state in states}.values()

@@ -16,8 +16,8 @@ from rnn_lower.errors import RnnLowerError, one_line, public
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
+from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.plan import LAST, Plan, State, read_plan
-from rnn_lower.streaming.sizes import GROWS
 
 Feeds = dict[str, np.ndarray]
 
@@ -58,9 +58,8 @@ class StreamingSession:
         begins = not self._state.keys() & {state.input for state in self.plan.states}
         self._check(feeds, begins)
         began = self._started(feeds) if begins else self._begin
-        state = {name: array for name, array in began.items() if name not in feeds} if begins else self._state
-        held = {name: array for name, array in state.items() if name not in feeds}
-        given = {**feeds, **held}
+        held = began if begins else self._state
+        given = {**feeds, **{name: array for name, array in held.items() if name not in feeds}}
         self._check_rows(given)
         if self.plan.reset is not None and self.plan.reset not in given:
             given[self.plan.reset] = np.zeros(self._rows(given), bool)

@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
-from rnn_lower.streaming.delays import Arguments, Guessed, Sizes, cropped, settled
-from rnn_lower.streaming.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
+from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.delays import cropped, settled
+from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tell_sizes
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
 
 
+def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence[object], lost: str) -> AxisInfo:
+    """The value that an operator makes, axis by axis, of axes of inputs that have the same label.
+
+    terms: the labels of each input's axes; axes of one label are of one size, or of size 1.  result: those of the
+    output, None for an axis of its own of size 1.  lost: why it is refused where these have not the stream's.
+    Raises ValueError for a result that the inputs cannot have.
+    """
+    pairs = [(info, term) for info, term in zip(ctx.inputs, terms, strict=False) if info is not None]
+    one = same_frames(ctx, [info for info, _ in pairs])
+    labels = {term[info.axis] for info, term in pairs if info.axis is not None}
+    stream, length = labels.pop(), one.sizes[along(ctx, one)]
+    if any(term.count(stream) > 1 for _, term in pairs):
+        raise ctx.refuse("it selects a diagonal of the stream")
+    if lost and not {stream, *labels} <= set(result):
+        raise ctx.refuse(lost.format(stream))
+    if not set(result) <= {None, *(label for _, term in pairs for label in term)}:
+        raise ValueError
+    if labels:
+        several = "it multiplies frames of the stream with each other"
+        raise ctx.refuse(several if lost else "the stream is along different axes of its inputs")
+    if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
+        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
+    for index, (info, term) in enumerate(pairs):
+        if info.axis is None and info.is_timed:
+            raise ctx.refuse("it computes with the length of the stream")
+        if info.axis is None and stream in term and info.sizes[term.index(stream)] != ONE:
+            raise ctx.refuse(f"input {index} has different values for each frame of the stream")
+    columns = [
+        [info.sizes[k] for info, term in pairs for k, each in enumerate(term) if each == label] for label in result
+    ]
+    shape = [broadcast(column, ctx.fresh(axis)) for axis, column in enumerate(columns)]
+    shape[result.index(stream)] = length
+    return one.moved(result.index(stream), shape)
+
+
 def transpose(ctx: RuleContext) -> list[AxisInfo]:
-    x = ctx.x()
-    order = list(ctx.attribute("perm", range(x.rank)[::-1]))
-    return [x.moved(order.index(along(ctx, x)), [x.sizes[axis] for axis in order])]
+    rank = ctx.x().rank
+    return [mapped(ctx, [range(rank)], list(ctx.attribute("perm", range(rank)[::-1])), "")]
 
 
 def reshape(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.input(0)
-    target = ctx.inputs[1].content if len(ctx.inputs) > 1 and ctx.inputs[1] is not None else None
+    target = ctx.content(1)
     if ctx.opset < 5:
         target = tuple(map(size, ctx.attribute("shape", ())))
     if target is None:
@@ -35,40 +70,47 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         stays = unknown[0] == x.axis and x.is_plain
         if ctx.may_lack_frames(x) and not stays:
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
-        ctx.carry(Guessed(ctx.node, unknown[0], len(target), 0 if stays else -1))
+        ctx.edit(take_the_rest, unknown[0], len(target), 0 if stays else -1)
         target = tuple(size(0 if stays else -1) if k == unknown[0] else one for k, one in enumerate(target))
     if len([one for one in target if one == size(-1)]) > 1:
         raise ctx.refuse("its shape has more than one -1")
     copied = [x.sizes[k] if one == size(0) and k < x.rank else one for k, one in enumerate(target)]
     if (freed := _freed(ctx, x, copied)) is not None:
         return [freed]
-    rest = product(one for one in copied if one != size(-1))
-    guess = product(x.sizes).over(rest)
-    if size(-1) in copied and guess is None:
+    resolved = _resolved(x, copied)
+    if resolved is None:
         raise ctx.refuse("the size of -1 in its shape is unknown")
-    made = _regrouped(ctx, x, [guess if one == size(-1) and guess else one for one in copied])
+    made = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != made.axis:
-        guessed = (guess if one == size(-1) and guess else one for one in target)
+        guessed = (resolved[k] if one == size(-1) else one for k, one in enumerate(target))
         same = [k < x.rank and one == x.sizes[k] for k, one in enumerate(copied)]
         sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
         if any(one.is_timed for one in sizes):
             raise ctx.refuse("its frames are delayed, and its shape has -1 for another size")
-        ctx.carry(Sizes(ctx.node, sizes))
+        ctx.edit(tell_sizes, sizes)
     return [made]
+
+
+def _resolved(x: AxisInfo, shape: Sequence[Size]) -> list[Size] | None:
+    """A shape with what -1 stands for in it; None where that is unknown."""
+    rest = product(x.sizes).over(product(one for one in shape if one != size(-1)))
+    if rest is None:
+        return None if size(-1) in shape else list(shape)
+    return [rest if one == size(-1) else one for one in shape]
 
 
 def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     """With the stream's length in place of the one that the export has fixed, where that is the only reading of it."""
-    if ctx.baked is None or any(one.is_timed for one in shape):
+    if ctx.analysis.baked is None or any(one.is_timed for one in shape):
         return None
     found = []
     for axis, one in enumerate(shape):
-        share = size(one.number or 0).over(size(ctx.baked))
+        share = size(one.number or 0).over(size(ctx.analysis.baked))
         if share is None or not share.number:
             continue
-        made = [share * size(TIME) if k == axis else each for k, each in enumerate(shape)]
-        guess = product(x.sizes).over(product(each for each in made if each != size(-1)))
-        made = [guess if each == size(-1) and guess else each for each in made]
+        made = _resolved(x, [share * size(TIME) if k == axis else each for k, each in enumerate(shape)])
+        if made is None:
+            continue
         try:
             info = _regrouped(ctx, x, made)
         except UnsupportedError:
@@ -78,7 +120,7 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
             found.append((info, tuple(n for n in numbers if n is not None)))
     if len(found) != 1:
         return None
-    ctx.carry(Arguments(ctx.node, {1: found[0][1]}, ("shape",), 5))
+    ctx.edit(replace_arguments, {1: found[0][1]}, ("shape",), 5)
     return found[0][0]
 
 
@@ -113,11 +155,8 @@ def squeeze(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(1, "axes", 13)
     if axes is None:
         raise ctx.refuse("it lists no axes, so a stream of one frame would lose its axis")
-    gone = {axis % x.rank for axis in axes}
-    if along(ctx, x) in gone:
-        raise ctx.refuse("it removes the axis of the stream")
-    kept = [axis for axis in range(x.rank) if axis not in gone]
-    return [x.moved(kept.index(along(ctx, x)), [x.sizes[axis] for axis in kept])]
+    kept = [axis for axis in range(x.rank) if axis not in {axis % x.rank for axis in axes}]
+    return [mapped(ctx, [range(x.rank)], kept, "it removes the axis of the stream")]
 
 
 def unsqueeze(ctx: RuleContext) -> list[AxisInfo]:
@@ -128,8 +167,7 @@ def unsqueeze(ctx: RuleContext) -> list[AxisInfo]:
     rank = x.rank + len(axes)
     new = {axis % rank for axis in axes}
     old = [axis for axis in range(rank) if axis not in new]
-    shape = [ONE if axis in new else x.sizes[old.index(axis)] for axis in range(rank)]
-    return [x.moved(old[along(ctx, x)], shape)]
+    return [mapped(ctx, [range(x.rank)], [None if axis in new else old.index(axis) for axis in range(rank)], "")]
 
 
 def split(ctx: RuleContext) -> list[AxisInfo]:
@@ -186,23 +224,23 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     cut = {axis % x.rank: (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
     sizes = [shape[axis] if axis in cut else x.sizes[axis] for axis in range(x.rank)]
     start, end, step = cut.get(time, (0, WHOLE, 1))
-    if ctx.baked is not None and x.is_plain and end > 0 and end * x.every >= ctx.baked:
+    if ctx.analysis.baked is not None and x.is_plain and end > 0 and end * x.every >= ctx.analysis.baked:
         end = WHOLE
         _keep_ranges(ctx, {**cut, time: (start, end, step)})
     if step > 1 and 0 <= start < step and end >= WHOLE:
         return [_thinned(ctx, x, step, sizes)]
     if start < 0:
-        x = settled(x, ctx.delay)
+        x = settled(x, ctx.analysis.delay)
     if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
         sizes[time] = ONE
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
-    padded = x.lead or (x.trail and not start and not (ctx.delay and (behind or 0) > x.trail))
+    padded = x.lead or (x.trail and not start and not (ctx.analysis.delay and (behind or 0) > x.trail))
     if step == 1 and start >= 0 and behind is not None and padded:
         return [_trimmed(ctx, x, (start, behind), cut, sizes)]
     if step == 1 and start >= 0 and behind is not None and (start or behind):
         return [_shortened(ctx, x, (start, behind), cut, sizes)]
-    x = settled(x, ctx.delay)
+    x = settled(x, ctx.analysis.delay)
     if start != 0 or end < WHOLE or step != 1:
         raise ctx.refuse(f"it selects frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
@@ -211,12 +249,10 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
 
 def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> AxisInfo:
     """One of so many frames, where chunks are a multiple of them."""
-    x, time = settled(x, ctx.delay), along(ctx, x)
+    x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE or x.late:
         raise ctx.refuse("it selects frames of a value that is padded, merged with other axes, or delayed")
-    found = dataclasses.replace(x, every=x.every * step)
-    sizes[time] = found.frames
-    return found.moved(time, sizes)
+    return x.changed(sizes, every=x.every * step)
 
 
 def _trimmed(
@@ -232,12 +268,11 @@ def _trimmed(
     lead = x.lead - start - end
     if lead < 0:
         raise ctx.refuse(f"it selects frames {start} to {-behind} of the stream, of which {x.lead} are left padding")
-    if x.outer != ONE or x.sizes[time] != with_lead(x.frames, x.lead):
+    if not x.is_unmerged:
         raise ctx.refuse("it cuts frames off axes that are merged with the stream")
     if end != behind:
         _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})
-    sizes[time] = with_lead(x.frames, lead)
-    return dataclasses.replace(x, lead=lead, trail=max(0, x.trail - behind)).moved(time, sizes)
+    return x.changed(sizes, lead=lead, trail=max(0, x.trail - behind))
 
 
 def _shortened(
@@ -246,17 +281,16 @@ def _shortened(
     """The frames but for the first and the last ones; what is padded behind is not there anyway."""
     (start, behind), time = off, along(ctx, x)
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
-    if end and not ctx.delay:
+    if end and not ctx.analysis.delay:
         raise ctx.refuse(
             f"it takes frames {start} to {-behind} of the stream, of which the last {end} are not known to be the last;"
             f" let them come {start + end} late (--delay)"
         )
     if trail:
-        x, trail = settled(x, ctx.delay), 0
+        x, trail = settled(x, ctx.analysis.delay), 0
     if len(cut) > 1:
         _keep_ranges(ctx, {axis: range_ for axis, range_ in cut.items() if axis != time})
-    late = dataclasses.replace(cropped(ctx, x, start, end, gone=len(cut) == 1), trail=trail)
-    return late.moved(time, [late.sizes[time] if axis == time else one for axis, one in enumerate(sizes)])
+    return cropped(ctx, x, start, end, gone=len(cut) == 1).changed(sizes, trail=trail)
 
 
 def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -> None:
@@ -265,7 +299,7 @@ def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -
     arguments = {1: columns[0], 2: columns[1], 3: tuple(ranges)}
     if ctx.opset >= 10:
         arguments[4] = columns[2]
-    ctx.carry(Arguments(ctx.node, arguments, ("starts", "ends", "axes"), 10))
+    ctx.edit(replace_arguments, arguments, ("starts", "ends", "axes"), 10)
 
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:
@@ -273,28 +307,18 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     data, indices = ctx.input(0), ctx.input(1)
     if data.axis is not None and indices.is_timed:
         raise ctx.refuse("both its data and its indices carry the stream")
-    if data.axis is None:
-        if data.is_timed:
-            raise ctx.refuse("it computes with the length of the stream")
-        if data.shape is None:
-            raise ctx.refuse("the rank of its data is unknown")
-        axis = ctx.axis(0, data.rank)
-        shape = (*data.shape[:axis], *indices.sizes, *data.shape[axis + 1 :])
-        return [indices.moved(axis + along(ctx, indices), shape)]
-    axis, time = ctx.axis(0, data.rank), along(ctx, data)
-    chosen = ctx.known(1)
-    if axis == time:
+    if data.shape is None or indices.shape is None:
+        raise ctx.refuse(f"the rank of its {'data' if data.shape is None else 'indices'} is unknown")
+    axis, chosen = ctx.axis(0, data.rank), ctx.known(1)
+    if axis == data.axis:
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
             text = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
             raise ctx.refuse(f"it selects fixed frames of the stream: {text}")
         if data.late:
             raise ctx.refuse("it selects the last frame of a delayed value; use Slice ([-1:])")
-        middle = (ONE,) * chosen.ndim
-        return [data.ended([*data.sizes[:axis], *middle, *data.sizes[axis + 1 :]])]
-    if indices.shape is None:
-        raise ctx.refuse("the rank of its indices is unknown")
-    shape = (*data.sizes[:axis], *indices.shape, *data.sizes[axis + 1 :])
-    return [data.moved(time if time < axis else time + indices.rank - 1, shape)]
+        return [data.ended([*data.sizes[:axis], *(ONE,) * chosen.ndim, *data.sizes[axis + 1 :]])]
+    rows, places = range(data.rank), [f"index {k}" for k in range(indices.rank)]
+    return [mapped(ctx, [rows, places], [*rows[:axis], *places, *rows[axis + 1 :]], "")]
 
 
 def expand(ctx: RuleContext) -> list[AxisInfo]:
@@ -304,14 +328,12 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output shape is unknown")
     if x.shape is None:
         raise ctx.refuse("the rank of its input is unknown")
-    if x.axis is None and x.is_timed:
-        raise ctx.refuse("it computes with the length of the stream")
     rank = max(x.rank, len(target))
     have = [ONE] * (rank - x.rank) + list(x.shape)
     want = [ONE] * (rank - len(target)) + list(target)
     shape = [broadcast(pair, ctx.fresh(axis)) for axis, pair in enumerate(zip(have, want, strict=True))]
     if x.axis is None:
-        return [_spread(ctx, shape, have)]
+        return [_spread(ctx, x, shape, have)]
     time = x.axis + rank - x.rank
     others = [one for axis, one in enumerate(want) if axis != time]
     if want[time] not in (ONE, have[time]) or any(one.is_timed for one in others):
@@ -324,11 +346,13 @@ def constant_of_shape(ctx: RuleContext) -> list[AxisInfo]:
     shape = ctx.input(0).content
     if shape is None:
         raise ctx.refuse("its output shape is unknown")
-    return [_spread(ctx, list(shape), [ONE] * len(shape))]
+    return [_spread(ctx, AxisInfo(()), shape, [ONE] * len(shape))]
 
 
-def _spread(ctx: RuleContext, shape: list[Size], have: list[Size]) -> AxisInfo:
+def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence[Size]) -> AxisInfo:
     """The same values in every frame."""
+    if x.is_timed:
+        raise ctx.refuse("it computes with the length of the stream")
     timed = [axis for axis, one in enumerate(shape) if one.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
         raise ctx.refuse("it makes a shape of the length of the stream")
@@ -343,11 +367,9 @@ def tile(ctx: RuleContext) -> list[AxisInfo]:
     x, repeats = ctx.input(0), ctx.input(1).content if ctx.opset >= 6 else None
     if repeats is None or x.shape is None or len(repeats) != x.rank:
         raise ctx.refuse("its number of repeats is unknown")
-    if x.axis is None and x.is_timed:
-        raise ctx.refuse("it computes with the length of the stream")
     shape = [one * times for one, times in zip(x.shape, repeats, strict=True)]
     if x.axis is None:
-        return [_spread(ctx, shape, list(x.shape))]
+        return [_spread(ctx, x, shape, x.shape)]
     if repeats[x.axis] != ONE or any(one.is_timed for one in repeats):
         raise ctx.refuse("it repeats the stream over time")
     return [x.moved(x.axis, shape)]

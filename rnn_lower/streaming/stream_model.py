@@ -9,9 +9,9 @@ import logging
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -30,6 +30,7 @@ from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
 from rnn_lower.streaming.plan import Plan, read_plan
 from rnn_lower.streaming.rewriting import StreamedModel, streamed
+from rnn_lower.streaming.rewriting import StreamOptions as StreamOptions
 from rnn_lower.targeting import find_target
 from rnn_lower.targeting.lint import unsupported
 from rnn_lower.targeting.profile import Target
@@ -39,20 +40,6 @@ logger = logging.getLogger("rnn_lower")
 
 MARK = b"first states, written by rnn-lower stream"
 """The comment of the archives that hold them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamOptions:
-    """How a model is to be streamed; see `rnn_lower.stream`."""
-
-    axis: str | None = None
-    step: int | None = None
-    keep_native: bool = False
-    set_inputs: Mapping[str, Any] | None = None
-    reset: bool = False
-    delay: bool = False
-    states: str = "each"
-    state_names: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,23 +65,18 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):
         raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
-    found = streamed(
-        document, requested.axis, requested.set_inputs, requested.reset, options.dims, requested.step, requested.delay
-    )
+    found = streamed(document, requested, options.dims)
     found = dataclasses.replace(found, plan=_arranged(found, requested))
     if requested.keep_native and found.late and requested.step is None:
         raise UnsupportedError(
             f"{found.late[0]}: its frames are delayed, so the first chunks have none, which native operators do not"
             " support; drop --keep-native"
         )
-    dims: dict[str, int | Sequence[int]] = {}
-    if found.length is not None and found.time is not None:
-        dims[found.time] = found.length
-    if requested.step is not None and found.time is not None:
-        dims[found.time] = requested.step
-        if options.form == "auto" and "unroll" in target.forms:
-            options = dataclasses.replace(options, form="unroll")
-    options = dataclasses.replace(options, dims=dims or None)
+    length = requested.step or found.length
+    dims: Dims | None = {found.time: length} if found.time is not None and length is not None else None
+    if dims and requested.step is not None and options.form == "auto" and "unroll" in target.forms:
+        options = dataclasses.replace(options, form="unroll")
+    options = dataclasses.replace(options, dims=dims)
     if found.late and requested.step is None and options.form in ("auto", "scan"):
         options = _for_empty_chunks(options, target, str(found.late[0]))
     if requested.keep_native and options.target is not None:

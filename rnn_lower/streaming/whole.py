@@ -8,27 +8,28 @@ any length takes the whole as one. States whose first values are known begin wit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from rnn_lower.builder.names import Names
+from rnn_lower.builder.constants import constant
+from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import free_proto_dim, place
+from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.checking import fixed_step
+from rnn_lower.streaming.chunked_runs import fixed_step
 from rnn_lower.streaming.data_flow import inputs_of, outputs_of
-from rnn_lower.streaming.naming import names_of, rename
-from rnn_lower.streaming.plan import KEY, LAST, Plan, State
-from rnn_lower.streaming.recurrence import Recurrence
+from rnn_lower.streaming.graph_editor import INT64, computed_size, graph_builder, name_value, put_around
+from rnn_lower.streaming.plan import KEY, LAST, Plan
+from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.session import plan_with
-from rnn_lower.streaming.sizes import GROWS
 
 TIME = "time"
 
@@ -112,19 +113,18 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
     """Each run being one step, with an axis of one frame in front of inputs and outputs."""
     work, fed = document.proto, {name for state in plan.states for name in (state.input, state.output)}
     graph = work.graph
-    names = Names(name for holder in protobuf.holders(work) for name in names_of(holder))
+    b = graph_builder(work, "whole")
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [one for one in graph.input if one.name not in fed | constants and one.type.tensor_type.shape.dim]
     outputs = [one for one in graph.output if one.name not in fed]
-    changed = {one.name: names.unique(f"{one.name}/frame") for one in (*inputs, *outputs)}
-    rename(graph, changed, declared=False)
-    axis = names.unique("frame_axis")
-    graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), axis))
-    before = [_squeezed(work, "Squeeze", one.name, changed[one.name], axis) for one in inputs]
-    behind = [_squeezed(work, "Unsqueeze", changed[one.name], one.name, axis) for one in outputs]
-    nodes = [*before, *graph.node, *behind]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    changed = {one.name: b.names.unique(f"{one.name}/frame") for one in (*inputs, *outputs)}
+    protobuf.rename(graph, changed, declared=False)
+    behind = b.body()
+    for one in inputs:
+        name_value(b.squeeze(ir.Value(name=one.name), [0]), changed[one.name])
+    for one in outputs:
+        name_value(behind.unsqueeze(ir.Value(name=changed[one.name]), [0]), one.name)
+    put_around(graph, b, behind.nodes)
     for value in (*inputs, *outputs):
         dims = value.type.tensor_type.shape.dim
         if value.type.tensor_type.HasField("shape"):
@@ -138,12 +138,6 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
     if not inputs:
         raise RnnLowerError("the model has no inputs besides its states")
     return Document(work, document.folder), plan
-
-
-def _squeezed(model: onnx.ModelProto, op: str, source: str, result: str, axis: str) -> onnx.NodeProto:
-    if (opset_of(model) or 0) < 13:
-        return helper.make_node(op, [source], [result], name=f"{result}/axis", axes=[0])
-    return helper.make_node(op, [source, axis], [result], name=f"{result}/axis")
 
 
 def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
@@ -181,47 +175,22 @@ def _in_one_chunk(model: onnx.ModelProto, plan: Plan) -> None:
     gone = {state.output for state in own.values()} - plan.outputs.keys()
     protobuf.remove_if(graph.input, lambda value: value.name in own)
     protobuf.remove_if(graph.output, lambda value: value.name in gone)
-    _put_first(graph, _first_values(model, plan, own.values()))
+    b = graph_builder(model, "whole")
+    _write_first_values(graph, b, plan)
+    put_around(graph, b, ())
 
 
-def _put_first(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    after = [*nodes, *graph.node]
-    del graph.node[:]
-    graph.node.extend(after)
-
-
-def _first_values(model: onnx.ModelProto, plan: Plan, states: Iterable[State]) -> list[onnx.NodeProto]:
-    """Nodes that make the values before the first frame, of the batch that the inputs have."""
-    nodes: list[onnx.NodeProto] = []
-    graph = model.graph
-    names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
-
-    def number(*numbers: int) -> str:
-        name = names.unique("first/number")
-        graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
-        return name
-
-    def step(op: str, *inputs: str, to: str = "", **attributes: object) -> str:
-        name = to or names.unique("first/size")
-        nodes.append(helper.make_node(op, inputs, [name], name=names.unique("first/node"), **attributes))
-        return name
-
-    for state in states:
-        assert state.first is not None
+def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> None:
+    """Write the values before the first frame of all states that have one, of the batch that the inputs have."""
+    for state in plan.states:
+        if state.first is None:
+            continue
         if not any(each.of for each in state.shape) or any(GROWS in each.of for each in state.shape):
             graph.initializer.append(numpy_helper.from_array(state.first, state.input))
             continue
-        sizes = []
-        for each in state.shape:
-            size = number(each.times.numerator)
-            for symbol in each.of:
-                source, axis = plan.symbols[symbol]
-                size = step("Mul", size, step("Gather", step("Shape", source), number(axis), axis=0))
-            sizes.append(step("Div", size, number(each.times.denominator)) if each.times.denominator > 1 else size)
-        constant = names.unique("first/value")
-        graph.initializer.append(numpy_helper.from_array(state.first, constant))
-        step("Expand", constant, step("Concat", *sizes, axis=0), to=state.input)
-    return nodes
+        shape = b.concat([computed_size(b, each, plan.symbols) for each in state.shape], 0, "shape")
+        first = constant(state.first, ir.DataType[state.dtype], "first")
+        name_value(b.op("Expand", first, shape, name="state"), state.input)
 
 
 def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
@@ -231,44 +200,45 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     if grown := next((one for one in plan.states if any(GROWS in each.of for each in one.shape)), None):
         raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
     graph = model.graph
-    names = Names(name for holder in protobuf.holders(model) for name in names_of(holder))
+    b = graph_builder(model, "whole")
+    names, behind = b.names, b.body()
     declared = {value.name: value for value in graph.input}
     results = {value.name: value for value in graph.output}
     inside = {name: names.unique(f"{name}/chunk") for name in (*plan.inputs, *results, *(s.input for s in plan.states))}
-    body_nodes = list(graph.node)
-    body = helper.make_graph(body_nodes, "chunk", [], [])
-    rename(body, inside)
+    body = helper.make_graph(graph.node, "chunk", [], [])
+    protobuf.rename(body, inside)
     fed = [state.output for state in plan.states]
     again = {name: names.unique(f"{name}/again") for name in plan.outputs if name in fed}
     body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
     shapes = {str(one.name): source.facts.shape(one) for one in source.model.graph.outputs}
-    shapes |= {one.name: _declared(one) for one in (*graph.input, *graph.output) if shapes.get(one.name) is None}
     body.input.extend(_typed(declared[state.input], inside[state.input], shapes) for state in plan.states)
     body.input.extend(_typed(declared[name], inside[name], shapes) for name in plan.inputs)
     body.output.extend(_typed(results[name], inside[name], shapes) for name in fed)
     body.output.extend(_typed(results[name], again.get(name, inside[name]), shapes) for name in plan.outputs)
     del graph.node[:]
-    own = [state for state in plan.states if state.first is not None]
-    firsts = _first_values(model, plan, own)
-    writer = _Outer(graph, names)
-    chunks = [writer.split(name, axis, step) for name, axis in plan.inputs.items()]
+    own = {state.input for state in plan.states if state.first is not None}
+    _write_first_values(graph, b, plan)
+    chunks = [b.value(_split(b, name, axis, step)) for name, axis in plan.inputs.items()]
     stacked = {name: names.unique(f"{name}/chunks") for name in plan.outputs}
     last = {state.output: names.unique(f"{state.output}/last") for state in plan.states}
     axes = [axis if isinstance(axis, int) else 0 for axis in plan.outputs.values()]
-    writer.nodes.append(helper.make_node(
-        "Scan", [*(state.input for state in plan.states), *chunks], [*(last[name] for name in fed), *stacked.values()],
+    graph.node.append(helper.make_node(
+        "Scan", [*(state.input for state in plan.states), *(str(chunk.name) for chunk in chunks if chunk)],
+        [*(last[name] for name in fed), *stacked.values()],
         name=names.unique("whole/scan"), body=body, num_scan_inputs=len(chunks),
         scan_input_axes=list(plan.inputs.values()), scan_output_axes=axes,
     ))  # fmt: skip
     for name, axis in plan.outputs.items():
+        chunked = ir.Value(name=stacked[name])
         if isinstance(axis, int):
-            writer.merge(stacked[name], name, axis, plan.warm_up.get(name))
+            name_value(_merge(behind, chunked, axis, plan.warm_up.get(name)), name)
         else:
-            writer.step("Gather", stacked[name], writer.number(-1, scalar=True), to=name, axis=0)
+            name_value(behind.gather(chunked, constant(-1, INT64)), name)
     theirs = {state.output for state in plan.states if state.first is None} - plan.outputs.keys()
-    writer.nodes.extend(helper.make_node("Identity", [last[name]], [name]) for name in theirs)
-    graph.node.extend([*firsts, *writer.nodes])
-    protobuf.remove_if(graph.input, lambda value: value.name in {state.input for state in own})
+    for name in theirs:
+        name_value(behind.op("Identity", ir.Value(name=last[name]), name="last"), name)
+    put_around(graph, b, behind.nodes)
+    protobuf.remove_if(graph.input, lambda value: value.name in own)
     protobuf.remove_if(graph.output, lambda value: value.name not in plan.outputs and value.name not in theirs)
     del graph.value_info[:]
     for name, axis in [*plan.inputs.items(), *plan.outputs.items()]:
@@ -279,54 +249,31 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
                 dims[axis].dim_param = TIME if step == 1 else f"{step}*{TIME}"
 
 
-def _declared(value: onnx.ValueInfoProto) -> Sequence[int | str | None] | None:
-    if not value.type.tensor_type.HasField("shape"):
-        return None
-    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
-
-
 def _typed(
     value: onnx.ValueInfoProto, name: str, shapes: Mapping[str, Sequence[int | str | None] | None]
 ) -> onnx.ValueInfoProto:  # fmt: skip
     """A value in the body, with the sizes that are known: not those of several names, which runtimes fail to unify."""
-    shape = shapes.get(value.name)
+    kind, shape = value.type.tensor_type, shapes.get(value.name)
+    if shape is None and kind.HasField("shape"):
+        shape = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
     known = None if shape is None else [size if isinstance(size, int) else None for size in shape]
-    return helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, known)
+    return helper.make_tensor_value_info(name, kind.elem_type, known)
 
 
-class _Outer:
-    """Writes the nodes around the Scan."""
+def _around(b: GraphBuilder, value: ir.Value, end: int, start: int, middle: list[int]) -> Operand:
+    """The shape of a value up to an axis, numbers in the middle, and the shape from an axis on."""
+    shape = b.op("Shape", value, name="shape")
+    before, behind = b.slice(shape, 0, 0, end, "before"), b.slice(shape, 0, start, 2**31 - 1, "behind")
+    return b.concat([before, constant(middle, INT64), behind], 0, "shape")
 
-    def __init__(self, graph: onnx.GraphProto, names: Names) -> None:
-        self._graph, self._names = graph, names
-        self.nodes: list[onnx.NodeProto] = []
 
-    def number(self, *numbers: int, scalar: bool = False) -> str:
-        name = self._names.unique("whole/number")
-        array = np.array(numbers[0] if scalar else numbers, np.int64)
-        self._graph.initializer.append(numpy_helper.from_array(array, name))
-        return name
+def _split(b: GraphBuilder, name: str, axis: int, step: int) -> Operand:
+    """Frames as chunks of so many."""
+    value = ir.Value(name=name)
+    return b.op("Reshape", value, _around(b, value, axis, axis + 1, [-1, step]), name="chunks")
 
-    def step(self, op: str, *inputs: str, to: str = "", **attributes: object) -> str:
-        name = to or self._names.unique("whole/value")
-        self.nodes.append(helper.make_node(op, inputs, [name], name=self._names.unique("whole/node"), **attributes))
-        return name
 
-    def _around(self, value: str, end: int, start: int, middle: tuple[int, ...]) -> str:
-        """The shape of a value up to an axis, numbers in the middle, and the shape from an axis on."""
-        shape, first = self.step("Shape", value), self.number(0)
-        before = self.step("Slice", shape, first, self.number(end), first)
-        behind = self.step("Slice", shape, self.number(start), self.number(2**31 - 1), first)
-        return self.step("Concat", before, self.number(*middle), behind, axis=0)
-
-    def split(self, value: str, axis: int, step: int) -> str:
-        """Frames as chunks of so many."""
-        return self.step("Reshape", value, self._around(value, axis, axis + 1, (-1, step)))
-
-    def merge(self, value: str, name: str, axis: int, warm_up: int | None) -> None:
-        """Chunks as frames, without those that mean nothing."""
-        shape = self._around(value, axis, axis + 2, (-1,))
-        whole = self.step("Reshape", value, shape, to="" if warm_up else name)
-        if warm_up:
-            ends = self.number(warm_up), self.number(2**31 - 1), self.number(axis)
-            self.step("Slice", whole, *ends, to=name)
+def _merge(b: GraphBuilder, value: ir.Value, axis: int, warm_up: int | None) -> Operand:
+    """Chunks as frames, without those that mean nothing."""
+    whole = b.op("Reshape", value, _around(b, value, axis, axis + 2, [-1]), name="frames")
+    return b.slice(whole, axis, warm_up, 2**31 - 1) if warm_up else whole

@@ -7,78 +7,24 @@ ones. With fewer in front, frames come late (see `late`); what is padded behind 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming import shapes
-from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along, with_lead
-from rnn_lower.streaming.delays import Arguments, Changed, DelayBuffer, Masked, held, settled
-from rnn_lower.streaming.sizes import ONE, Size, size
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.delays import held, settled
+from rnn_lower.streaming.graph_editor import filled
+from rnn_lower.streaming.node_edits import change_attributes, mask, replace_arguments
+from rnn_lower.streaming.state_caches import Cache, DelayBuffer, Joined, Overlap
 
 
-@dataclasses.dataclass(frozen=True)
-class Cache:
-    """Frames that a node has to remember.
-
-    shape: of the cache, `length` frames along `axis`.  fill: what they are before the first chunk.
-    after: the frames are put before the node's output, else before its first input.
-    attributes: of the node that change.  pads: what takes the place of its input 1.
-    crop: frames that are cut off the end of the node's output, where the cache stands before it.
-    """
-
-    node: ir.Node
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
-    fill: Any
-    after: bool = False
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    pads: tuple[int, ...] | None = None
-    crop: int = 0
-
-    @property
-    def rows(self) -> int | None:
-        """The axis of the batch: the first of windows; a Pad has it anywhere, so that its size must tell, or the order.
-
-        None where it is not known.
-        """
-        if not self.after:
-            return 0
-        free = [axis for axis, one in enumerate(self.shape) if one.of]
-        if len(free) == 1:
-            return free[0]
-        return 0 if not free and self.axis else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Joined:
-    """`length` frames that a Concat has in `front` of the stream; shape: of them."""
-
-    node: ir.Node
-    front: ir.Value
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
-
-
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """The `length` frames that a ConvTranspose makes beyond the chunk, to which the next one adds; shape: of them."""
-
-    node: ir.Node
-    shape: tuple[Size, ...]
-    axis: int
-    length: int
-    dtype: ir.DataType
-
-
-class PaddedError(Exception):
+class PaddedError(UnsupportedError):
     """A ConvTranspose cuts off what it makes over time: that is to be a Slice behind it."""
 
     def __init__(self, node: ir.Node, axis: int) -> None:
@@ -111,7 +57,7 @@ def cut_behind(model: ir.Model, name: str, axis: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """Along the axis of the stream."""
+    """Along one axis."""
 
     reach: int
     stride: int
@@ -120,12 +66,15 @@ class _Window:
 
 
 def convolution(ctx: RuleContext) -> list[AxisInfo]:
+    return _beside_time(ctx) or _windowed(ctx, ctx.x(), 0.0)
+
+
+def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
+    """What a convolution makes of frames in the batch; None of frames that its windows cover."""
     x = ctx.x()
-    if along(ctx, x) == 0:  # frames in the batch
-        return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
     if along(ctx, x) == 1:
         raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    return _windowed(ctx, x, 0.0)
+    return None if x.axis else [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
 
 
 def pooling(ctx: RuleContext) -> list[AxisInfo]:
@@ -135,28 +84,24 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
     if len(ctx.node.outputs) > 1:
         raise ctx.refuse("it returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
-    if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x).before:
+    if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x, along(ctx, x)).before:
         raise ctx.refuse("its first frames are averages of fewer values (count_include_pad is 0)")
-    if ctx.node.op_type == "LpPool" and _window(ctx, x).before:
+    if ctx.node.op_type == "LpPool" and _window(ctx, x, along(ctx, x)).before:
         raise ctx.refuse("it pads over time")
     return _windowed(ctx, x, 0.0 if average else -np.inf)
 
 
 def global_pooling(ctx: RuleContext) -> list[AxisInfo]:
-    x = ctx.x()
-    if along(ctx, x) > 1:
-        raise ctx.refuse("it reduces over time")
-    return [x.moved(along(ctx, x), [*x.sizes[:2], *[ONE] * (x.rank - 2)])]
+    rank = ctx.x().rank
+    return [shapes.mapped(ctx, [range(rank)], [0, 1, *[None] * (rank - 2)], "it reduces over time")]
 
 
 def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     """Only where each frame is one of its own; longer windows overlap what follows."""
-    x = ctx.x()
-    if along(ctx, x) == 0:
-        return [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
-    if along(ctx, x) == 1:
-        raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    window, axis, x = _window(ctx, x), along(ctx, x), settled(x, ctx.delay)
+    if (beside := _beside_time(ctx)) is not None:
+        return beside
+    x = settled(ctx.x(), ctx.analysis.delay)
+    window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if ctx.attribute("output_shape"):
         raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
     shape, weights = ctx.sizes(x.rank), ctx.input(1)
@@ -168,7 +113,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
     if window.stride > 1 or extra:
         return [_overlapping(ctx, x, window, extra, shape)]
-    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)) or x.late:
+    if not x.is_unmerged or x.late:
         raise ctx.refuse("its input is merged with other axes, or delayed")
     before, trail = window.reach - 1, window.reach - 1 - window.behind
     if trail < 0:
@@ -176,17 +121,19 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     attributes = _without_padding(ctx, x, axis)
     attributes["pads"][axis - 2] = attributes["pads"][axis - 2 + x.rank - 2] = before
     if window.before == before and before <= x.lead:  # the frames before are there
-        ctx.carry(Changed(ctx.node, attributes))
+        ctx.edit(change_attributes, attributes)
         lead = x.lead - before
     elif not window.before and not x.lead:
-        cached = (*x.sizes[:axis], size(before), *x.sizes[axis + 1 :])
-        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), 0.0, attributes=attributes))
+        ctx.carry(Cache(ctx.node, x.sized(size(before)), axis, before, ctx.dtype(0), attributes=attributes))
         lead = 0
     else:
         raise ctx.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
-    shape[axis] = with_lead(x.frames, lead)
-    blame = ctx.refuse(f"it makes {trail} frames beyond the end of the stream; cut them off, or delay them (--delay)")
-    return [dataclasses.replace(x, lead=lead, trail=trail, blame=str(blame)).moved(axis, shape)]
+    return [x.changed(shape, lead=lead, trail=trail, blame=_beyond(ctx, trail))]
+
+
+def _beyond(ctx: RuleContext, frames: int) -> str:
+    text = f"it makes {frames} frames beyond the end of the stream; cut them off, or delay them (--delay)"
+    return str(ctx.refuse(text))
 
 
 def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, shape: list[Size]) -> AxisInfo:
@@ -199,23 +146,18 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     if window.before or window.behind:
         raise PaddedError(ctx.node, axis)
     if x.late:
-        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, 0, ctx.dtype(0)))
-    made = dataclasses.replace(
-        x, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride, trail=rest
-    )
-    shape[axis] = made.frames
+        ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
+    made = x.changed(
+        shape, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride,
+        trail=rest, blame=_beyond(ctx, rest) if rest else x.blame,
+    )  # fmt: skip
     if rest:
-        tail = (*shape[:axis], size(rest), *shape[axis + 1 :])
-        ctx.carry(Overlap(ctx.node, tail, axis, rest, ctx.dtype(0)))
-        error = ctx.refuse(
-            f"it makes {rest} frames beyond the end of the stream; cut them off, or delay them (--delay)"
-        )
-        made = dataclasses.replace(made, blame=str(error))
-    return made.moved(axis, shape)
+        ctx.carry(Overlap(ctx.node, made.sized(size(rest)), axis, rest, ctx.dtype(0)))
+    return made
 
 
-def _window(ctx: RuleContext, x: AxisInfo) -> _Window:
-    place, count = along(ctx, x) - 2, x.rank - 2
+def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
+    place, count = axis - 2, x.rank - 2
     kernel = ctx.attribute("kernel_shape")
     if kernel is None:
         weights = ctx.input(1)
@@ -238,10 +180,10 @@ def _window(ctx: RuleContext, x: AxisInfo) -> _Window:
 
 
 def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
-    window, axis = _window(ctx, x), along(ctx, x)
+    window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if x.lead and window.before:
         raise ctx.refuse("it pads the stream once more")
-    if (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
+    if not x.is_unmerged:
         raise ctx.refuse("its windows cover axes that are merged with the stream")
     before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
@@ -250,13 +192,13 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
             raise ctx.refuse("it pads more frames before the stream than its window has")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
     if x.trail and (late or window.stride > 1):
-        x = settled(x, ctx.delay)
+        x = settled(x, ctx.analysis.delay)
     behind = window.behind + x.trail
     made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late
     trail, blame = 0, x.blame
     if made_up > 0 and not late and not x.late and window.stride == 1 and fill == 0:
         trail, made_up = made_up, 0
-    if (made_up > 0 and not ctx.delay) or (trail and window.behind):
+    if (made_up > 0 and not ctx.analysis.delay) or (trail and window.behind):
         error = ctx.refuse(
             f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
             f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or delay the"
@@ -265,21 +207,19 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         if not trail:
             raise error
         blame = str(error)
-    made = dataclasses.replace(
-        x, every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late, cut=x.cut or made_up > 0,
-        dropped=x.dropped // window.stride,
-    )  # fmt: skip
-    if x.late and window.before and ctx.step is not None:
-        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, fill, ctx.dtype(0)))
+    if x.late and window.before and ctx.analysis.step is not None:
+        ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
     if late or x.late:
         ctx.carry(_held_back(ctx, x, window, fill))
-    elif window.before:
-        ctx.carry(_own_padding(ctx, x, axis, window.before, fill))
+    elif window.before:  # its padding over time goes; the cache comes before its input
+        shape, attributes = x.sized(size(window.before)), _without_padding(ctx, x, axis)
+        ctx.carry(Cache(ctx.node, shape, axis, window.before, ctx.dtype(0), fill, attributes=attributes))
     elif window.behind:
-        ctx.carry(Changed(ctx.node, _without_padding(ctx, x, axis)))
-    shape = _sizes(ctx, x)
-    shape[axis] = with_lead(made.frames, lead)
-    return [made.moved(axis, shape)]
+        ctx.edit(change_attributes, _without_padding(ctx, x, axis))
+    return [x.changed(
+        _sizes(ctx, x), every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late,
+        cut=x.cut or made_up > 0, dropped=x.dropped // window.stride,
+    )]  # fmt: skip
 
 
 def _held_back(ctx: RuleContext, x: AxisInfo, window: _Window, fill: Any) -> DelayBuffer:
@@ -301,29 +241,18 @@ def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]
 
 def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
     """Of the output: what inference finds, else what the attributes make of known sizes."""
-    shape, count = ctx.sizes(x.rank), x.rank - 2
-    shape[0] = x.sizes[0]
+    shape = ctx.sizes(x.rank)
+    shape[:2] = x.sizes[:2]
     if ctx.node.op_type == "Conv":
         weights = ctx.input(1)
-        kernel: list[int | None] = [None] * count
-        if weights.shape is not None:
-            shape[1], kernel = weights.shape[0], [one.number for one in weights.shape[2:]]
-    else:
-        shape[1], kernel = x.sizes[1], ctx.attribute("kernel_shape")
-    pads, auto = ctx.attribute("pads", [0] * 2 * count), ctx.attribute("auto_pad", "NOTSET")
-    for place in range(count if auto in ("NOTSET", "VALID") and not ctx.attribute("ceil_mode", 0) else 0):
-        have, reach = x.sizes[place + 2].number, kernel[place]
-        if have is not None and reach is not None and shape[place + 2].number is None:
-            dilation, stride = (ctx.attribute(name, [1] * count)[place] for name in ("dilations", "strides"))
-            padded = have + (pads[place] + pads[place + count] if auto == "NOTSET" else 0)
-            shape[place + 2] = size((padded - (reach - 1) * dilation - 1) // stride + 1)
+        shape[1] = ctx.sizes(x.rank)[1] if weights.shape is None else weights.shape[0]
+    for axis in range(2, x.rank):
+        have = x.sizes[axis].number
+        if have is not None and shape[axis].number is None:
+            with contextlib.suppress(UnsupportedError):
+                window = _window(ctx, x, axis)
+                shape[axis] = size((have + window.before + window.behind - window.reach) // window.stride + 1)
     return shape
-
-
-def _own_padding(ctx: RuleContext, x: AxisInfo, axis: int, length: int, fill: Any) -> Cache:
-    """The node's padding over time goes; the cache comes before its input."""
-    shape = (*x.sizes[:axis], size(length), *x.sizes[axis + 1 :])
-    return Cache(ctx.node, shape, axis, length, ctx.dtype(0), fill, attributes=_without_padding(ctx, x, axis))
 
 
 def pad(ctx: RuleContext) -> list[AxisInfo]:
@@ -332,7 +261,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     axis, pads = along(ctx, x), ctx.integers(1, "pads", 11)
     if pads is None:
         pads = [int(number) for number in ctx.attribute("paddings", ())]  # as it was called at opset 1
-    if len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None:
+    if ctx.optional(3) is not None:
         axes = ctx.known(3)
         if axes is None:
             raise ctx.refuse("its axes are computed")
@@ -356,29 +285,26 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
-    if x.late and before and ctx.step is not None:
-        filled = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
-        number = filled.ravel()[0] if filled is not None and filled.size else 0
-        ctx.carry(Masked(ctx.node, 0, axis, x.late, x.every, number, ctx.dtype(0)))
+    given = np.zeros(()) if ctx.optional(2) is None else ctx.known(2)
+    fill = given.ravel()[0] if given is not None and given.size else 0
+    if x.late and before and ctx.analysis.step is not None:
+        ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
     if mode != "constant":
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
-    if (x.lead and (before or end)) or (x.outer, x.sizes[axis]) != (ONE, with_lead(x.frames, x.lead)):
+    if (x.lead and (before or end)) or not x.is_unmerged:
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
-    if ctx.opset < 11 or len(ctx.node.inputs) < 2 or (len(ctx.node.inputs) > 3 and ctx.node.inputs[3] is not None):
+    if ctx.opset < 11 or len(ctx.node.inputs) < 2 or ctx.optional(3) is not None:
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
-    fill_value = ctx.known(2) if len(ctx.node.inputs) > 2 and ctx.node.inputs[2] is not None else np.zeros(())
-    if fill_value is None:
+    if given is None:
         raise ctx.refuse("the value that it pads with is computed")
     left = tuple(0 if place in (axis, axis + x.rank) else number for place, number in enumerate(pads))
-    made = dataclasses.replace(x, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
-    shape[axis] = with_lead(x.frames, made.lead)
-    if not before:
-        ctx.carry(Arguments(ctx.node, {1: left}))
-        return [made.moved(axis, shape)]
-    cached = (*shape[:axis], size(before), *shape[axis + 1 :])
-    fill = fill_value.ravel()[0] if fill_value.size else 0
-    ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
-    return [made.moved(axis, shape)]
+    made = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
+    if before:
+        cached = made.sized(size(before))
+        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
+    else:
+        ctx.edit(replace_arguments, {1: left})
+    return [made]
 
 
 def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
@@ -388,12 +314,10 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     if front is None or value is None or front.is_timed or front.last or x is None or x.axis != ctx.axis(1, x.rank):
         return None
     length = front.sizes[x.axis].number
-    if length is None or x.lead or (x.outer, x.sizes[x.axis]) != (ONE, x.frames) or x.late:
+    if length is None or x.lead or not x.is_unmerged or x.late:
         raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
-    shape = (*x.sizes[: x.axis], size(length), *x.sizes[x.axis + 1 :])
-    ctx.carry(Joined(ctx.node, value, shape, x.axis, length, ctx.dtype(1)))
-    made = [with_lead(x.frames, length) if axis == x.axis else one for axis, one in enumerate(x.sizes)]
-    return [dataclasses.replace(x, lead=length).moved(x.axis, made)]
+    ctx.carry(Joined(ctx.node, x.sized(size(length)), x.axis, length, ctx.dtype(1), value))
+    return [x.changed(lead=length)]
 
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:

@@ -15,15 +15,15 @@ import rnn_lower
 from rnn_lower import api, cli
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Options
+from rnn_lower.shapes.size_values import RULES as SIZES
 from rnn_lower.streaming import stream_model
-from rnn_lower.streaming.contents import CONTENTS
 from rnn_lower.streaming.rules import RULES
 
 F = FEATURES
 WITHOUT_RULE = sorted(
     {schema.name for schema in defs.get_all_schemas() if not schema.domain and schema.min_input}
     - set(RULES)
-    - set(CONTENTS)
+    - {"Shape", *SIZES}
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rnn_lower.streaming.sizes import ONE, TIME, Size, broadcast, product, size, total
+from rnn_lower.shapes.sizes import ONE, TIME, Size, broadcast, product, size, total
 
 
 def test_products_and_quotients():

@@ -1,0 +1,210 @@
+"""Arithmetic with sizes: what nodes do that compute the shapes for others. One table for lowering and for streaming."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.walk import get_attribute
+from rnn_lower.shapes.sizes import ONE, UNKNOWN, Size, size
+
+LONGEST = 64
+"""Elements up to which a tensor of integers may hold sizes."""
+
+_INT, _INTS = ir.AttributeType.INT, ir.AttributeType.INTS
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeValue:
+    """A tensor of integers of rank 0 or 1 that holds sizes."""
+
+    rank: int
+    elements: tuple[Size, ...]
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """The elements where all of them are known."""
+        numbers = [one.number for one in self.elements if one.number is not None]
+        return numbers if len(numbers) == len(self.elements) else None
+
+
+Operands = Sequence[SizeValue | None]
+Rule = Callable[[ir.Node, Sequence[SizeValue]], SizeValue | None]
+
+
+def constant_sizes(array: np.ndarray) -> SizeValue | None:
+    """What a constant holds, if that may be sizes, which those are not that wrap around at 128."""
+    if array.dtype not in (np.int32, np.int64, np.bool_) or array.ndim > 1 or array.size > LONGEST:
+        return None
+    return SizeValue(array.ndim, tuple(size(int(number)) for number in array.ravel()))
+
+
+def computed_sizes(node: ir.Node, operands: Operands, unknown: Callable[[int], Size] | None = None) -> SizeValue | None:
+    """What a node makes of sizes, where it is known.
+
+    unknown: a symbol of its own for what arithmetic cannot tell, without which the whole is not known then.
+    """
+    absent = SizeValue(1, ())
+    pairs = zip(node.inputs, operands, strict=True)
+    rule, known = RULES.get(node.op_type), [one or absent for value, one in pairs if value is None or one is not None]
+    if rule is None or len(known) < len(operands) or not known:
+        return None
+    try:
+        found = rule(node, known)
+    except (IndexError, ValueError, ZeroDivisionError):  # what is not there, or has other sizes
+        return None
+    if found is None and unknown is not None and node.op_type in ARITHMETIC:
+        count = max(len(one.elements) for one in known)
+        found = SizeValue(max(one.rank for one in known), tuple(map(unknown, range(count))))
+    return found if found is not None and len(found.elements) <= LONGEST else None
+
+
+def shape_sizes(node: ir.Node, shape: Sequence[Size]) -> SizeValue:
+    """What a Shape makes of a shape."""
+    start, end = (get_attribute(node, name, _INT, default) for name, default in (("start", 0), ("end", None)))
+    return SizeValue(1, tuple(shape[slice(start, end)]))
+
+
+def _cast(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    to = get_attribute(node, "to", _INT, None)
+    fits = all(one.number is None or abs(one.number) < 2**31 for one in operands[0].elements)
+    return operands[0] if to == ir.DataType.INT64 or (to == ir.DataType.INT32 and fits) else None
+
+
+def _unsqueezed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    """One number as a list; a list in a list is no list of sizes."""
+    return None if operands[0].rank else SizeValue(1, operands[0].elements)
+
+
+def _squeezed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    return SizeValue(0, operands[0].elements) if len(operands[0].elements) == 1 else None
+
+
+def _reshaped(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    """One number as it is, or as a list."""
+    data = operands[0].elements
+    target = operands[1].numbers if len(operands) > 1 else get_attribute(node, "shape", _INTS, None)
+    if target is None or len(data) != 1 or len(target) > 1 or any(number not in (1, -1) for number in target):
+        return None
+    return SizeValue(len(target), data)
+
+
+def _gathered(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    (data, chosen), indices = operands, operands[1].numbers
+    if indices is None or not data.rank:
+        return None
+    return SizeValue(chosen.rank, tuple(data.elements[index] for index in indices))
+
+
+def _joined(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue:
+    return SizeValue(1, tuple(element for one in operands for element in one.elements))
+
+
+def _sliced(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    if len(operands) > 1:
+        bounds = [one.numbers for one in operands[1:]]
+    else:
+        bounds = [get_attribute(node, name, _INTS, None) for name in ("starts", "ends")]
+    step = bounds[3] if len(bounds) > 3 else [1]
+    if len(bounds) < 2 or not bounds[0] or not bounds[1] or not step or step[0] < 1:
+        return None
+    return SizeValue(1, operands[0].elements[bounds[0][0] : bounds[1][0] : step[0]])
+
+
+def _broadcast(operands: Sequence[SizeValue]) -> tuple[int, Iterable[tuple[Size, ...]]]:
+    """The rank, and tuples of elements. Raises ValueError where they do not match."""
+    counts = {len(one.elements) for one in operands}
+    count = next(iter(counts - {1}), 1)
+    columns = (one.elements * (count if len(one.elements) == 1 else 1) for one in operands)
+    return max(one.rank for one in operands), zip(*columns, strict=True)
+
+
+def _elementwise(function: Callable[..., Size | None], inputs: int = 2) -> Rule:
+    """Of operands that are broadcast; None where it is not known of one element."""
+
+    def computed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+        rank, columns = _broadcast(operands)
+        elements = [function(*column) for column in columns] if len(operands) == inputs else [None]
+        known = tuple(one for one in elements if one is not None)
+        return SizeValue(rank, known) if len(known) == len(elements) else None
+
+    return computed
+
+
+def _add(a: Size, b: Size) -> Size | None:
+    x, y = a.number, b.number
+    if 0 in (x, y):
+        return b if x == 0 else a
+    return None if x is None or y is None else size(x + y)
+
+
+def _subtract(a: Size, b: Size) -> Size | None:
+    x, y = a.number, b.number
+    if y == 0 or a == b:
+        return a if y == 0 else size(0)
+    return None if x is None or y is None else size(x - y)
+
+
+def _divide(a: Size, b: Size) -> Size | None:
+    if a.number is not None and b.number:
+        quotient = abs(a.number) // abs(b.number)  # the operator truncates
+        return size(quotient if (a.number < 0) == (b.number < 0) else -quotient)
+    found = a.over(b)
+    if found is None or found.times < 0 or found.times.denominator > a.times.denominator:
+        return None  # the operator rounds
+    return found
+
+
+def _numbers(function: Callable[[int, int], int]) -> Callable[[Size, Size], Size | None]:
+    """Arithmetic with numbers alone."""
+
+    def compute(a: Size, b: Size) -> Size | None:
+        x, y = a.number, b.number
+        return None if x is None or y is None else size(function(x, y))
+
+    return compute
+
+
+def _modulo(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    whole = get_attribute(node, "fmod", _INT, 0) == 0
+    return _elementwise(_numbers(lambda a, b: a % b))(node, operands) if whole else None
+
+
+def _equal(a: Size, b: Size) -> Size | None:
+    """A size that is not known is not negative, and may be anything else."""
+    if a == b:
+        return ONE
+    if any(symbol.startswith(UNKNOWN) for one in (a, b) for symbol in one.of):
+        return None
+    if a.number is not None and b.number is not None:
+        return size(0)
+    return size(0) if min(a.times, b.times) < 0 < max(a.times, b.times) and None in (a.number, b.number) else None
+
+
+def _choose(which: Size, yes: Size, no: Size) -> Size | None:
+    return None if which.number is None else yes if which.number else no
+
+
+def _filled(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
+    """As many of one number as a constant says."""
+    count, value = operands[0].numbers, get_attribute(node, "value", ir.AttributeType.TENSOR, None)
+    if count is None or len(count) != 1 or count[0] > LONGEST:
+        return None
+    if value is None or value.dtype not in (ir.DataType.INT32, ir.DataType.INT64):
+        return None
+    return SizeValue(1, (size(int(value.numpy().ravel()[0])),) * count[0])
+
+
+RULES: dict[str, Rule] = {
+    "Identity": lambda _, operands: operands[0], "Cast": _cast, "Gather": _gathered, "Concat": _joined,
+    "Slice": _sliced, "Unsqueeze": _unsqueezed, "Squeeze": _squeezed, "Reshape": _reshaped,
+    "Mul": _elementwise(lambda a, b: a * b), "Div": _elementwise(_divide), "Add": _elementwise(_add),
+    "Sub": _elementwise(_subtract), "Equal": _elementwise(_equal), "Where": _elementwise(_choose, 3),
+    "ConstantOfShape": _filled, "Mod": _modulo, "Min": _elementwise(_numbers(min)), "Max": _elementwise(_numbers(max)),
+}  # fmt: skip
+"""What operators make of sizes; a Shape is where these come from."""
+
+ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod")

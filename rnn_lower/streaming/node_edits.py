@@ -1,0 +1,89 @@
+"""How nodes are rewritten that remember nothing: other arguments, shapes that hold for chunks, masked frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.builder.constants import constant
+from rnn_lower.builder.graph_builder import Operand
+from rnn_lower.shapes.sizes import Size
+from rnn_lower.streaming.axis_info import AxisInfo
+from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, computed_size
+
+
+def change_attributes(_: GraphEditor, site: Site, attributes: Mapping[str, Any]) -> None:
+    site.change(attributes)
+
+
+def replace_arguments(
+    work: GraphEditor, site: Site, inputs: Mapping[int, Sequence[int]], attributes: Sequence[str] = (), since: int = 0
+) -> None:
+    """Give a node inputs of integers, or attributes of these names before the opset of `since`."""
+    if work.opset < since:
+        site.change(dict(zip(attributes, map(list, inputs.values()), strict=True)))
+        return
+    for index, numbers in inputs.items():
+        site.feed(index, constant(numbers, INT64, "argument"))
+
+
+def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
+    """Put what stands in front of the stream in place of the frames of the first input that mean nothing."""
+    assert work.step is not None
+    assert x.axis is not None
+    frames = np.arange(int(work.step / x.every)).reshape(-1, *[1] * (x.rank - 1 - x.axis))
+    early = work.is_before(site, x.late, x.every, frames)
+    filling = constant(fill, ir.DataType.from_numpy(fill.dtype), "fill")
+    site.feed(0, site.before.op("Where", early, filling, site.input(), name="masked"))
+
+
+def tell_sizes(work: GraphEditor, site: Site, sizes: Sequence[Size]) -> None:
+    """Compute the shape of a Reshape without -1, which stands for nothing where there are no frames.
+
+    Sizes of the batch are read off the inputs. A sum: onnxruntime puts -1 into shapes that are concatenated.
+    """
+    work.check_sizes(site.owner, sizes)
+    b, shape = site.before, _numbers(each.number or 0 for each in sizes)
+    for index, each in enumerate(sizes):
+        if each.number is None:
+            here = _numbers(int(index == other) for other in range(len(sizes)))
+            shape = b.add(shape, b.mul(here, computed_size(b, each, work.symbols)))
+    site.feed(1, shape)
+
+
+def _numbers(numbers: Any) -> Operand:
+    return constant(list(numbers), INT64, "numbers")
+
+
+def take_the_rest(_: GraphEditor, site: Site, index: int, rank: int, number: int) -> None:
+    """Let a Reshape have 0 or -1 as its size at an index, whatever it computes: no other is possible."""
+    here = constant(np.arange(rank) == index, ir.DataType.BOOL, "here")
+    site.feed(1, site.before.op("Where", here, constant(number, INT64, "rest"), site.input(1), name="shape"))
+    if "allowzero" in site.node.attributes:  # by which 0 would be no size that stays
+        site.change({"allowzero": 0})
+
+
+def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:
+    """Replace a Gather of each frame by its number by the frames as they are, with more axes."""
+    numbers = site.node.inputs[1]
+    assert numbers is not None
+    work.replaced[site.node, 1] = numbers
+    site.replace("Unsqueeze" if axes else "Identity")
+    if axes and work.opset < 13:
+        site.change({"axes": list(axes)})
+    elif axes:
+        site.feed(1, _numbers(axes))
+
+
+def keep_reduced(_: GraphEditor, site: Site, axes: Sequence[int], keepdims: bool) -> None:
+    """The first of each reduced axis is all that there is of it, or nothing.
+
+    onnxruntime (1.31) leaves axes as they are where there is nothing in the input.
+    """
+    b, output, count = site.behind, str(site.output().name), len(axes)
+    site.change({"keepdims": 1})
+    reduced = b.op("Slice", site.divert("reduced"), name="kept", starts=[0] * count, ends=[1] * count, axes=list(axes))
+    site.rename(reduced if keepdims else b.squeeze(reduced, axes), output)

@@ -1,0 +1,163 @@
+"""The states of recurrent nodes over the stream: the final ones of a chunk are the initial ones of the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import onnx_ir as ir
+
+from rnn_lower.errors import UnsupportedError
+from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.shapes.sizes import ONE, Size, size
+from rnn_lower.streaming.data_flow import inputs_of, outputs_of
+from rnn_lower.streaming.graph_editor import GraphEditor, Site, put
+from rnn_lower.streaming.initial_states import FromInput
+from rnn_lower.streaming.lengths import count_down
+from rnn_lower.streaming.plan import State
+
+STATES = {"h": (5, 1), "c": (6, 2)}
+"""Input and output of a recurrent node, by state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrence:
+    """A node over the stream.
+
+    batch: size of its batch.  every: how many frames of the input make one step of it.  late: how late they come.
+    """
+
+    read: RecurrentNode
+    batch: Size
+    every: Fraction
+    late: int
+
+    def __call__(self, work: GraphEditor) -> None:
+        read, site = self.read, work.at(self.read.node)
+        free = {dim.dim_param for value in work.graph.input for dim in value.type.tensor_type.shape.dim}
+        if work.step is not None and read.seq_length not in free:
+            tell_length(work, read, int(work.step / self.every))
+        ended = count_down(work, read, self.batch) if "sequence_lens" in read.inputs else None
+        if self.late and work.step is not None:
+            ended = work.is_before(site, self.late, self.every)
+        for letter in read.operator.states:
+            self._carry(work, site, letter, ended)
+
+    def _carry(self, work: GraphEditor, site: Site, letter: str, ended: ir.Value | None) -> None:
+        """One of its states. ended: the rows that keep the state that they have."""
+        read, rows = self.read, 0 if self.read.layout else 1
+        initial, (index, _) = read.inputs.get(f"initial_{letter}"), STATES[letter]
+        shape: tuple[Size, ...] = (ONE, self.batch, size(read.hidden_size))
+        if read.layout:
+            shape = (self.batch, ONE, size(read.hidden_size))
+        if initial is not None and initial.is_graph_input() and not initial.is_initializer():
+            _check_callers(work, read, initial)
+            result = work.names.unique(f"{site.name}/{letter}_out")
+            state = State(str(initial.name), result, shape, read.dtype.name, site.owner, rows)
+            current = ir.Value(name=initial.name)
+        else:
+            try:
+                first, shape = work.first(read.describe(), initial, shape, read.dtype)
+            except FromInput as error:
+                _leave(work, read, str(error))
+                return
+            state, current = work.take_state(site, letter, first, shape, rows)
+        site.feed(index, current)
+        if initial is not None:
+            work.replaced[read.node, index] = initial
+        _hand_on(work, site, letter, dataclasses.replace(state, node=read.describe()), current, ended)
+
+
+def tell_length(work: GraphEditor, read: RecurrentNode, steps: int) -> None:
+    """Where inference does not find the length of a sequence, a Reshape says it."""
+    if work.step is None or read.static_length is not None:
+        return
+    site = work.at(read.node)
+    sizes = [each.number or 0 for each in work.infos[read.inputs["X"]].sizes]  # 0: as it is
+    sizes[1 if read.layout else 0] = steps
+    site.feed(0, site.before.reshape(site.input(), sizes, "X"))
+
+
+def _hand_on(
+    work: GraphEditor, site: Site, letter: str, state: State, current: ir.Value, ended: ir.Value | None
+) -> None:
+    """The final state as an output; a row whose sequence had ended before keeps what it had."""
+    outputs, index = site.message.output, STATES[letter][1]
+    old = outputs[index] if index < len(outputs) else ""
+    new = work.names.unique(f"{site.name}/{letter}_last") if work.is_nested(site) else state.output
+    final = ir.Value(name=old or new)
+    if ended is not None:
+        final = site.behind.op("Where", ended, current, site.divert(f"{letter}_raw", index), name=f"{letter}_held")
+        site.rename(final, old or new)
+    elif not old:
+        put(outputs, index, new)
+    if any(one.input == state.input for one in work.states):  # shared with the other branch
+        work.surface(site, final, state)
+    elif state.first is None and old in {value.name for value in work.graph.output}:
+        work.states.append(dataclasses.replace(state, output=old))
+    else:
+        work.hand_on(site, final, state)
+
+
+def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) -> None:
+    """An initial state that is an input already stays one. Raises UnsupportedError where it serves another, too."""
+    index = next(index for user, index in initial.uses() if user is read.node)
+    for user, other in initial.uses():
+        same = user is read.node or work.are_alternatives(read.node, user)
+        if not same or other != index or initial.is_graph_output():
+            raise UnsupportedError(
+                f"{read.describe()}: its initial state '{initial.name}' is used elsewhere too; give the node its"
+                " own input"
+            )
+    work.notes.append(f"{read.describe()}: its state is input '{initial.name}' already, which stays")
+
+
+def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
+    """A state that the model takes from an input and gives back in ways of its own."""
+    if "sequence_lens" in read.inputs:
+        raise UnsupportedError(f"{read.describe()}: {reason}, which sequence_lens do not allow")
+    model = work.document.model
+    for letter in read.operator.states:
+        start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
+        initial = None if start is None else _reshaped_input(start)
+        if initial is not None and (final is None or not outputs_of(model, final)):
+            _give_back(work, read, letter, initial)
+            continue
+        if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
+            raise UnsupportedError(
+                f"{read.describe()}: {reason}, and its state is not returned unchanged; give the node an initial state"
+                " that is an input of its own, or fix it (--set INPUT=VALUE)"
+            )
+        back = {str(out.name) for out in outputs_of(model, final)}
+        for initial in inputs_of(model, start):
+            work.left.add(str(initial.name))
+            work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)
+    work.notes.append(f"{read.describe()}: {reason}, so the caller has to feed it back, as in the original")
+
+
+def _reshaped_input(value: ir.Value) -> ir.Value | None:
+    """The input of which a value is all elements in another shape, if that serves nothing else."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze") and node.inputs[0]:
+        if len(value.uses()) != 1:
+            return None
+        value = node.inputs[0]
+        node = value.producer()
+    alone = len(value.uses()) == 1 and not value.is_graph_output()
+    return value if value.is_graph_input() and not value.is_initializer() and alone else None
+
+
+def _give_back(work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.Value) -> None:
+    """The final state as an output in the shape of the input that the first one comes from."""
+    site, index, source = work.at(read.node), STATES[letter][1], str(initial.name)
+    if work.is_nested(site) or initial.dtype is None:
+        raise UnsupportedError(f"{read.describe()}: its state in a branch is not an output; make it one")
+    given = index < len(site.message.output) and site.message.output[index]
+    final = site.output(index) if given else site.divert(f"{letter}_last", index)
+    shape = site.behind.op("Shape", ir.Value(name=source), name="shape")
+    result = work.names.unique(f"{read.name}/{letter}_out")
+    site.rename(site.behind.op("Reshape", final, shape, name="state"), result)
+    value = next(value for value in work.graph.input if value.name == source)
+    work.graph.output.add().CopyFrom(value)
+    work.graph.output[-1].name = result
+    work.states.append(State(source, result, (), initial.dtype.name, read.describe(), None))
