@@ -15,8 +15,9 @@ import onnx_ir as ir
 from rnn_lower.ir.walk import is_quantized
 from rnn_lower.proving import algebraic_patterns, equations
 from rnn_lower.proving.constant_inputs import content
+from rnn_lower.proving.emitted import EmittedInterpreter
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import Interpreter, NoStepsError, check_time
+from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
@@ -250,7 +251,8 @@ class _Comparison:
         for point in range(self.points):
             self._images: dict[str, Array] = {}
             field = Field(self._seed * 1000 + point)
-            interpreter = Interpreter(field, self._node.limit, self._deadline)
+            limits = () if self._node.limit is None else (self._node.limit,)
+            interpreter = EmittedInterpreter(field, limits, self._deadline)
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
@@ -258,7 +260,7 @@ class _Comparison:
                     return reason
         return None
 
-    def _compare(self, interpreter: Interpreter, case: Case, folded: bool) -> str | None:
+    def _compare(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:
         inputs = self._inputs_at(interpreter.field, case, folded)
         own = set(interpreter.field.symbols)
         try:
@@ -282,7 +284,7 @@ class _Comparison:
                 return f"'{name}' {self._where(interpreter, inputs)}, {case}"
         return None
 
-    def _where(self, interpreter: Interpreter, inputs: _Inputs) -> str:
+    def _where(self, interpreter: EmittedInterpreter, inputs: _Inputs) -> str:
         """The first thing that the node computes and the graph does not: values are as good as names."""
         trace: list[equations.TraceEntry] = []
         interpreter.recorded = []

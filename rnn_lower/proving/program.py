@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import WITH_BODIES, malformed, schema_of
-from rnn_lower.ir.walk import subgraphs, with_bodies
+from rnn_lower.ir.schemas import malformed, schema_of
+from rnn_lower.ir.walk import subgraphs
 from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.element_types import DType, ElementTypes
-from rnn_lower.proving.operators import OPERATORS, OutOfScopeError, WrongError
+from rnn_lower.proving.emitted import EMITTED
+from rnn_lower.proving.interpreter import Graph
+from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.transforms.evaluate import evaluate
 
 MARK = "rnn_lower.node"
@@ -26,20 +27,7 @@ MOST_FOLDED = 1 << 20
 """Operators that may make NaN or an infinity of constants, and elements up to which that is computed."""
 
 
-class Graph(Protocol):
-    """What is run: nodes in order, and the values that are wanted of them."""
-
-    @property
-    def nodes(self) -> Sequence[ir.Node]: ...
-    @property
-    def wanted(self) -> Sequence[ir.Value]: ...
-    @property
-    def opset(self) -> int: ...
-    @property
-    def all_nodes(self) -> Iterator[ir.Node]: ...
-
-
-class Program:
+class Program(Graph):
     """The nodes that some values of a graph are computed by, in order, up to the inputs of the replaced node.
 
     wanted: the values that take the place of the node's outputs.  unread: others, computed for what may be wrong in
@@ -53,8 +41,9 @@ class Program:
         self, wanted: Sequence[ir.Value], inputs: Mapping[ir.Value, DType], opset: int, dtype: DType = None,
         visible: Collection[str] = (), unread: Sequence[ir.Value] = (),
     ) -> None:  # fmt: skip
-        self.wanted, self.opset, self._inputs = wanted, opset, inputs
-        self.nodes: list[ir.Node] = []
+        nodes: list[ir.Node] = []
+        super().__init__(nodes, wanted, opset)
+        self._inputs = inputs
         self.largest_compared = 0
         done: set[ir.Node] = set()
         waiting: list[tuple[ir.Value, bool]] = [(value, True) for value in reversed([*unread, *wanted])]
@@ -69,17 +58,12 @@ class Program:
                 waiting += [(needed, True) for needed in read_by(node)]
             else:
                 done.add(node)
-                self.nodes.append(node)
+                nodes.append(node)
         types = ElementTypes(inputs, dtype, opset)
-        types.follow(self.nodes)
+        types.follow(nodes)
         for value in wanted:
             types.expect(value, dtype)
         self._check_constants()
-
-    @property
-    def all_nodes(self) -> Iterator[ir.Node]:
-        """The nodes, and those of their bodies."""
-        return with_bodies(self.nodes)
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """The emitted node that computes a value; None for inputs and constants."""
@@ -94,7 +78,7 @@ class Program:
 
     def _check(self, node: ir.Node, visible: frozenset[str]) -> None:
         """Compare a node with its schema at this opset, and the names in its bodies with those around them."""
-        if node.domain != "" or node.op_type not in {*OPERATORS, *WITH_BODIES, "Constant"}:
+        if node.domain != "" or node.op_type not in EMITTED:
             raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
         schema = schema_of(node.op_type, self.opset)
         if schema is None:

@@ -343,10 +343,10 @@ def tanh_of_clip(low: float, high: float) -> ir.Value:
 
 
 def test_only_limits_beyond_which_tanh_is_one_are_dropped():
-    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), None).name == "x"
-    assert algebraic_patterns.unlimited(tanh_of_clip(-19, 19), None) is None
-    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 30), None) is None
-    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), 20.0) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), ()).name == "x"
+    assert algebraic_patterns.unlimited(tanh_of_clip(-19, 19), ()) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 30), ()) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), (20.0,)) is None
     assert float(np.tanh(np.float64(algebraic_patterns.TANH_IS_ONE))) == 1.0
     assert algebraic_patterns.clip_of(tanh_of_clip(1, -1)) is None
 
