@@ -48,9 +48,10 @@ class Scope:
     def bodies(self) -> Iterator[Scope]:
         """The scopes directly below this one."""
         for node in self.graph:
-            yield from self._bodies_of(node)
+            yield from self.bodies_of(node)
 
-    def _bodies_of(self, node: ir.Node) -> Iterator[Scope]:
+    def bodies_of(self, node: ir.Node) -> Iterator[Scope]:
+        """Those of one node, in the order of `subgraphs`."""
         for attribute, body in subgraphs(node):
             text = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
             yield dataclasses.replace(self, graph=body, path=f"{self.path}/{text}", outer=self, holder=node.op_type)
@@ -59,7 +60,7 @@ class Scope:
         """Every node in and below this scope, before what lies in its bodies."""
         for node in self.graph:
             yield node, self
-            for body in self._bodies_of(node):
+            for body in self.bodies_of(node):
                 yield from body.walk()
 
 

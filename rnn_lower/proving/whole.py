@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +19,6 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, count_nodes, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS, RANDOM
-from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import algebraic_patterns
@@ -67,12 +65,6 @@ def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
     ours, theirs = _repeating(before), _repeating(after)
     gone = any(key[0] in LOOPS for key in ours - theirs)
     return gone or any(key[0] in OP_TYPES for key in theirs - ours)
-
-
-def rewrites_loops_of(before: Any, after: Any) -> bool:
-    """The same of models or files."""
-    ours, theirs = (files.open_model(model)[0].model for model in (before, after))
-    return rewrites_loops(ours, theirs)
 
 
 def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
