@@ -18,7 +18,7 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import Scope, opset_of, owner_of, recurrent_nodes, roots, subgraphs
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
-from rnn_lower.opset import convert
+from rnn_lower.opset.convert import converted
 from rnn_lower.proving import model_diff
 from rnn_lower.proving.algebraic_patterns import is_constant
 from rnn_lower.proving.equations import INPUTS
@@ -86,10 +86,7 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
         before = before.copied().fixed({place(name, axis): size for (name, axis), size in fixed.items()})
     opset = opset_of(after.proto)
     if opset is not None and opset != opset_of(before.proto):  # what conversion makes of the other nodes is no change
-        copy = before.copied()
-        convert.convert_opset(copy.model, opset, copy.outline)
-        convert.restamp_rest(copy.model)
-        before = Document(copy.write_back(), before.folder)
+        before = converted(before, opset)
     return before, after
 
 
