@@ -18,7 +18,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import literal_of
+from rnn_lower.ir.walk import known_tensor
 
 TANH_IS_ONE = 20.0
 """1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on tanh is rounded to 1."""
@@ -30,32 +30,13 @@ SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 
 def is_constant(value: ir.Value | None) -> bool:
     """Whether an initializer or a Constant node holds a value, and no caller may give another."""
-    if value is None or value.is_graph_input():
-        return False
-    return value.const_value is not None or _literal(value) is not None
+    return known_tensor(value) is not None
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
     """What a constant holds, read from where it lies; None for what is computed or given."""
-    if value is None or not is_constant(value):
-        return None
-    if value.const_value is not None:
-        return value.const_value.numpy()
-    attribute = _literal(value)
-    assert attribute is not None
-    if attribute.type == ir.AttributeType.TENSOR:
-        return np.asarray(attribute.as_tensor().numpy())
-    return literal_of(attribute)
-
-
-def _literal(value: ir.Value) -> ir.Attr | None:
-    """The attribute of the Constant node behind a value."""
-    node = value.producer()
-    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
-        return None
-    (attribute,) = node.attributes.values()
-    is_tensor = attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref()
-    return attribute if is_tensor or literal_of(attribute) is not None else None
+    tensor = known_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.Value, float, float] | None:

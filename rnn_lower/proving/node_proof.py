@@ -21,7 +21,7 @@ from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
-from rnn_lower.proving.scalar_functions import FieldArithmetic
+from rnn_lower.proving.scalar_functions import arithmetic
 from rnn_lower.shapes.shape_info import Facts
 
 FAILURE = (32 * 33 / 2 * 64) / 2**30 + (4500 / 30) / 4.8e7
@@ -227,7 +227,7 @@ class _Comparison:
             elif known is None:
                 image = drawn[value] if value in drawn else field.random(shapes[name])
                 drawn[value] = image
-                text[name] = equations.halves(FieldArithmetic(field), image) if name == "B" else image
+                text[name] = equations.halves(arithmetic(field), image) if name == "B" else image
             else:
                 image = self._image(field, name, known)
                 text[name] = equations.bias(field, known, self._node.dtype, folded) if name == "B" else image
@@ -272,7 +272,7 @@ class _Comparison:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
             return f"a constant is {min(interpreter.field.symbols - own)}, which is not an input of the node"
-        left = equations.evaluate(FieldArithmetic(interpreter.field), self._node, inputs.text, inputs.lengths)
+        left = equations.evaluate(arithmetic(interpreter.field), self._node, inputs.text, inputs.lengths)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = left[output]
@@ -289,7 +289,7 @@ class _Comparison:
         trace: list[equations.TraceEntry] = []
         interpreter.recorded = []
         interpreter.run(self._program, inputs.values)
-        equations.evaluate(FieldArithmetic(interpreter.field), self._node, inputs.text, inputs.lengths, trace)
+        equations.evaluate(arithmetic(interpreter.field), self._node, inputs.text, inputs.lengths, trace)
         there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
         interpreter.recorded = None
         for entry in trace:

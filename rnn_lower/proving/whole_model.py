@@ -16,7 +16,7 @@ from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter
 from rnn_lower.proving.operators import OutOfScopeError, known
-from rnn_lower.proving.scalar_functions import FieldArithmetic
+from rnn_lower.proving.scalar_functions import arithmetic
 from rnn_lower.transforms.inline import inlined
 
 
@@ -66,13 +66,13 @@ class ModelInterpreter(Interpreter):
 
     def _recurrent(self, node: ir.Node) -> list[Array]:
         dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
-        read, arithmetic = equations.read(node, dtype or ir.DataType.FLOAT), FieldArithmetic(self.field)
+        read, over = equations.read(node, dtype or ir.DataType.FLOAT), arithmetic(self.field)
         named = zip(equations.INPUTS, node.inputs, strict=False)
         arrays: dict[str, Any] = {name: self._value(value) for name, value in named if value is not None and value.name}
         if "B" in arrays:
             constant = content(node.inputs[3], self._graph.opset)
             arrays["B"] = (
-                equations.halves(arithmetic, arrays["B"]) if constant is None
+                equations.halves(over, arrays["B"]) if constant is None
                 else equations.bias(self.field, constant, read.dtype, self._folded)
             )  # fmt: skip
         lengths = arrays.pop("sequence_lens", None)
@@ -80,7 +80,7 @@ class ModelInterpreter(Interpreter):
             raise OutOfScopeError("sequence_lens that are computed from floats")
         held, keys = self.held or {}, {state: f"{id(node)} {state}" for state in ("h", "c")}
         arrays |= {f"initial_{state}": held[key] for state, key in keys.items() if key in held}
-        results = equations.evaluate(arithmetic, read, arrays, lengths)
+        results = equations.evaluate(over, read, arrays, lengths)
         if self.held is not None:
             self.held |= {key: results[f"Y_{state}"] for state, key in keys.items()}
         return [results[name] for name, _ in zip(equations.OUTPUTS, node.outputs, strict=False)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import get_attribute
+from rnn_lower.ir.walk import get_attribute, integers
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.shapes.shape_info import Facts
@@ -325,10 +325,7 @@ def _where(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _integers(algebra: Algebra, node: ir.Node, name: str, index: int) -> list[int] | None:
-    if name in node.attributes:
-        return list(node.attributes[name].value)
-    array = algebra.constant(node.inputs[index]) if index < len(node.inputs) else None
-    return None if array is None else [int(number) for number in array.ravel()]
+    return integers(node, name, index, algebra.constant)
 
 
 def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
