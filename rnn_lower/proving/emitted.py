@@ -12,12 +12,17 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import WITH_BODIES
+from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.field import Array
 from rnn_lower.proving.interpreter import Graph, Interpreter
 from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of
 
 BROADCASTS_BY_RULE, MAX_BROADCASTS = 7, 8
 """Opsets from which on binary operators, and Max and Min, broadcast without being asked to."""
+
+
+COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
+"""Operators by which a graph may behave otherwise from some length on."""
 
 
 def _binary(call: Call) -> str:
@@ -45,6 +50,14 @@ def _clip(call: Call) -> str:
     if None not in bounds_of(call):  # constants in order are a pattern of `algebraic_patterns`
         raise WrongError("Clip with computed bounds, or min above max")
     return _float(call)
+
+
+def _cast(call: Call) -> str:
+    """A narrow type wraps lengths that are larger."""
+    to = call.attribute("to")
+    dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    narrow = dtype.is_integer() and dtype.bitwidth < 32 and call[0].dtype == np.int64
+    return f"Cast of integers to {dtype.name}" if narrow else ""
 
 
 def _conv(call: Call) -> str:
@@ -84,13 +97,13 @@ def _slice(call: Call) -> str:
 
 USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
-    "Abs": _float, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
+    "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
     "ReduceMax": _of_all(np.int64), "ReduceSum": _of_all(np.uint64), "Slice": _slice,
 }  # fmt: skip
 """Why a use is out of scope, or nothing. Raises WrongError where no runtime runs it."""
 
 EMITTED = {
-    *USES, *WITH_BODIES, "Cast", "Concat", "Constant", "ConstantOfShape", "Elu", "Exp", "Gather", "Gemm",
+    *USES, *WITH_BODIES, "Concat", "Constant", "ConstantOfShape", "Elu", "Exp", "Gather", "Gemm",
     "HardSigmoid", "Identity", "IsNaN", "LeakyRelu", "Log", "NonZero", "Not", "Range", "Reciprocal", "Relu",
     "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu", "Tile",
     "Transpose", "Unsqueeze", "Where",
@@ -101,9 +114,11 @@ EMITTED = {
 class EmittedInterpreter(Interpreter):
     """Runs emitted nodes.
 
+    longest: the largest length that is compared, where the model leaves the length open.
     recorded: when it is a list, every array of field elements that is computed is added to it.
     """
 
+    longest: int | None = None
     recorded: list[Array] | None = None
     _sizes: Mapping[str, int] = {}
 
@@ -139,9 +154,20 @@ class EmittedInterpreter(Interpreter):
         why = "" if check is None else check(call)
         if why:
             raise OutOfScopeError(why)
+        if self.longest is not None and node.op_type in COMPARE and call[0].dtype == np.uint64:
+            self._check_bound(call, self.longest)
         if node.op_type in ("Div", "Reciprocal") and not call[-1].all() and not self._is_inside_group(node):
             raise WrongError(f"{node.op_type} '{node.name}' divides by zero")
         return super()._compute(call)
+
+    def _check_bound(self, call: Call, longest: int) -> None:
+        """Raise OutOfScopeError where floats that count something meet a number beyond the lengths compared."""
+        for index in (0, 1):
+            if algebraic_patterns.is_constant(call.node.inputs[index]):
+                bound, count = self.field.small(call[index]), call[1 - index]
+                most = 0 if bound is None else int(np.abs(bound).max(initial=0))
+                if most > longest and count.any() and self.field.small(count) is not None:
+                    raise OutOfScopeError(f"lengths that are compared with {most}")
 
     def _if(self, node: ir.Node) -> list[Array]:
         """Where floats decide, both branches have to come to the same."""

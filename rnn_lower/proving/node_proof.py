@@ -165,13 +165,16 @@ class _Comparison:
                 return size
         return None
 
+    def _length(self) -> int | None:
+        size = self._size(("X", 1 if self._node.layout else 0))
+        return self._folded.get("seq_length") if size is None else size
+
     def _cases(self) -> Iterator[Case]:
         """What to compare, small sizes first, with each case once at some point and the last ones at every point."""
-        first, second = (1, 0) if self._node.layout else (0, 1)
+        second = 0 if self._node.layout else 1
         states = ("initial_h", "initial_c")
         N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
-        T = self._size(("X", first))
-        N, T = (self._folded.get(n) if size is None else size for n, size in (("batch_size", N), ("seq_length", T)))
+        N, T = self._folded.get("batch_size") if N is None else N, self._length()
         lengths, constant = self._inputs.get("sequence_lens"), self._constant("sequence_lens")
         sizes: list[tuple[int, int, tuple[int, ...] | None]] = []
         large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
@@ -253,6 +256,7 @@ class _Comparison:
             field = Field(self._seed * 1000 + point)
             limits = () if self._node.limit is None else (self._node.limit,)
             interpreter = EmittedInterpreter(field, limits, self._deadline)
+            interpreter.longest = max(LONGER) if self._length() is None else None
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import malformed, schema_of
-from rnn_lower.ir.walk import subgraphs
+from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.element_types import DType, ElementTypes
-from rnn_lower.proving.emitted import EMITTED
+from rnn_lower.proving.emitted import COMPARE, EMITTED
 from rnn_lower.proving.interpreter import Graph
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
-from rnn_lower.transforms.evaluate import evaluate
+from rnn_lower.transforms.evaluate import evaluate_node
 
 MARK = "rnn_lower.node"
 """The metadata by which emitted nodes are known."""
 
-COMPARE = ("Less", "Greater", "Max", "Min")
 ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
 """Operators that may make NaN or an infinity of constants, and elements up to which that is computed."""
@@ -97,7 +94,9 @@ class Program(Graph):
             raise WrongError(f"{node.op_type} at opset {self.opset} does not accept {wrong}")
         if node.op_type in COMPARE:
             constants = [array for array in map(algebraic_patterns.constant, node.inputs) if array is not None]
-            whole = (int(array.max(initial=0)) for array in constants if array.dtype.kind in "iu")
+            whole = (
+                int(np.abs(array.astype(np.int64)).max(initial=0)) for array in constants if array.dtype.kind in "iu"
+            )
             self.largest_compared = max(self.largest_compared, *whole, 0)
         for _, body in subgraphs(node):
             self._check_body(body, visible)
@@ -116,41 +115,31 @@ class Program(Graph):
 
     def _check_constants(self) -> None:
         """Raise WrongError where floats make NaN or an infinity of finite constants: no field element is either."""
-        made: dict[ir.Value, np.ndarray] = {}
-
-        def held(value: ir.Value | None) -> np.ndarray | None:
-            return None if value is None else made.get(value, algebraic_patterns.constant(value))
-
+        made: dict[ir.Value | None, np.ndarray | None] = {}
         for node in self.all_nodes:
-            if node.op_type not in ARITHMETIC or not all(_is_small(value, made) for value in node.inputs):
+            if node.op_type not in ARITHMETIC or not all(value in made or _is_small(value) for value in node.inputs):
                 continue
-            arrays = {str(value.name): held(value) for value in node.inputs if value is not None}
-            operands = {name: array for name, array in arrays.items() if array is not None and array.dtype.kind in "fV"}
-            if len(operands) < len(arrays):
+            operands = [made.get(value, algebraic_patterns.constant(value)) for value in node.inputs]
+            if any(array is None or array.dtype.kind not in "fV" for array in operands):
                 continue
-            imports = [onnx.helper.make_opsetid("", self.opset)]
             try:
                 with np.errstate(all="ignore"):
-                    (result,) = evaluate([ir.to_proto(node)], operands, [str(node.outputs[0].name)], imports)
+                    (result,) = evaluate_node(node, operands, self.opset)
             except Exception:  # shapes that do not fit, which are seen when it runs
                 continue
             made[node.outputs[0]] = result
-            if not np.isfinite(result.astype(np.float64)).all() and all(map(_is_finite, operands.values())):
+            if not _is_finite(result) and all(map(_is_finite, operands)):
                 raise WrongError(f"{node.op_type} '{node.name}' computes no finite number from constants")
 
 
-def _is_finite(array: np.ndarray) -> bool:
-    return bool(np.isfinite(array.astype(np.float64)).all())
+def _is_finite(array: np.ndarray | None) -> bool:
+    return array is None or bool(np.isfinite(array.astype(np.float64)).all())
 
 
-def _is_small(value: ir.Value | None, made: Mapping[ir.Value, np.ndarray]) -> bool:
-    """Whether a value is a constant, or made of such, with few elements."""
-    if value is None or value in made:
-        return True
-    tensor = value.const_value
-    if tensor is not None and math.prod(tensor.shape.numpy()) > MOST_FOLDED:
-        return False
-    return algebraic_patterns.is_constant(value)
+def _is_small(value: ir.Value | None) -> bool:
+    """Whether a value is a constant with few elements."""
+    tensor = known_tensor(value)
+    return tensor is not None and tensor.size <= MOST_FOLDED
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:

@@ -261,6 +261,44 @@ def test_a_limit_of_lengths_beyond_those_compared_is_noticed():
         assert rnn_lower.prove(model, lowered).nodes[0].verdict == verdict
 
 
+def wraps() -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("Cast", ["sequence_lens"], ["narrow"], to=TensorProto.INT8),
+        helper.make_node("Cast", ["narrow"], ["other"], to=TensorProto.INT32),
+    ]
+
+
+def is_nothing_at(limit: str, to: int) -> list[onnx.NodeProto]:
+    """Lengths, but for one that is 0."""
+    return [
+        helper.make_node("Cast", ["sequence_lens"], ["lengths"], to=to),
+        helper.make_node("Sub", ["lengths", limit], ["less"]),
+        helper.make_node("Cast", ["less"], ["is_other"], to=TensorProto.BOOL),
+        helper.make_node("Cast", ["is_other"], ["one"], to=TensorProto.INT32),
+        helper.make_node("Mul", ["sequence_lens", "one"], ["other"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [wraps(), is_nothing_at("whole", TensorProto.INT32), is_nothing_at("float", TensorProto.FLOAT)],
+    ids=["wraps", "integers", "floats"],
+)
+def test_what_is_otherwise_at_lengths_beyond_those_compared_is_noticed(nodes):
+    model, _ = build(Case("RNN", dynamic=True, optional=("sequence_lens",), N=2))
+    lowered = rnn_lower.lower(model)
+    for node in lowered.graph.node:
+        node.input[:] = ["other" if name == "sequence_lens" else name for name in node.input]
+    for index, node in enumerate(nodes):
+        node = onnx.NodeProto.FromString(node.SerializeToString())
+        node.metadata_props.extend(emitted(lowered, "Less").metadata_props)
+        lowered.graph.node.insert(index, node)
+    for name, dtype in (("whole", np.int32), ("float", np.float32)):
+        if any(name in node.input for node in nodes):
+            lowered.graph.initializer.append(numpy_helper.from_array(np.array([4000], dtype), name))
+    assert rnn_lower.prove(model, lowered).nodes[0].verdict == "out of scope"
+
+
 def test_a_part_beyond_the_end_is_not_looked_at():
     model, _ = build(Case("RNN", dynamic=True))
     lowered = rnn_lower.lower(model)
