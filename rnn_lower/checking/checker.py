@@ -59,7 +59,6 @@ def compare_models(
     comparison = Comparison(rtol, atol, discrete=not is_same)
     runs = 1 if provided else runs
     sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
-    sets = 1 if provided or is_same else sampled.sets_in_a_run
     unproved = models.unproved(proof)
     node_runs = NodeRuns(models.original, models.nodes)
     count, written = 0, ""
@@ -74,8 +73,8 @@ def compare_models(
             samples.save_inputs(counterexample, feeds)
             written = os.fspath(counterexample)
 
-    for index, part in itertools.product(range(runs), range(sets)):
-        compare(*models.run(provided or sampled.candidates(index, part), sampled.keep))
+    for index in range(runs):
+        compare(*models.run(provided or sampled.candidates(index), sampled.keep))
 
     def silent() -> list[int]:
         return [index for index in unproved if not node_runs.is_enough(index)]
