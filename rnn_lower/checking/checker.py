@@ -21,7 +21,6 @@ from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, op
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
-from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import default_opset, recurrent_nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
@@ -131,10 +130,7 @@ class Pair:
         self.original, self._original_path = files.open_model(original)
         self.lowered, self._lowered_path = files.open_model(lowered)
         for document in (self.original, self.lowered):
-            if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
-                raise RnnLowerError(
-                    "the weights are in files, and the folder is unknown; provide the path of the model"
-                )
+            document.check_data()
         self.output_names = [value.name for value in self.original.proto.graph.output]
         theirs = [value.name for value in self.lowered.proto.graph.output]
         if self.output_names != theirs:

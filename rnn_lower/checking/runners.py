@@ -85,12 +85,9 @@ def open_reference(
     document: Document, change: Change | None = None, operators: Iterable[type] = reference.OPERATORS
 ) -> Run:
     """A runner on onnx.reference. change: as above.  operators: in place of onnx's own."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(document.proto)
+    proto = document.embedded()
     if change is not None:
         change(proto)
-    if document.folder is not None:
-        protobuf.embed(proto, document.folder)
     if (opset_of(proto) or 0) < FIRST_TODAY:
         operators = (*operators, *OLD_OPERATORS)
     if proto.functions:  # the evaluator does not pass its operators on to functions

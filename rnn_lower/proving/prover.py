@@ -76,8 +76,7 @@ def _named(path: str | None) -> Iterator[None]:
 def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
     """The original at the opset and with the sizes of the lowered model, and this without calls that lowering made."""
     for document in (before, after):
-        if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
-            raise RnnLowerError("the weights are in files, and the folder is unknown; provide the path of the model")
+        document.check_data()
     read_nodes(before.model, before.facts)  # only to refuse what is no valid node
     plain = without_made_calls(after.proto, before.proto)
     after = after if plain is after.proto else Document(plain, after.folder)

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, count_nodes, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS, RANDOM
@@ -175,7 +174,7 @@ def prove_whole(
 
     exact_sizes: beyond every number that the nodes count to or compare with, too; out of scope where that is large.
     """
-    documents = [Document(inlined(_with_data(one))) for one in (before, after)]
+    documents = [Document(inlined(one.embedded())) for one in (before, after)]
     models = [document.model for document in documents]
     changed = list(_interface(*models))
     if changed:
@@ -194,14 +193,6 @@ def prove_whole(
             break
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
     return _proof(rows, verdict, reason, bound, evaluations)
-
-
-def _with_data(document: Document) -> onnx.ModelProto:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(document.proto)
-    if document.folder is not None:
-        protobuf.embed(proto, document.folder)
-    return proto
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from judge import emitted
 from onenode import OPTIONAL, Case, build
 from onnx import TensorProto, helper, numpy_helper
 from paths import own_models
@@ -26,16 +27,6 @@ EVERYTHING = Case("LSTM", 14, optional=OPTIONAL["LSTM"], direction="bidirectiona
 def proof(case: Case, form: str = "auto", **options: object) -> rnn_lower.Proof:
     model, _ = build(case)
     return rnn_lower.prove(model, rnn_lower.lower(model, form=form, **options))
-
-
-def emitted(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
-    """The first emitted node of a type, in the main graph or in a body."""
-
-    def walk(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-        inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-        return [*graph.node, *(node for body in inner for node in walk(body))]
-
-    return next(node for node in walk(model.graph) if node.op_type == op_type and node.metadata_props)
 
 
 def change(model: onnx.ModelProto, name: str, place: int, by: float | None = None) -> None:
