@@ -191,7 +191,7 @@ class Interpreter:
         trips = np.array(2**31) if trips is None else trips
         condition = np.array(True) if condition is None else condition
         body = node.attributes["body"].as_graph()
-        stacked = _Stacked(body.outputs[1 + len(states) :])
+        steps: list[Sequence[Array]] = []
         if trips.dtype != np.int64 or trips.size != 1 or any(state is None for state in states):
             raise OutOfScopeError("a Loop with an unknown number of trips, or without a state")
         for trip in range(int(trips.reshape(()))):
@@ -201,8 +201,8 @@ class Interpreter:
                 break
             condition, *results = self._body(body, [np.array(trip, np.int64), condition, *states])  # type: ignore[list-item]
             states = [*results[: len(states)]]
-            stacked.add(results[len(states) :])
-        return [*states, *stacked.arrays()]  # type: ignore[list-item]
+            steps.append(results[len(states) :])
+        return [*states, *_stacked(steps, body.outputs[1 + len(states) :])]  # type: ignore[list-item]
 
     def _scan(self, node: ir.Node) -> list[Array]:
         """Scan from version 9 on; version 8, with its batch axis, is not emitted."""
@@ -222,15 +222,15 @@ class Interpreter:
         ]
         if len({len(sequence) for sequence in sequences}) != 1:
             raise WrongError("a Scan of sequences of different lengths")
-        stacked = _Stacked(body.outputs[count:])
+        steps = []
         for step in zip(*sequences, strict=True):
             results = self._body(body, [*states, *step])
             states = results[:count]
-            stacked.add(results[count:])
+            steps.append(results[count:])
         if not len(sequences[0]):
             raise NoStepsError
-        axes, backwards = _axes(attributes, "scan_output", len(stacked.outputs))
-        rows = zip(stacked.arrays(), axes, backwards, strict=True)
+        axes, backwards = _axes(attributes, "scan_output", len(body.outputs) - count)
+        rows = zip(_stacked(steps, body.outputs[count:]), axes, backwards, strict=True)
         return [*states, *(np.moveaxis(row[:: -1 if back else 1], 0, axis) for row, axis, back in rows)]
 
 
@@ -239,28 +239,13 @@ def _axes(attributes: Mapping[str, Sequence[int]], name: str, count: int) -> lis
     return [attributes.get(f"{name}_{what}", [0] * count) for what in ("axes", "directions")]
 
 
-class _Stacked:
-    """What the steps of a loop give, for each output of its body that is stacked."""
-
-    def __init__(self, outputs: Sequence[ir.Value]) -> None:
-        self.outputs = outputs
-        self._rows: list[list[Array]] = [[] for _ in outputs]
-
-    def add(self, results: Sequence[Array]) -> None:
-        for rows, result in zip(self._rows, results, strict=True):
-            rows.append(result)
-
-    def arrays(self) -> list[Array]:
-        """After no trip every size that the body does not declare is 0."""
-        return [
-            np.stack(rows) if rows else _nothing(value) for rows, value in zip(self._rows, self.outputs, strict=True)
-        ]
-
-
-def _nothing(declared: ir.Value) -> Array:
-    sizes = [size if isinstance(size, int) else 0 for size in declared.shape or ()]
-    floats = declared.dtype is None or declared.dtype.is_floating_point()
-    return np.zeros((0, *sizes), np.uint64 if floats else np.int64)
+def _stacked(steps: Sequence[Sequence[Array]], outputs: Sequence[ir.Value]) -> list[Array]:
+    """What the steps of a loop give; after no step every size that its body does not declare is 0."""
+    if steps:
+        return [np.stack(rows) for rows in zip(*steps, strict=True)]
+    shapes = [[size if isinstance(size, int) else 0 for size in value.shape or ()] for value in outputs]
+    floats = [value.dtype is None or value.dtype.is_floating_point() for value in outputs]
+    return [np.zeros((0, *shape), np.uint64 if real else np.int64) for shape, real in zip(shapes, floats, strict=True)]
 
 
 def size_of_result(call: Call) -> int:

@@ -67,14 +67,12 @@ def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
 
 
 def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
-    chosen = [
-        node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS and node.op_type in (*LOOPS, *OP_TYPES)
-    ]
+    """The recurrent nodes, and the loops of the model's own, by operator and outputs."""
+    chosen = (node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS)
     return {
-        (node.op_type, tuple(value.name for value in node.outputs))
-        for node in chosen
-        if node.op_type in OP_TYPES or MARK not in node.metadata_props
-    }
+        (node.op_type, tuple(value.name for value in node.outputs)) for node in chosen
+        if node.op_type in OP_TYPES or (node.op_type in LOOPS and MARK not in node.metadata_props)
+    }  # fmt: skip
 
 
 class _Evaluator(ModelInterpreter):
@@ -179,20 +177,22 @@ def prove_whole(
     changed = list(_interface(*models))
     if changed:
         return Proof((), tuple(changed))
-    rows = _rows(*models)
     verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
     for folded in (True, False):
         try:
             reason, evaluations = _difference(documents, points, seed, deadline, folded, exact_sizes)
             verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
         except OutOfScopeError as error:
-            return _proof(rows, OUT_OF_SCOPE, str(error), 1.0, 0)
+            verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
+            break
         except WrongError as error:
             verdict, reason = DIFFERENT, str(error)
         if verdict == PROVED:
             break
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
-    return _proof(rows, verdict, reason, bound, evaluations)
+    rows = _rows(*models)
+    share = bound / max(1, len(rows))
+    return Proof(tuple(NodeProof(name, op, "", verdict, share, evaluations, reason) for name, op in rows))
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
@@ -203,25 +203,14 @@ def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
     return [(names.get(outs) or next((one for one in outs if one), "") or op, op) for op, outs in chosen]
 
 
-def _proof(rows: Sequence[tuple[str, str]], verdict: str, reason: str, bound: float, evaluations: int) -> Proof:
-    share = bound / max(1, len(rows))
-    proofs = [NodeProof(name, op_type, "", verdict, share, evaluations, reason) for name, op_type in rows]
-    return Proof(tuple(proofs))
-
-
 def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
     """What differs of inputs and outputs."""
-    for what in ("inputs", "outputs"):
-        ours, theirs = (
-            {
-                value.name: value.dtype
-                for value in getattr(model.graph, what)
-                if what == "outputs" or not value.is_initializer()
-            }
-            for model in (before, after)
-        )
-        typed = all(None in (dtype, theirs.get(name)) or dtype == theirs[name] for name, dtype in ours.items())
-        if list(ours) != list(theirs) or not typed:
+    for what, ours, theirs in (
+        ("inputs", required_inputs(before), required_inputs(after)),
+        ("outputs", before.graph.outputs, after.graph.outputs),
+    ):
+        typed = all(None in (a.dtype, b.dtype) or a.dtype == b.dtype for a, b in zip(ours, theirs, strict=False))
+        if [value.name for value in ours] != [value.name for value in theirs] or not typed:
             yield f"graph: the {what} differ"
 
 
