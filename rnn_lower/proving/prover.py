@@ -96,8 +96,7 @@ def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[
         proof = prove_models(original, lowered, 1, 0, seconds)
     except RnnLowerError:
         return ()
-    differing = (node for node in proof.nodes if node.verdict == DIFFERENT and not proof.changed)
-    return tuple(f"{node.name}: {node.reason}" for node in differing)
+    return () if proof.changed else proof.differing
 
 
 def without_unread_weights(lowered: Document, original: Document) -> Document:
