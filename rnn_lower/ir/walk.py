@@ -137,6 +137,12 @@ def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return None if literal is None else ir.tensor(literal)
 
 
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """What an initializer or a Constant node holds, read from where it lies; None for what is computed or given."""
+    tensor = known_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
 def integers(
     node: ir.Node, name: str, index: int, array_of: Callable[[ir.Value], np.ndarray | None]
 ) -> list[int] | None:  # fmt: skip

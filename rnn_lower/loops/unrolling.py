@@ -13,7 +13,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import get_attribute, subgraphs, with_bodies
-from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of
+from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of, written
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.transforms.evaluate import evaluate_node
@@ -146,12 +146,10 @@ class Unroller:
         known = self.items.array(item)
         if known is not None:
             return tuple(np.transpose(known, order))
-        sizes = self._facts.shape(item) if isinstance(item, ir.Value) else self.items.shape(item)
-        length = None if sizes is None else sizes[axis]
-        if not isinstance(length, int):
+        length = (self.items.sizes(item) or {axis: None})[axis]
+        if length is None:
             raise NotCountedError("the length of its sequences is unknown")
-        first = self.b.transpose(self.items.value(item), order, "steps_first")
-        assert isinstance(first, ir.Value)
+        first = written(self.b.transpose(self.items.value(item), order, "steps_first"))
         self.items.ranks[first] = len(order)
         return tuple(Row(first, index, length) for index in range(length))
 
@@ -172,9 +170,7 @@ class Unroller:
             raise NotCountedError(f"the rank of '{output.name}', which it stacks on axis {axis}, is unknown")
         axis = axis if axis >= 0 else axis + (rank or 0) + 1
         parts = [self.b.unsqueeze(self.items.value(row), [axis]) for row in rows]
-        joined = self.b.concat(parts, axis, "stacked")
-        assert isinstance(joined, ir.Value)
-        return joined
+        return written(self.b.concat(parts, axis, "stacked"))
 
     def _check(self, step: int, count: int | None, before: int) -> None:
         """Raise when the steps take too many nodes, estimated from the first two."""

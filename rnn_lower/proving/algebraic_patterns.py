@@ -18,7 +18,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import known_tensor
+from rnn_lower.ir.walk import constant
 
 TANH_IS_ONE = 20.0
 """1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on tanh is rounded to 1."""
@@ -26,17 +26,6 @@ TANH_IS_ONE = 20.0
 
 SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 """Operators that leave the elements and their order alone."""
-
-
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether an initializer or a Constant node holds a value, and no caller may give another."""
-    return known_tensor(value) is not None
-
-
-def constant(value: ir.Value | None) -> np.ndarray | None:
-    """What a constant holds, read from where it lies; None for what is computed or given."""
-    tensor = known_tensor(value)
-    return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.Value, float, float] | None:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import WITH_BODIES
-from rnn_lower.proving import algebraic_patterns
+from rnn_lower.ir.walk import known_tensor
 from rnn_lower.proving.field import Array
 from rnn_lower.proving.interpreter import Graph, Interpreter
 from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of
@@ -163,7 +163,7 @@ class EmittedInterpreter(Interpreter):
     def _check_bound(self, call: Call, longest: int) -> None:
         """Raise OutOfScopeError where floats that count something meet a number beyond the lengths compared."""
         for index in (0, 1):
-            if algebraic_patterns.is_constant(call.node.inputs[index]):
+            if known_tensor(call.node.inputs[index]) is not None:
                 bound, count = self.field.small(call[index]), call[1 - index]
                 most = 0 if bound is None else int(np.abs(bound).max(initial=0))
                 if most > longest and count.any() and self.field.small(count) is not None:

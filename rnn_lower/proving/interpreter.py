@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import with_bodies
+from rnn_lower.ir.walk import constant, with_bodies
 from rnn_lower.proving import algebraic_patterns, scalar_functions
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.operators import OPERATORS, Call, OutOfScopeError, WrongError, between, known
@@ -83,7 +83,7 @@ class Interpreter:
         if value in self._values:
             return self._values[value]
         if value not in self._constants:
-            self._constants[value] = self._known(algebraic_patterns.constant(value))
+            self._constants[value] = self._known(constant(value))
         return self._constants[value]
 
     def _known(self, numbers: np.ndarray | None) -> Array:
@@ -105,7 +105,7 @@ class Interpreter:
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         if node.op_type == "Constant":
-            return [self._known(algebraic_patterns.constant(node.outputs[0]))]
+            return [self._known(constant(node.outputs[0]))]
         with_body = {"If": self._if, "Loop": self._loop, "Scan": self._scan}.get(node.op_type)
         if with_body is not None:
             return with_body(node)

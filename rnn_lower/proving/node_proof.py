@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import is_quantized
-from rnn_lower.proving import algebraic_patterns, equations
+from rnn_lower.ir.walk import constant, is_quantized, known_tensor
+from rnn_lower.proving import equations
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.emitted import EmittedInterpreter
 from rnn_lower.proving.field import Array, Field
@@ -140,7 +140,7 @@ class _Comparison:
         self._node = equations.read(node, dtype or ir.DataType.FLOAT)
         self._inputs = inputs
         self._shapes = {name: facts.shape(value) for name, value in inputs.items()}
-        computed = {name: value for name, value in inputs.items() if not algebraic_patterns.is_constant(value)}
+        computed = {name: value for name, value in inputs.items() if known_tensor(value) is None}
         self._moved = {name: content(value, task.opset) for name, value in computed.items()}
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
         types = {value: dtypes[name] for name, value in self._counterparts.items()}
@@ -153,7 +153,7 @@ class _Comparison:
 
     def _constant(self, what: str) -> Array | None:
         """What an input holds when that is known now."""
-        return self._moved[what] if what in self._moved else algebraic_patterns.constant(self._inputs.get(what))
+        return self._moved[what] if what in self._moved else constant(self._inputs.get(what))
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 

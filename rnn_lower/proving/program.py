@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import malformed, schema_of
-from rnn_lower.ir.walk import known_tensor, subgraphs
-from rnn_lower.proving import algebraic_patterns
+from rnn_lower.ir.walk import constant, known_tensor, subgraphs
 from rnn_lower.proving.element_types import DType, ElementTypes
 from rnn_lower.proving.emitted import COMPARE, EMITTED
 from rnn_lower.proving.interpreter import Graph
@@ -64,7 +63,7 @@ class Program(Graph):
 
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """The emitted node that computes a value; None for inputs and constants."""
-        if value in self._inputs or algebraic_patterns.is_constant(value):
+        if value in self._inputs or known_tensor(value) is not None:
             return None
         node = value.producer()
         if node is not None and MARK not in node.metadata_props and value in self.wanted:
@@ -93,7 +92,7 @@ class Program(Graph):
         if wrong:
             raise WrongError(f"{node.op_type} at opset {self.opset} does not accept {wrong}")
         if node.op_type in COMPARE:
-            constants = [array for array in map(algebraic_patterns.constant, node.inputs) if array is not None]
+            constants = [array for array in map(constant, node.inputs) if array is not None]
             whole = (
                 int(np.abs(array.astype(np.int64)).max(initial=0)) for array in constants if array.dtype.kind in "iu"
             )
@@ -119,7 +118,7 @@ class Program(Graph):
         for node in self.all_nodes:
             if node.op_type not in ARITHMETIC or not all(value in made or _is_small(value) for value in node.inputs):
                 continue
-            operands = [made.get(value, algebraic_patterns.constant(value)) for value in node.inputs]
+            operands = [made.get(value, constant(value)) for value in node.inputs]
             if any(array is None or array.dtype.kind not in "fV" for array in operands):
                 continue
             try:

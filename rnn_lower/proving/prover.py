@@ -15,12 +15,11 @@ import onnx_ir as ir
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import Scope, opset_of, owner_of, recurrent_nodes, roots, subgraphs
+from rnn_lower.ir.walk import Scope, known_tensor, opset_of, owner_of, recurrent_nodes, roots, subgraphs
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
 from rnn_lower.proving import model_diff
-from rnn_lower.proving.algebraic_patterns import is_constant
 from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.model_inputs import fixed_sizes
@@ -175,7 +174,7 @@ def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]
     while waiting:
         value = waiting.pop()
         node = value.producer()
-        if value in inputs or is_constant(value) or node in nodes:
+        if value in inputs or known_tensor(value) is not None or node in nodes:
             continue
         if node is None or MARK not in node.metadata_props:
             reads_others = True

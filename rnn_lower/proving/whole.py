@@ -16,11 +16,10 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, count_nodes, nodes, subgraphs
+from rnn_lower.ir.walk import Scope, constant, count_nodes, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS, RANDOM
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
-from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.model_inputs import required_inputs, symbol
@@ -261,7 +260,7 @@ def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
 
 def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
     """The numbers that a node compares with, counts with, or cuts at; not where a step cuts columns."""
-    arrays = [algebraic_patterns.constant(value) for value in node.inputs]
+    arrays = [constant(value) for value in node.inputs]
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
     for index, array in enumerate(arrays):
         kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import helper
 
-from rnn_lower.proving import algebraic_patterns
+from rnn_lower.ir.walk import constant
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.operators import Call, Operator, OutOfScopeError, WrongError
 from rnn_lower.proving.reductions import average, largest
@@ -129,7 +129,7 @@ def _resize(call: Call) -> Array:
         raise OutOfScopeError("Resize that keeps the aspect ratio, or with antialias")
     factors = None
     if sizes is None and scales is not None and scales.size:
-        factors = algebraic_patterns.constant(call.node.inputs[2])
+        factors = constant(call.node.inputs[2])
         if factors is None:
             raise OutOfScopeError("Resize by computed numbers")
     for index, axis in enumerate(axes):

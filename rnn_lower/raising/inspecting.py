@@ -7,10 +7,9 @@ import dataclasses
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import get_attribute
+from rnn_lower.ir.walk import constant, get_attribute
 from rnn_lower.loops.model import describe, loops, unroll_loops
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving.algebraic_patterns import constant
 from rnn_lower.proving.program import MARK
 from rnn_lower.raising.raise_loops import raise_loops
 from rnn_lower.shapes.shape_info import Facts

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import get_attribute
+from rnn_lower.ir.walk import constant, get_attribute
 from rnn_lower.loops.unrolling import LOOPS
-from rnn_lower.proving.algebraic_patterns import constant
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.raising.algebra import Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells, unmasked

@@ -18,11 +18,10 @@ from rnn_lower.builder.constants import ConstantPool, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.ir.walk import default_opset, taken_names
+from rnn_lower.ir.walk import constant, default_opset, taken_names
 from rnn_lower.loops.unrolling import behind_identity
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
-from rnn_lower.proving.algebraic_patterns import constant
 from rnn_lower.proving.equations import OUTPUTS
 from rnn_lower.proving.report import PROVED
 from rnn_lower.proving.whole import prove_whole
