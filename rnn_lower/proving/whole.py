@@ -228,13 +228,17 @@ def _difference(
         for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
             field = Field(seed * 1000 + draw % points)
             inputs = _draw(field, models[1], sizes, np.random.default_rng((seed, draw, index)), exact_sizes)
-            try:
-                both = [_Evaluator(field, one, folded, limits, deadline).outputs(inputs) for one in documents]
-            except NoStepsError:
-                continue
-            except WrongError:
-                if index == 0 or all(sizes.values()):
-                    raise
+            both, failed = list[list[Array]](), list[WrongError]()
+            for document in documents:
+                try:
+                    both.append(_Evaluator(field, document, folded, limits, deadline).outputs(inputs))
+                except NoStepsError:
+                    pass
+                except WrongError as error:
+                    failed.append(error)
+            if failed and (len(both) or index == 0 or all(sizes.values())):
+                raise failed[0]
+            if len(both) < len(documents):
                 continue  # of sizes with which neither runs
             count += 1
             for value, a, b in zip(models[0].graph.outputs, *both, strict=True):
