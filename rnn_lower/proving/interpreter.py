@@ -104,10 +104,11 @@ class Interpreter:
         return results
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
-        if node.op_type == "Constant":
+        own = node.domain in DEFAULT_DOMAINS
+        if own and node.op_type == "Constant":
             return [self._known(constant(node.outputs[0]))]
         with_body = {"If": self._if, "Loop": self._loop, "Scan": self._scan}.get(node.op_type)
-        if with_body is not None:
+        if own and with_body is not None:
             return with_body(node)
         operands = self._operands(node)
         if node not in self._groups:  # a body is run many times
@@ -133,7 +134,7 @@ class Interpreter:
 
     def _group(self, node: ir.Node) -> Group | None:
         """What a node ends, if it ends one function of one number."""
-        if node.op_type in algebraic_patterns.SHAPING:
+        if node.domain not in DEFAULT_DOMAINS or node.op_type in algebraic_patterns.SHAPING:
             return None
         clipped = algebraic_patterns.clip_of(node.outputs[0], self._limits)
         if clipped is not None:

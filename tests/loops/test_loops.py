@@ -441,3 +441,20 @@ def test_keras(name, tmp_path):
     back = rnn_lower.raise_loops(model)
     assert sum(node.op_type in ("GRU", "RNN", "LSTM") for node in back.graph.node) == raised
     assert same(model, back, feeds)
+
+
+ONCE = """<ir_version: 8, opset_import: ["": 17, "own": 1]> one (float[2,3] x) => (float[2,3] y)
+    <float low = {-20}, float high = {20}, int64 once = {1}, bool yes = {1}> { %s }"""
+LOOP = """y = Loop (once, yes, x) <body: graph = body (int64 i, bool c, float[2,3] s) => (bool d, float[2,3] t) {
+    d = Identity (c)
+    k = Clip (s, low, high)
+    t = Tanh (k)
+}>"""
+
+
+@pytest.mark.parametrize("domain", ["", "own."])
+def test_an_operator_of_another_domain_is_another_one(domain):
+    original, unrolled = (
+        onnx.parser.parse_model(ONCE % text) for text in (LOOP, f"k = Clip (x, low, high) y = {domain}Tanh (k)")
+    )
+    assert rnn_lower.prove(original, unrolled).ok == (not domain)
