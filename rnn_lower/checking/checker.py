@@ -319,10 +319,10 @@ def _before(*version: int) -> bool:
 
 def _needs_defaults(node: RecurrentNode) -> bool:
     """Whether a function of an RNN that takes alpha or beta is not given it."""
-    said = node.node.attributes
-    names = {name.lower() for name in said["activations"].value} if "activations" in said else set()
-    alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in said
-    return bool(alpha or (names & {"hardsigmoid"} and "activation_beta" not in said))
+    attributes = node.node.attributes
+    names = {name.lower() for name in attributes["activations"].value} if "activations" in attributes else set()
+    alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in attributes
+    return bool(alpha or (names & {"hardsigmoid"} and "activation_beta" not in attributes))
 
 
 def _downstream(model: ir.Model, values: set[ir.Value], nodes: set[ir.Node]) -> set[str]:

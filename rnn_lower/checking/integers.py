@@ -30,7 +30,7 @@ MOST_ROWS, MOST_COMPARED = 1 << 16, 64
 def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, np.ndarray]:
     """Numbers for those inputs that show some, by name; none beyond the smallest table that they pick of."""
     source = {value: str(value.name) for value in inputs}
-    found: dict[str, set[int]] = {}
+    numbers_of: dict[str, set[int]] = {}
     rows: dict[str, int] = {}
     for node, _ in nodes(model):
         read = [value for value in node.inputs if value in source] if not node.domain else []
@@ -38,11 +38,11 @@ def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, np.ndarray]
             source[node.outputs[0]] = source[read[0]]  # type: ignore[index]
         for value in read:
             name, numbers = source[value], _that_matter(node, node.inputs.index(value))  # type: ignore[index]
-            found.setdefault(name, set()).update(POSITIONS if numbers is None else numbers)
+            numbers_of.setdefault(name, set()).update(POSITIONS if numbers is None else numbers)
             if node.op_type == "Gather" and value is node.inputs[1] and numbers:
                 rows[name] = min(rows.get(name, sys.maxsize), len(numbers))
     chosen = ((name, [one for one in sorted(all_) if -rows.get(name, one + 1) <= one < rows.get(name, one + 1)])
-              for name, all_ in found.items())  # fmt: skip
+              for name, all_ in numbers_of.items())  # fmt: skip
     return {name: np.array(numbers) for name, numbers in chosen if numbers}
 
 
@@ -54,7 +54,7 @@ def _that_matter(node: ir.Node, index: int) -> Sequence[int] | None:
         depth = known_tensor(node.inputs[1])
         return _up_to(float(depth.numpy().ravel()[0])) if depth is not None and depth.size == 1 else None
     if node.op_type in COMPARE:
-        return _beside(known_tensor(node.inputs[1 - index]))
+        return _compared_with(known_tensor(node.inputs[1 - index]))
     return None if node.op_type in OP_TYPES and index == 4 else ()
 
 
@@ -69,7 +69,7 @@ def _up_to(count: float) -> Sequence[int] | None:
     return range(int(min(count, MOST_ROWS))) if math.isfinite(count) else None
 
 
-def _beside(tensor: ir.TensorProtocol | None) -> Sequence[int] | None:
+def _compared_with(tensor: ir.TensorProtocol | None) -> Sequence[int] | None:
     """The integers that a comparison with constants tells apart."""
     if tensor is None:
         return None

@@ -273,8 +273,8 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
     if axes := sum(1 for name, _ in fixed if name == value.name):
         return axes
     for node in nodes:
-        for name, taken in node.inputs.items():
-            if taken is value:
+        for name, read in node.inputs.items():
+            if read is value:
                 return len(axes_of(name, 1, 1, node.layout))
     users = (user for user, _ in value.uses() if user.op_type == "Transpose")
     orders = (get_attribute(user, "perm", ir.AttributeType.INTS, None) for user in users)

@@ -195,9 +195,9 @@ class EmittedInterpreter(Interpreter):
 
 def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:
     """Sizes by the names that inputs declare for them; none for a name that stands for several."""
-    found: dict[str, set[int]] = {}
+    sizes_of: dict[str, set[int]] = {}
     for value, array in inputs.items():
         for dim, size in zip(value.shape or (), array.shape, strict=False):
             if isinstance(dim, ir.SymbolicDim) and dim.value:
-                found.setdefault(str(dim.value), set()).add(size)
-    return {name: next(iter(sizes)) for name, sizes in found.items() if len(sizes) == 1}
+                sizes_of.setdefault(str(dim.value), set()).add(size)
+    return {name: next(iter(sizes)) for name, sizes in sizes_of.items() if len(sizes) == 1}

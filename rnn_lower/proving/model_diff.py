@@ -62,19 +62,19 @@ class _Diff:
             if field.name in skipped:
                 continue
             a, b = getattr(old, field.name), getattr(new, field.name)
-            place = f"{path}/{field.name}" if path else field.name
+            field_path = f"{path}/{field.name}" if path else field.name
             if field.has_presence and old.HasField(field.name) != new.HasField(field.name):
                 yield f"{path or 'model'}: {field.name} has changed"
             elif field.message_type is None:
                 if not _equal(a, b):
                     yield f"{path or 'model'}: {field.name} has changed"
             elif not hasattr(a, "__len__"):
-                yield from self.messages(place, a, b) if old.HasField(field.name) else ()
+                yield from self.messages(field_path, a, b) if old.HasField(field.name) else ()
             elif len(a) != len(b):
-                yield f"{place}: the number of values differs"
+                yield f"{field_path}: the number of values differs"
             else:
                 for index, pair in enumerate(zip(a, b, strict=True)):
-                    yield from self.messages(f"{place}[{index}]", *pair)
+                    yield from self.messages(f"{field_path}[{index}]", *pair)
 
     def graphs(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
         """The same of two graphs or functions, but for what belongs to recurrent nodes."""

@@ -263,12 +263,12 @@ def _own_wirings(region: Region, x: ir.Value, op_type: str, facts: Facts) -> Ite
 def _loop_wirings(region: Region, one: Direction, values: Mapping[str, ir.Value]) -> Iterator[_Wiring]:
     """A loop carries its states without the axis of directions."""
     roles = {str(value.name): role for value, role in one.outputs}
-    given = [roles.get(str(value.name)) for value in region.results]
+    wanted = [roles.get(str(value.name)) for value in region.results]
     starts = [None if value is None else values.get(str(value.name)) for value in one.initial]
     states = [None if value is None or _is_zero(value) else value for value in starts]
     axes = {"Y": 1, "Y_h": 0, "Y_c": 0, "Y_direction": None}
-    if None not in given:
-        names = [str(role) for role in given]
+    if None not in wanted:
+        names = [str(role) for role in wanted]
         yield _Wiring(None, states, [name.removesuffix("_direction") for name in names], [axes[n] for n in names], True)
 
 
