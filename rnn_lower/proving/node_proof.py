@@ -74,18 +74,13 @@ class Case:
     lengths: tuple[int, ...] | None
     point: int
 
+    @property
+    def vector(self) -> Array | None:
+        return None if self.lengths is None else np.array(self.lengths, np.int64)
+
     def __str__(self) -> str:
         text = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
         return f"with {self.T} steps of {self.N} rows{text}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """What both sides get: the text by its names, the graph by value, and sequence_lens."""
-
-    text: Mapping[str, Any]
-    values: Mapping[ir.Value, Array]
-    lengths: Array | None
 
 
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
@@ -205,8 +200,11 @@ class _Comparison:
         others = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
         yield from (Case(*sizes[-1], point=point) for point in others)
 
-    def _inputs_at(self, field: Field, case: Case, folded: bool) -> _Inputs:
-        """The images of constants, and random elements for all that is known at run time only."""
+    def _inputs_at(self, field: Field, case: Case, folded: bool) -> tuple[dict[str, Any], dict[ir.Value, Array]]:
+        """The images of constants, and random elements for all that is known at run time only.
+
+        For the text by its names, and for the graph by value.
+        """
         H = self._node.hidden_size or self._size(("R", 2))
         if H is None:
             raise OutOfScopeError("hidden_size is unknown")
@@ -218,25 +216,23 @@ class _Comparison:
             "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),
             "B": (D, 2 * G * H), "P": (D, 3 * H), "initial_h": state, "initial_c": state,
         }  # fmt: skip
-        lengths: Array | None = None if case.lengths is None else np.array(case.lengths, np.int64)
         text: dict[str, Any] = {}
         values: dict[ir.Value, Array] = {}
         drawn: dict[ir.Value, Array] = {}  # one value may be two inputs
         for name, value in self._inputs.items():
             known, counterpart = self._constant(name), self._counterparts.get(name)
             if name == "sequence_lens":
-                assert lengths is not None
-                image = lengths
+                assert case.vector is not None
+                image = case.vector
             elif known is None:
-                image = drawn[value] if value in drawn else field.random(shapes[name])
-                drawn[value] = image
+                image = drawn.setdefault(value, field.random(shapes[name]))
                 text[name] = equations.halves(arithmetic(field), image) if name == "B" else image
             else:
                 image = self._image(field, name, known)
                 text[name] = equations.bias(field, known, self._node.dtype, folded) if name == "B" else image
             if counterpart is not None:
                 values.setdefault(counterpart, image)
-        return _Inputs(text, values, lengths)
+        return text, values
 
     def _image(self, field: Field, name: str, known: Array) -> Array:
         """The image of a weight, made once for each field."""
@@ -265,10 +261,10 @@ class _Comparison:
         return None
 
     def _compare(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:
-        inputs = self._inputs_at(interpreter.field, case, folded)
+        text, values = self._inputs_at(interpreter.field, case, folded)
         own = set(interpreter.field.symbols)
         try:
-            right = interpreter.run(self._program, inputs.values)
+            right = interpreter.run(self._program, values)
         except NoStepsError:
             self.left_out.add("a Scan without steps is left out; no runtime has to support it")
             return None
@@ -276,7 +272,7 @@ class _Comparison:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
             return f"a constant is {min(interpreter.field.symbols - own)}, which is not an input of the node"
-        left = equations.evaluate(arithmetic(interpreter.field), self._node, inputs.text, inputs.lengths)
+        left = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = left[output]
@@ -285,15 +281,17 @@ class _Comparison:
             if actual.dtype != np.uint64:
                 return f"'{name}' is of type {actual.dtype}, {case}"
             if wanted.size and not np.array_equal(actual, wanted):
-                return f"'{name}' {self._where(interpreter, inputs)}, {case}"
+                trace: list[equations.TraceEntry] = []
+                equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)
+                return f"'{name}' {self._where(interpreter, values, trace)}, {case}"
         return None
 
-    def _where(self, interpreter: EmittedInterpreter, inputs: _Inputs) -> str:
+    def _where(
+        self, interpreter: EmittedInterpreter, values: Mapping[ir.Value, Array], trace: Sequence[equations.TraceEntry]
+    ) -> str:  # fmt: skip
         """The first thing that the node computes and the graph does not: values are as good as names."""
-        trace: list[equations.TraceEntry] = []
         interpreter.recorded = []
-        interpreter.run(self._program, inputs.values)
-        equations.evaluate(arithmetic(interpreter.field), self._node, inputs.text, inputs.lengths, trace)
+        interpreter.run(self._program, values)
         there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
         interpreter.recorded = None
         for entry in trace:
