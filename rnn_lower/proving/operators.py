@@ -26,7 +26,7 @@ from rnn_lower.transforms.evaluate import evaluate_node
 
 
 class OutOfScopeError(Exception):
-    """An operator, or a use of it, of which these pages say nothing."""
+    """An operator, or a use of it, of which nothing is known here."""
 
 
 class WrongError(Exception):
@@ -300,6 +300,8 @@ def _split(call: Call) -> list[Array]:
     x, axis, sizes = call[0], call.attribute("axis", 0), call.parameter("split", 1)
     if sizes is None:
         count = len(call.node.outputs)
+        if x.shape[axis] % count and "num_outputs" not in call.node.attributes:
+            raise WrongError(f"Split of {x.shape[axis]} into {count} equal parts")
         each = -(-x.shape[axis] // count)
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
     if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.node.outputs):
