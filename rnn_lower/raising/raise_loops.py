@@ -25,16 +25,9 @@ from rnn_lower.options import Dims
 from rnn_lower.proving.equations import OUTPUTS
 from rnn_lower.proving.report import PROVED
 from rnn_lower.proving.whole import prove_whole
+from rnn_lower.raising import proposals
 from rnn_lower.raising.algebra import NoGuessError
-from rnn_lower.raising.proposals import (
-    Direction,
-    Region,
-    arrays,
-    directions_of_chain,
-    directions_of_loop,
-    inputs_of,
-    regions,
-)
+from rnn_lower.raising.proposals import Direction, Region
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.transforms.fold import fold
 
@@ -83,7 +76,7 @@ def raise_document(document: Document, dims: Dims | None = None) -> tuple[Docume
 def raise_loops(model: ir.Model) -> list[Raised]:
     """Put recurrent nodes in the place of loops and chains of steps, in place; what is not proved stays as it is."""
     results: list[Raised] = []
-    chosen = list(regions(model))
+    chosen = list(proposals.regions(model))
     twin = _folded(model) if chosen else None
     for region in chosen:
         assert twin is not None
@@ -149,14 +142,14 @@ def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
 def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts) -> Iterator[Proposal]:
     """The nodes that a region could be, as its twin with constants folded shows it."""
     names_of = [value.name for value in region.results]
-    theirs = next((one for one in regions(twin) if [value.name for value in one.results] == names_of), None)
+    theirs = next((one for one in proposals.regions(twin) if [value.name for value in one.results] == names_of), None)
     if theirs is None:
         return
     twin_facts, opset = Facts(twin).settled(), default_opset(model.opset_imports) or 0
     emitted = frozenset(theirs.nodes if region.op_type else ())
     try:
-        ends = [list(directions_of_loop(loop, twin_facts, opset, emitted)) for loop in theirs.loops]
-        ends = ends or directions_of_chain(theirs, twin_facts, opset)
+        ends = [list(proposals.directions_of_loop(loop, twin_facts, opset, emitted)) for loop in theirs.loops]
+        ends = ends or proposals.directions_of_chain(theirs, twin_facts, opset)
     except (NoGuessError, ValueError, KeyError, IndexError):  # a loop of another build than any that is known here
         return
     for op_type in [region.op_type] if region.op_type else ["RNN", "GRU", "LSTM"]:
@@ -177,7 +170,7 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
     dtype = None if x is None else facts.dtype(x)
     if x is None or dtype is None:
         return
-    held, attributes = arrays(directions, dtype.numpy()), _attributes(directions, opset)
+    held, attributes = proposals.arrays(directions, dtype.numpy()), _attributes(directions, opset)
     if held is None or attributes is None:
         return
     weights = {name: dataclasses.replace(from_tensor(ir.tensor(array)), name=name) for name, array in held.items()}
@@ -242,7 +235,7 @@ class _Wiring:
 
 def _own_wirings(region: Region, x: ir.Value, op_type: str, facts: Facts) -> Iterator[_Wiring]:
     """What lowering has emitted reads and gives what a node does; of two alike each may be either."""
-    others = [value for value in inputs_of(region) if value is not x]
+    others = [value for value in proposals.inputs_of(region) if value is not x]
     lengths = [value for value in others if (dtype := facts.dtype(value)) is not None and dtype.is_integer()]
     states = [value for value in others if value not in lengths]
     count = 2 if op_type == "LSTM" else 1

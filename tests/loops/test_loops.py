@@ -458,3 +458,14 @@ def test_an_operator_of_another_domain_is_another_one(domain):
         onnx.parser.parse_model(ONCE % text) for text in (LOOP, f"k = Clip (x, low, high) y = {domain}Tanh (k)")
     )
     assert rnn_lower.prove(original, unrolled).ok == (not domain)
+
+
+@pytest.mark.parametrize(("row", "same"), [("", True), ("f = Gather (x, zero) g = Mul (f, nothing)", False)])
+def test_a_model_that_needs_a_row_is_another_one(row, same):
+    """Where there is none the original runs, and the other does not."""
+    header = """<ir_version: 8, opset_import: ["": 17]> one (float[N] x) => (float[N] y)
+        <float nothing = {0}, int64 zero = {0}, int64 once = {1}, bool yes = {1}>"""
+    body = "<body: graph = body (int64 i, bool c, float[N] s) => (bool d, float[N] t) { d = Identity (c) t = Abs (s) }>"
+    original = onnx.parser.parse_model(f"{header} {{ y = Loop (once, yes, x) {body} }}")
+    last = "y = Abs (x)" if same else "h = Abs (x) y = Add (h, g)"
+    assert rnn_lower.prove(original, onnx.parser.parse_model(f"{header} {{ {row} {last} }}")).ok == same
