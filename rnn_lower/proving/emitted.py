@@ -6,14 +6,15 @@ compared, in the shapes that are declared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import WITH_BODIES
 from rnn_lower.ir.walk import known_tensor
-from rnn_lower.proving.field import Array
+from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter
 from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of
 
@@ -120,7 +121,11 @@ class EmittedInterpreter(Interpreter):
 
     longest: int | None = None
     recorded: list[Array] | None = None
-    _sizes: Mapping[str, int] = {}
+
+    def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
+        super().__init__(field, limits, deadline)
+        self._sizes: Mapping[str, int] = {}
+        self._bounds: dict[ir.Node, list[int]] = {}
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         self._sizes = _symbol_sizes(inputs)
@@ -162,12 +167,13 @@ class EmittedInterpreter(Interpreter):
 
     def _check_bound(self, call: Call, longest: int) -> None:
         """Raise OutOfScopeError where floats that count something meet a number beyond the lengths compared."""
-        for index in (0, 1):
-            if known_tensor(call.node.inputs[index]) is not None:
-                bound, count = self.field.small(call[index]), call[1 - index]
-                most = 0 if bound is None else int(np.abs(bound).max(initial=0))
-                if most > longest and count.any() and self.field.small(count) is not None:
-                    raise OutOfScopeError(f"lengths that are compared with {most}")
+        if call.node not in self._bounds:
+            known = [known_tensor(value) is not None for value in call.node.inputs]
+            numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
+            self._bounds[call.node] = [0 if one is None else int(np.abs(one).max(initial=0)) for one in numbers]
+        for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
+            if most > longest and count.any() and self.field.small(count) is not None:
+                raise OutOfScopeError(f"lengths that are compared with {most}")
 
     def _if(self, node: ir.Node) -> list[Array]:
         """Where floats decide, both branches have to come to the same."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, WITH_BODIES
 from rnn_lower.ir.walk import constant, with_bodies
 from rnn_lower.proving import algebraic_patterns, scalar_functions
 from rnn_lower.proving.field import Array, Field
@@ -75,7 +75,6 @@ class Interpreter:
         """The wanted values. inputs: what is known at run time only."""
         self._values, self._graph, self._passes = dict(inputs), graph, 0
         for node in graph.nodes:
-            check_time(self._deadline)
             self._execute(node)
         return [self._value(value) for value in graph.wanted]
 
@@ -107,9 +106,8 @@ class Interpreter:
         own = node.domain in DEFAULT_DOMAINS
         if own and node.op_type == "Constant":
             return [self._known(constant(node.outputs[0]))]
-        with_body = {"If": self._if, "Loop": self._loop, "Scan": self._scan}.get(node.op_type)
-        if own and with_body is not None:
-            return with_body(node)
+        if own and node.op_type in WITH_BODIES:
+            return {"If": self._if, "Loop": self._loop, "Scan": self._scan}[node.op_type](node)
         operands = self._operands(node)
         if node not in self._groups:  # a body is run many times
             self._groups[node] = self._group(node)

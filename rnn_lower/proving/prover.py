@@ -132,6 +132,7 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
     outputs = {
         scope.graph: {out.name: out for node in scope.graph for out in node.outputs} for scope in paired.values()
     }
+    names = {scope.graph: _by_name(scope.graph) for scope in paired.values()}
     for node, scope in recurrent_nodes(before.model):
         there = paired.get(scope.graph)
         wanted = [out for out in node.outputs if out.name and (out.uses() or out.is_graph_output())]
@@ -143,10 +144,10 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
             reason = f"nothing computes '{wanted[replaced.index(None)].name}'"
             missing.append(NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=reason))
             continue
+        visible = frozenset().union(*(names.get(graph, ()) for graph in there.up_to(None)))
         tasks.append(Task(
-            node, name, scope.path, before.facts, _counterparts(node, paired),
-            [value for value in replaced if value is not None], there.opset, frozenset(_visible(there)),
-            deadline=deadline,
+            node, name, scope.path, before.facts, _counterparts(node, paired, names),
+            [value for value in replaced if value is not None], there.opset, visible, deadline=deadline,
         ))  # fmt: skip
     return missing, tasks, [scope.graph for scope in paired.values()]
 
@@ -194,7 +195,9 @@ def _is_kept(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
     return same and kept.op_type == node.op_type and kept.domain == node.domain
 
 
-def _counterparts(node: ir.Node, paired: Mapping[Graph, Scope]) -> dict[str, ir.Value]:
+def _counterparts(
+    node: ir.Node, paired: Mapping[Graph, Scope], names: Mapping[Graph, Mapping[str, ir.Value]]
+) -> dict[str, ir.Value]:  # fmt: skip
     """The node's inputs as values of the lowered model, by their names in the text.
 
     A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
@@ -205,22 +208,15 @@ def _counterparts(node: ir.Node, paired: Mapping[Graph, Scope]) -> dict[str, ir.
         owner = None if value is None else owner_of(value)  # of an input of a function, the graph in it
         scope = None if owner is None else functions.get(owner, paired.get(owner))  # type: ignore[arg-type]
         if value is not None and scope is not None:
-            found[name] = next((own for own in _values_of(scope.graph) if own.name == value.name), None)
+            found[name] = names[scope.graph].get(str(value.name))
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _visible(scope: Scope) -> Iterator[str]:
-    """The names that nodes of a scope see."""
-    for graph in scope.up_to(None):
-        yield from (str(value.name) for value in _values_of(graph) if value.name)
-
-
-def _values_of(graph: Graph) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    if isinstance(graph, ir.Graph):
-        yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
+def _by_name(graph: Graph) -> dict[str, ir.Value]:
+    """The values that a graph defines."""
+    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
+    values = [*graph.inputs, *initializers, *(out for node in graph for out in node.outputs)]
+    return {value.name: value for value in reversed(values) if value.name}
 
 
 def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:

@@ -14,7 +14,7 @@ from rnn_lower.options import OP_TYPES
 from rnn_lower.proving import equations
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import Graph, Interpreter
+from rnn_lower.proving.interpreter import Graph, Interpreter, check_time
 from rnn_lower.proving.operators import OutOfScopeError, known
 from rnn_lower.proving.scalar_functions import arithmetic
 from rnn_lower.transforms.inline import inlined
@@ -59,6 +59,10 @@ class ModelInterpreter(Interpreter):
             elif value.const_value is not None:
                 inputs[value] = known(self.field, value.const_value.numpy())
         return self.run(self._graph, inputs)
+
+    def _execute(self, node: ir.Node) -> Sequence[Array]:
+        check_time(self._deadline)
+        return super()._execute(node)
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS and node.op_type in OP_TYPES
