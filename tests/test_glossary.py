@@ -30,10 +30,6 @@ TEXTS = {
 EXCEPTIONS = {
     ("legalize/constraints.py", "takes"): "the key of a target's file",
     ("targeting/files.py", "takes"): "the key of a target's file",
-    ("checking/checker.py", "said"): "to be renamed",
-    ("checking/integers.py", "_beside"): "to be renamed",
-    ("checking/integers.py", "taken"): "to be renamed",
-    ("checking/samples.py", "taken"): "to be renamed",
 }
 """By file and name: why it stays."""
 

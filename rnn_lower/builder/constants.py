@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder.names import Names
-from rnn_lower.ir.schemas import literal_of
+from rnn_lower.ir.walk import known_tensor as known_tensor
 
 EAGER_BYTES = 1024
 """Constants up to this size are evaluated at once; larger ones stay lazy, so that weights are not held in memory."""
@@ -47,25 +47,6 @@ def constant(value: Any, dtype: ir.DataType, name: str = "constant") -> Constant
     """A small literal: a number or a list of numbers."""
     array = np.asarray(value).astype(dtype.numpy())
     return Constant(_key("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array, name)
-
-
-def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a Constant node, left as it is; None for what is known at run time only.
-
-    An initializer that is also a graph input may be given by the caller, so it counts as unknown.
-    """
-    if value is None or value.is_graph_input():
-        return None
-    if value.const_value is not None:
-        return value.const_value
-    node = value.producer()
-    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
-        return None
-    (attribute,) = node.attributes.values()
-    if attribute.name == "value" and attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-        return attribute.as_tensor()
-    literal = literal_of(attribute)
-    return None if literal is None else ir.tensor(literal)
 
 
 def from_tensor(tensor: ir.TensorProtocol) -> Constant:

@@ -16,22 +16,21 @@ import onnxruntime
 
 from rnn_lower.checking import guard, runtimes, samples
 from rnn_lower.checking.compare import Comparison
-from rnn_lower.checking.node_runs import NodeRun, NodeRuns
+from rnn_lower.checking.node_runs import NodeRuns
+from rnn_lower.checking.old_operators import FIRST_TODAY
 from rnn_lower.checking.runners import ORT, REFERENCE, Run, open_onnxruntime, open_reference
 from rnn_lower.checking.samples import Feeds
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
-from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import default_opset, recurrent_nodes, subgraphs
+from rnn_lower.ir.walk import opset_of, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
-from rnn_lower.modelio.document import Document
 from rnn_lower.proving import prover
 from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
-from rnn_lower.proving.report import DIFFERENT, CheckReport, Proof
+from rnn_lower.proving.report import CheckReport, Proof
+from rnn_lower.proving.whole_model import inlined_document
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.transforms.fold import dead_nodes
-from rnn_lower.transforms.inline import inlined
 from rnn_lower.validation import check_numbers, check_texts
 
 FURTHER_TRIES = 5
@@ -53,15 +52,13 @@ def compare_models(
     check_texts(on=on)
     models = Pair(original, lowered, on)
     proof = _proof(models) if exact else None
-    fixed = fixed_sizes(models.original.model, models.lowered.proto)
     provided = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     is_same = proof is not None and bool(proof.nodes) and proof.ok
-    comparison = Comparison(rtol, atol, discrete=not is_same)
+    comparison, node_runs = Comparison(rtol, atol, discrete=not is_same), NodeRuns(models.original, models.nodes)
     runs = 1 if provided else runs
+    fixed = fixed_sizes(models.original.model, models.lowered.proto)
     sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
-    sets = 1 if provided or is_same else sampled.sets_in_a_run
     unproved = models.unproved(proof)
-    node_runs = NodeRuns(models.original, models.nodes)
     count, written = 0, ""
 
     def compare(feeds: Feeds, expected: list[Any], actual: list[Any]) -> None:
@@ -74,8 +71,8 @@ def compare_models(
             samples.save_inputs(counterexample, feeds)
             written = os.fspath(counterexample)
 
-    for index, part in itertools.product(range(runs), range(sets)):
-        compare(*models.run(provided or sampled.candidates(index, part), sampled.keep))
+    for index in range(runs):
+        compare(*models.run(provided or sampled.candidates(index), sampled.keep))
 
     def silent() -> list[int]:
         return [index for index in unproved if not node_runs.is_enough(index)]
@@ -84,19 +81,18 @@ def compare_models(
     while silent() and (feeds := next(tries, None)) is not None:
         with contextlib.suppress(OriginalFails):
             compare(feeds, models.original_results(feeds), models.lowered_results(feeds))
-    reports = comparison.reports()
     varied = is_same or bool(provided) or count == 1 or models.is_constant()
     nothing = "" if is_same else comparison.nothing_compared(models.touched(), varied)
-    if nothing and (empty := [value.name for value in models.original.model.graph.inputs if _is_empty(value)]):
+    empty = [value.name for value in models.original.model.graph.inputs if 0 in map(plain_dim, value.shape or ())]
+    if nothing and empty:
         nothing += f"; input '{empty[0]}' declares a size of 0, and onnxruntime relies on it"
     differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
-        reports, models.judge, models.runner, runs, rtol, atol, nothing,
+        comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,
         unreached=tuple(models.nodes[index].describe() for index in silent()),
-        located=_located(proof) if differs else (), proved=() if proof is None else proof.proved,
-        runs_of_unproved=tuple(
-            f"{models.nodes[index].describe()}: {_describe_runs(node_runs.of(index))}" for index in unproved
-        ),
+        located=proof.differing if proof is not None and differs else (),
+        proved=() if proof is None else proof.proved,
+        runs_of_unproved=tuple(f"{models.nodes[index].describe()}: {node_runs.describe(index)}" for index in unproved),
         counterexample=written,
     )  # fmt: skip
 
@@ -110,21 +106,6 @@ def _proof(models: Pair) -> Proof | None:
         return None
 
 
-def _located(proof: Proof | None) -> tuple[str, ...]:
-    """Which nodes are other functions, and where the values part."""
-    nodes = () if proof is None else proof.nodes
-    return tuple(f"{node.name}: {node.reason}" for node in nodes if node.verdict == DIFFERENT)
-
-
-def _describe_runs(runs: set[NodeRun]) -> str:
-    parts = sorted({f"{run.steps} steps of {run.rows} rows with lengths {list(run.lengths)}" for run in runs})
-    return "; ".join(parts[:3]) or "did not run"
-
-
-def _is_empty(value: ir.Value) -> bool:
-    return 0 in map(plain_dim, value.shape or ())
-
-
 class Pair:
     """The original and the lowered model; `judge` and `runner` name what runs them. on: the runtime of the lowered."""
 
@@ -132,10 +113,7 @@ class Pair:
         self.original, self._original_path = files.open_model(original)
         self.lowered, self._lowered_path = files.open_model(lowered)
         for document in (self.original, self.lowered):
-            if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
-                raise RnnLowerError(
-                    "the weights are in files, and the folder is unknown; provide the path of the model"
-                )
+            document.check_data()
         self.output_names = [value.name for value in self.original.proto.graph.output]
         theirs = [value.name for value in self.lowered.proto.graph.output]
         if self.output_names != theirs:
@@ -165,7 +143,7 @@ class Pair:
         except UnsupportedError:
             if not self.original.proto.functions:
                 raise
-        self.original, self._original_path = Document(inlined(self.original.proto), self.original.folder), None
+        self.original, self._original_path = inlined_document(self.original), None
         return read_nodes(self.original.model, self.original.facts)
 
     def run(
@@ -212,22 +190,19 @@ class Pair:
         ]  # fmt: skip
         return [index for index in indices if index not in self._dead] if indices else []
 
+    @functools.cached_property
+    def _plain(self) -> ir.Model:
+        """The original without functions."""
+        return inlined_document(self.original).model
+
     def touched(self) -> set[str]:
         """Names of outputs that depend on a recurrent node, wherever it is."""
-        recurrent = {node for node, _ in recurrent_nodes(self.original.model)}
-        functions = self.original.model.functions
-        called = set[Any]()
-        while more := {
-            key for key, function in functions.items() if key not in called
-            and any(node in recurrent or node.op_identifier() in called for node in function.all_nodes())
-        }:  # fmt: skip
-            called |= more
-        return _downstream(self.original.model, set(), lambda node: node in recurrent or node.op_identifier() in called)
+        recurrent = {node for node, _ in recurrent_nodes(self._plain)}
+        return _downstream(self._plain, set(), recurrent)
 
     def is_constant(self) -> bool:
         """Whether the outputs to compare depend on no input, so that they are the same in all runs."""
-        inputs = set(required_inputs(self.original.model))
-        fed = _downstream(self.original.model, inputs, lambda _: False)
+        fed = _downstream(self._plain, set(required_inputs(self._plain)), set())
         return not (self.touched() or set(self.output_names)) & fed
 
     @functools.cached_property
@@ -269,7 +244,7 @@ class Pair:
             try:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
-                if (default_opset({e.domain: e.version for e in self.lowered.proto.opset_import}) or 0) >= 7:
+                if (opset_of(self.lowered.proto) or 0) >= FIRST_TODAY:
                     text = f"the lowered model does not load on {ORT}: {one_line(error)}"
                     if self._refused:
                         text = f"{ORT} loads neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
@@ -346,18 +321,18 @@ def _before(*version: int) -> bool:
 
 def _needs_defaults(node: RecurrentNode) -> bool:
     """Whether a function of an RNN that takes alpha or beta is not given it."""
-    said = node.node.attributes
-    names = {name.lower() for name in said["activations"].value} if "activations" in said else set()
-    alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in said
-    return bool(alpha or (names & {"hardsigmoid"} and "activation_beta" not in said))
+    attributes = node.node.attributes
+    names = {name.lower() for name in attributes["activations"].value} if "activations" in attributes else set()
+    alpha = names & {"elu", "hardsigmoid", "leakyrelu"} and "activation_alpha" not in attributes
+    return bool(alpha or (names & {"hardsigmoid"} and "activation_beta" not in attributes))
 
 
-def _downstream(model: ir.Model, values: set[ir.Value], counts: Callable[[ir.Node], bool]) -> set[str]:
-    """Names of outputs that depend on some of these values, or on a node that counts."""
+def _downstream(model: ir.Model, values: set[ir.Value], nodes: set[ir.Node]) -> set[str]:
+    """Names of outputs that depend on some of these values or nodes."""
     found = set(values)
     for node in model.graph:
-        inside = [node, *(inner for _, body in subgraphs(node) for inner in body.all_nodes())]
-        if any(counts(one) or not found.isdisjoint(one.inputs) for one in inside):
+        inside = list(with_bodies([node]))
+        if not nodes.isdisjoint(inside) or any(not found.isdisjoint(one.inputs) for one in inside):
             found |= set(node.outputs)
     return {str(value.name) for value in model.graph.outputs if value in found}
 

@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from rnn_lower.checking.wrap_node import put_around
+from rnn_lower.ir import protobuf
 from rnn_lower.lowering.node import RecurrentNode
+from rnn_lower.proving.model_diff import is_recurrent
 
 NAME = "rnn_lower/guard"
 
@@ -26,17 +27,16 @@ def needed(nodes: Sequence[RecurrentNode]) -> bool:
 
 def add(model: onnx.ModelProto) -> onnx.ModelProto:
     """Guard every recurrent node of a model, in place, wherever it is."""
-    put_around(model, _guarded)
+    for number, holder in enumerate(protobuf.holders(model)):
+        if any(map(is_recurrent, holder.node)):
+            copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in holder.node]
+            del holder.node[:]
+            for index, node in enumerate(copies):
+                if is_recurrent(node) and node.input:
+                    x, node.input[0] = node.input[0], f"{NAME}/{number}/{index}/x"
+                    holder.node.extend(_checks(x, f"{NAME}/{number}/{index}"))
+                holder.node.append(node)
     return model
-
-
-def _guarded(node: onnx.NodeProto, number: int) -> list[onnx.NodeProto]:
-    if not node.input:
-        return [node]
-    name = f"{NAME}/{number}"
-    checks = _checks(node.input[0], name)
-    node.input[0] = f"{name}/x"
-    return [*checks, node]
 
 
 def _checks(x: str, name: str) -> list[onnx.NodeProto]:

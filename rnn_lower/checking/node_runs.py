@@ -59,9 +59,11 @@ class NodeRuns:
         some = (steps,) if lengths is None else tuple(sorted({int(length) for length in lengths}))
         self._runs.setdefault(index, set()).add(NodeRun(steps, rows, some))
 
-    def of(self, index: int) -> set[NodeRun]:
-        """The runs of a node."""
-        return self._runs.get(index, set())
+    def describe(self, index: int) -> str:
+        """How a node ran."""
+        runs = self._runs.get(index, ())
+        parts = sorted({f"{run.steps} steps of {run.rows} rows with lengths {list(run.lengths)}" for run in runs})
+        return "; ".join(parts[:3]) or "did not run"
 
     def is_enough(self, index: int) -> bool:
         """Whether a node ran with three steps and with rows of different length, as far as its sizes allow."""
@@ -70,7 +72,7 @@ class NodeRuns:
         lengths = node.inputs.get("sequence_lens")
         is_fixed = lengths is None or (lengths.const_value is not None and not lengths.is_graph_input())
         least = 1 if is_fixed or node.batch_size == 1 or node.seq_length == 1 else 2
-        return any(run.steps >= steps and len(run.lengths) >= least for run in self.of(index))
+        return any(run.steps >= steps and len(run.lengths) >= least for run in self._runs.get(index, ()))
 
 
 def number_nodes(model: onnx.ModelProto) -> None:

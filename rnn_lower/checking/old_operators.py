@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx.reference.op_run import OpRun
 
+from rnn_lower.checking.reference import attributes_of
+
 Array = np.ndarray
 FIRST_TODAY = 7
 """The opset from which on operators broadcast as they do today, and the evaluator knows them."""
@@ -74,12 +76,11 @@ def _operator(op_type: str) -> type[OpRun]:
         op_domain = ""
 
         def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
-            attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in self.onnx_node.attribute}
-            texts = {name: value.decode() for name, value in attributes.items() if isinstance(value, bytes)}
+            attributes = attributes_of(self.onnx_node)
             if op_type == "Split":
                 attributes["outputs"] = len(self.onnx_node.output)
             with np.errstate(all="ignore"):
-                results = KERNELS[op_type](*inputs, **{**attributes, **texts})
+                results = KERNELS[op_type](*inputs, **attributes)
             return tuple(results) if isinstance(results, list) else (results,)
 
     Operator.__name__ = op_type

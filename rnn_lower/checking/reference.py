@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.helper
+import onnx_ir as ir
 from onnx.reference.op_run import OpRun
 
 from rnn_lower.options import QUANTIZED
@@ -35,32 +35,11 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
 """By name in lower case: the function of x, alpha and beta."""
 
 
-class _Floats:
-    """The arithmetic of the equations in float64."""
-
-    def zeros(self, shape: tuple[int, ...]) -> Array:
-        return np.zeros(shape)
-
-    def number(self, number: float) -> Array:
-        return np.array(number)
-
-    def add(self, a: Array, b: Array) -> Array:
-        return np.asarray(a + b)
-
-    def subtract(self, a: Array, b: Array) -> Array:
-        return np.asarray(a - b)
-
-    def multiply(self, a: Array, b: Array) -> Array:
-        return np.asarray(a * b)
-
-    def matmul(self, a: Array, b: Array) -> Array:
-        return np.asarray(a @ b)
-
-    def clip(self, x: Array, limit: float) -> Array:
-        return np.asarray(np.clip(x, -limit, limit))
-
-    def activation(self, name: str, x: Array, alpha: Array, beta: Array) -> Array:
-        return np.asarray(ACTIVATIONS[name](x, alpha, beta))
+FLOATS = equations.Arithmetic(
+    np.zeros, np.array, np.add, np.subtract, np.multiply, np.matmul, lambda x, limit: np.clip(x, -limit, limit),
+    lambda name, x, alpha, beta: ACTIVATIONS[name](x, alpha, beta),
+)  # fmt: skip
+"""float64"""
 
 
 def run(op: str, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) -> list[Array]:
@@ -77,10 +56,10 @@ def run(op: str, inputs: Sequence[Array | None], attributes: Mapping[str, Any]) 
     assert inputs[0] is not None
     dtype, lengths = inputs[0].dtype, inputs[4] if len(inputs) > 4 else None
     if "B" in arrays:
-        arrays["B"] = equations.halves(_Floats(), arrays["B"])
+        arrays["B"] = equations.halves(FLOATS, arrays["B"])
     node = equations.recurrence(op, attributes, np.dtype(np.float64 if dtype == np.float64 else np.float32))
     with np.errstate(all="ignore"):
-        results = equations.evaluate(_Floats(), node, arrays, lengths)
+        results = equations.evaluate(FLOATS, node, arrays, lengths)
     names = equations.OUTPUTS if op == "LSTM" else equations.OUTPUTS[:2]
     return [np.ascontiguousarray(results[name]).astype(dtype) for name in names]
 
@@ -90,20 +69,13 @@ Record = Callable[[onnx.NodeProto, Array, Array | None], None]
 
 
 def _operator(op: str, record: Record | None = None) -> type[OpRun]:
-    attributes = (
-        "activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size", "input_forget",
-        "layout", "linear_before_reset",
-    )  # fmt: skip
-
     class Operator(OpRun):  # type: ignore[misc]
         op_domain = ""
 
         def _run(self, *inputs: Array | None, **_: Any) -> tuple[Array, ...]:
-            given = {attribute.name: attribute for attribute in self.onnx_node.attribute}
-            values = {name: _value(given[name]) for name in attributes if name in given}
             if record is not None:
                 record(self.onnx_node, inputs[0], inputs[4] if len(inputs) > 4 else None)  # type: ignore[arg-type]
-            results = run(op, list(inputs), values)
+            results = run(op, list(inputs), attributes_of(self.onnx_node))
             return tuple(results[: len(self.onnx_node.output)])
 
     Operator.__name__ = op
@@ -130,13 +102,9 @@ def _quantized(record: Record | None) -> type[OpRun]:
     return Operator
 
 
-def _value(attribute: Any) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], bytes):
-        return [item.decode() for item in value]
-    return value
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """By name, with text as such."""
+    return {attribute.name: ir.from_proto(attribute).value for attribute in node.attribute}
 
 
 def operators(record: Record | None = None) -> tuple[type[OpRun], ...]:

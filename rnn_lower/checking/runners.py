@@ -85,12 +85,9 @@ def open_reference(
     document: Document, change: Change | None = None, operators: Iterable[type] = reference.OPERATORS
 ) -> Run:
     """A runner on onnx.reference. change: as above.  operators: in place of onnx's own."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(document.proto)
+    proto = document.embedded()
     if change is not None:
         change(proto)
-    if document.folder is not None:
-        protobuf.embed(proto, document.folder)
     if (opset_of(proto) or 0) < FIRST_TODAY:
         operators = (*operators, *OLD_OPERATORS)
     if proto.functions:  # the evaluator does not pass its operators on to functions
@@ -114,23 +111,18 @@ def _is_bfloat16(array: Any) -> bool:
 
 def _bridged(model: onnx.ModelProto) -> onnx.ModelProto:
     """onnxruntime's Python interface has no bfloat16: such inputs and outputs are passed as float32 through a Cast."""
-    bfloat16, graph = onnx.TensorProto.BFLOAT16, model.graph
-    casts = []
-    for value in graph.input:
-        if value.type.tensor_type.elem_type == bfloat16:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            casts.append(onnx.helper.make_node("Cast", [f"{value.name}/float"], [value.name], to=bfloat16))
-            value.name += "/float"
-    count = len(casts)
-    for value in graph.output:
-        if value.type.tensor_type.elem_type == bfloat16:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            casts.append(
-                onnx.helper.make_node("Cast", [value.name], [f"{value.name}/float"], to=onnx.TensorProto.FLOAT)
-            )
-            value.name += "/float"
-    nodes = [*casts[:count], *graph.node, *casts[count:]]
-    if casts:
+    graph, casts = model.graph, dict[str, list[onnx.NodeProto]](input=[], output=[])
+    for side, nodes in casts.items():
+        for value in getattr(graph, side):
+            if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16:
+                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+                names, to = [f"{value.name}/float", value.name], onnx.TensorProto.BFLOAT16
+                if side == "output":
+                    names, to = names[::-1], onnx.TensorProto.FLOAT
+                nodes.append(onnx.helper.make_node("Cast", names[:1], names[1:], to=to))
+                value.name += "/float"
+    if any(casts.values()):
+        nodes = [*casts["input"], *graph.node, *casts["output"]]
         del graph.node[:]
         graph.node.extend(nodes)
     return model

@@ -200,10 +200,7 @@ def open_runtime(name: str, document: Document) -> runners.Run:
         raise RnnLowerError(f"--on {name}: {why}; pip install {RUNNERS[name][0]}")
 
     def run(feeds: Feeds) -> list[Any]:
-        model = onnx.ModelProto()
-        model.CopyFrom(document.proto)
-        if document.folder is not None:
-            protobuf.embed(model, document.folder)
+        model = document.embedded()
         names = {tensor.name for tensor in model.graph.initializer}
         protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # defaults, which stay
         given = {value.name: feeds[value.name] for value in model.graph.input}

@@ -19,32 +19,24 @@ from rnn_lower import untrusted
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import get_attribute, values
-from rnn_lower.ir.walk import nodes as all_nodes
+from rnn_lower.ir.walk import get_attribute
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import Symbol, required_inputs, symbol
-from rnn_lower.shapes.shape_info import plain_dim
 
 Feeds = dict[str, np.ndarray]
 
 SIZES = (3, 1, 2, 5, 4, 7, 8, 16, 32, 64)
 """Sizes for symbolic dimensions, the likely ones first."""
 
-LENGTHS = ((5, 1, 2), (40, 19, 1), (1, 19, 2))
-"""Sizes for those that are the length of a sequence, by run and set. One step is where an axis may get lost; many steps
-with large numbers end where a rounding takes them."""
+LENGTHS = (5, 40, 1, 19)
+"""Sizes for those that are the length of a sequence, by run. One step is where an axis may get lost; many steps with
+large numbers end where a rounding takes them."""
 
 SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 """What numbers in [-1, 1] are multiplied with, each step or element with one of these, by run."""
 
-FACTORS = (1.0, 0.3, 3.0, 0.1, 1.0, 0.03, 10.0, 1.0)
-"""What all are multiplied with, by set, in models so small that a run takes several sets of inputs."""
-
 LARGEST_DEFAULTS = 1 << 24
 """Bytes of defaults up to which other values are given in their place."""
-
-CHEAP_WEIGHTS, CHEAP_INPUTS, CHEAP_NODES = 1_000_000, 20_000, 100
-"""Bytes of weights, elements of inputs, and nodes up to which a run takes next to no time beside loading the model."""
 
 GROWN = (16, 64, 256, 512, 576, 1024, 1536, 4000, 16000)
 """Sizes for the last axis of inputs where small ones do not do: frames and samples of sound."""
@@ -111,6 +103,15 @@ def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """How sizes are chosen. known: taken as they are.  common: one for all.  last: for last axes, others being 1."""
+
+    known: Mapping[Symbol, int] = dataclasses.field(default_factory=dict)
+    common: int | None = None
+    last: int | None = None
+
+
 class Samples:
     """Sets of inputs for a model.
 
@@ -121,37 +122,24 @@ class Samples:
         self, model: ir.Model, seed: int = 0, fixed: Mapping[tuple[str, int], int] = {},
         nodes: Sequence[RecurrentNode] | None = None,
     ) -> None:  # fmt: skip
-        self._seed, self._inputs = seed, required_inputs(model)
+        self.seed, self.inputs, self.fixed = seed, required_inputs(model), fixed
         nodes = read_nodes(model) if nodes is None else nodes
-        self._ties = _ties(nodes)
-        self._ranks = {str(v.name): rank for v in self._inputs if (rank := _rank(v, nodes, fixed)) is not None}
-        self._fixed, self._defaults = fixed, _defaults(model)
-        values_by_name = {str(value.name): value for value in self._inputs}
-        named = ((symbol(values_by_name[name], axis), size) for (name, axis), size in fixed.items())
-        self._known = {self._ties.find(symbol): size for symbol, size in named}
-        self._kept: dict[Symbol, int] = {}
-        self._limits = _length_limits(nodes)
-        self._direct = {  # others may be anything that lengths are computed from, of which some do
-            str(value.name) for node in nodes for value in node.inputs.values() if value.is_graph_input()
-        }
-        every = ranges(model, model.graph.inputs)
-        self._ranges = {name: reach for name, reach in every.items() if name not in self._defaults}
-        self._known_ranges = {name: reach for name, reach in every.items() if reach.is_known}
+        self.ties, self.defaults, self.ranges = _ties(nodes), _defaults(model), ranges(model, model.graph.inputs)
+        self.ranks = {str(v.name): rank for v in self.inputs if (rank := _rank(v, nodes, fixed)) is not None}
+        inputs = {str(value.name): value for value in self.inputs}
+        self.known = {self.ties.find(symbol(inputs[name], axis)): size for (name, axis), size in fixed.items()}
+        self.limits = _length_limits(nodes)
+        read = [(name, value) for node in nodes for name, value in node.inputs.items() if value.is_graph_input()]
+        # Others may be anything that lengths are computed from, of which some do.
+        self.direct = {str(value.name) for _, value in read}
         # Large weights make every rounding count: what the fused node gives is then no better than chance.
-        taken = (node.inputs.get(name) for node in nodes for name in ("W", "R", "B", "P"))
-        self._weights = {value.name for value in taken if value is not None and value.is_graph_input()}
-        times = (limit for limit in (*self._limits.values(), *map(_time, nodes)))
-        self._times = {self._ties.find(limit) for limit in times if not isinstance(limit, int)}
-        held = (value.const_value for value in values(model))
-        weights = sum(one.nbytes for one in held if one is not None and one.dtype != ir.DataType.STRING)
-        shapes = (map(plain_dim, value.shape or ()) for value in self._inputs)
-        sizes = (math.prod(dim if isinstance(dim, int) else 64 for dim in shape) for shape in shapes)
-        count = sum(1 for _ in all_nodes(model))
-        cheap = weights <= CHEAP_WEIGHTS and sum(sizes) <= CHEAP_INPUTS and count <= CHEAP_NODES
-        self.sets_in_a_run = len(FACTORS) if cheap else 1
+        self.weights = {str(value.name) for name, value in read if name in ("W", "R", "B", "P")}
+        times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
+        self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
+        self._kept: dict[Symbol, int] = {}
 
-    def candidates(self, index: int, part: int = 0) -> Iterator[Feeds]:
-        """Sets of inputs to be tried until the model takes one, for run number `index`, set `part` of that run.
+    def candidates(self, index: int) -> Iterator[Feeds]:
+        """Sets of inputs to be tried until the model takes one, for run number `index`.
 
         After sizes of their own come those that have worked before; then equal ones, which suit models that tie
         dimensions without saying so; then longer and longer last axes, which suit those that take sound.
@@ -159,104 +147,88 @@ class Samples:
         plans: list[_Plan] = [_Plan(), *([_Plan(known=self._kept)] if self._kept else [])]
         plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
         plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(known=self._kept)]
-        guesses = any(not reach.is_known for reach in self._ranges.values())  # which the model may not take
-        for number, plan in enumerate([_Plan(), *plans] if guesses else plans):
-            attempt = max(0, number - guesses)
-            rng = np.random.default_rng([self._seed, index, number, part])
-            sizes = _Sizes(rng, index, part, plan, self._times, self._ties, {**plan.known, **self._known})
-            # Later attempts fall back to tame values, in case it was these that the model did not take.
-            scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
-            scaled = [FACTORS[part] * scale for scale in scales]
-            limit_of_integers = INTEGER_LIMITS[attempt % len(INTEGER_LIMITS)]
-            given = {
-                str(value.name): self._sample(
-                    value, rng, sizes, scaled, limit_of_integers, index + part, attempt, guesses and number == 0
-                )
-                for value in self._inputs
-            }
-            others = self._defaults if index % 3 == 1 and attempt < 4 else {}
-            yield given | {
-                name: self._other(name, default, rng, sizes, index + part) for name, default in others.items()
-            }
-
-    def _other(self, name: str, default: np.ndarray, rng: np.random.Generator, sizes: _Sizes, turn: int) -> np.ndarray:
-        """Another value than a default, of its kind; the same where nothing tells what else it may be."""
-        if name in self._limits:
-            return self._lengths(name, list(default.shape), rng, sizes, turn).astype(default.dtype)
-        if default.dtype == bool:
-            return rng.integers(0, 2, default.shape).astype(bool)
-        if default.dtype.kind in "iu":
-            reach = self._known_ranges.get(name)
-            return default if reach is None else rng.choice(reach.numbers, default.shape).astype(default.dtype)
-        return _near(rng, default)
-
-    def _lengths(self, name: str, shape: list[int], rng: np.random.Generator, sizes: _Sizes, turn: int) -> np.ndarray:
-        longest = self._limits[name]
-        return _lengths(rng, shape, longest if isinstance(longest, int) else sizes.named(longest), turn)
+        for attempt, plan in enumerate(plans):
+            draw = _Draw(self, index, attempt, plan)
+            feeds = {str(value.name): draw.sample(value) for value in self.inputs}
+            others = self.defaults if index % 3 == 1 and attempt < 4 else {}
+            yield feeds | {name: draw.other(name, default) for name, default in others.items()}
 
     def keep(self, feeds: Feeds) -> None:
         """Remember the sizes of inputs that the model took."""
-        for value in self._inputs:
+        for value in self.inputs:
             for axis, size in enumerate(feeds[str(value.name)].shape):
-                name = self._ties.find(symbol(value, axis))
+                name = self.ties.find(symbol(value, axis))
                 if not isinstance(name, int):
                     self._kept[name] = size
 
-    def _sample(
-        self, value: ir.Value, rng: np.random.Generator, sizes: _Sizes, scales: list[float], limit: int, turn: int,
-        attempt: int, may_guess: bool,
-    ) -> np.ndarray:  # fmt: skip
-        name = str(value.name)
+
+class _Draw:
+    """One set of inputs. sizes: one for each symbol."""
+
+    def __init__(self, samples: Samples, index: int, attempt: int, plan: _Plan) -> None:
+        self.samples, self.index, self.attempt, self.plan = samples, index, attempt, plan
+        self.rng = np.random.default_rng([samples.seed, index, attempt])
+        self.sizes = {**plan.known, **samples.known}
+        # Later attempts fall back to tame values, in case it was these that the model did not take.
+        self.scales = SCALES[index % len(SCALES)] if attempt < 4 or plan.known else SCALES[0]
+
+    def size(self, name: Symbol, is_last: bool = False) -> int:
+        symbol = self.samples.ties.find(name)
+        if isinstance(symbol, int):
+            return symbol
+        if symbol not in self.sizes:
+            drawn = int(self.rng.choice(SIZES[: 6 + min(self.index, 4)]))
+            length = LENGTHS[self.index % len(LENGTHS)] if symbol in self.samples.times else drawn
+            if self.plan.last is not None:
+                length = self.plan.last if is_last else 1
+            self.sizes[symbol] = self.plan.common or length
+        return self.sizes[symbol]
+
+    def sample(self, value: ir.Value) -> np.ndarray:
+        name, samples = str(value.name), self.samples
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             raise RnnLowerError(f"input '{name}' is not a tensor, so it cannot be compared; --prove needs no inputs")
         if value.dtype is None:
             raise RnnLowerError(f"input '{name}' has no known type; provide inputs (--inputs X.npz)")
-        rank = self._ranks.get(name, RANKS[attempt % len(RANKS)])
-        shape = [sizes.of(value, axis, rank, self._fixed.get((name, axis))) for axis in range(rank)]
-        if name in self._limits and (attempt % 2 == 0 or name in self._direct):
-            return self._lengths(name, shape, rng, sizes, turn).astype(value.dtype.numpy())
-        reach = self._ranges.get(name) if value.dtype.is_integer() else None
-        if reach is not None and (reach.is_known or may_guess):
-            return np.asarray(rng.choice(reach.numbers, shape).astype(value.dtype.numpy()))
-        return _array(rng, value.dtype, shape, limit, [1.0] if name in self._weights else scales)
+        rank = samples.ranks.get(name, RANKS[self.attempt % len(RANKS)])
+        fixed = [samples.fixed.get((name, axis)) for axis in range(rank)]
+        shape = [self.size(symbol(value, axis), axis == rank - 1) if n is None else n for axis, n in enumerate(fixed)]
+        if name in samples.limits and (self.attempt % 2 == 0 or name in samples.direct):
+            return self.lengths(name, shape).astype(value.dtype.numpy())
+        if value.dtype.is_integer() and name in samples.ranges and self.attempt % 2 == 0:
+            return np.asarray(self.rng.choice(samples.ranges[name], shape).astype(value.dtype.numpy()))
+        return self.array(value.dtype, shape, (1.0,) if name in samples.weights else self.scales)
 
+    def other(self, name: str, default: np.ndarray) -> np.ndarray:
+        """Another value than a default, of its kind; the same where nothing tells what else it may be."""
+        if name in self.samples.limits:
+            return self.lengths(name, list(default.shape)).astype(default.dtype)
+        if default.dtype == bool:
+            return self.rng.integers(0, 2, default.shape).astype(bool)
+        if default.dtype.kind in "iu":
+            numbers = self.samples.ranges.get(name)
+            return default if numbers is None else self.rng.choice(numbers, default.shape).astype(default.dtype)
+        # Weights stay weights, and zeros become small.
+        size = np.abs(default.astype(np.float64)) if np.any(default) else 1.0
+        return np.asarray(default + (0.1 * size * self.rng.uniform(-1, 1, default.shape)).astype(default.dtype))
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """How sizes are chosen. known: taken as they are.  common: one for all.  last: for last axes, others being 1."""
+    def lengths(self, name: str, shape: list[int]) -> np.ndarray:
+        longest = self.samples.limits[name]
+        return _lengths(self.rng, shape, longest if isinstance(longest, int) else self.size(longest), self.index)
 
-    known: Mapping[Symbol, int] = dataclasses.field(default_factory=dict)
-    common: int | None = None
-    last: int | None = None
-
-
-class _Sizes:
-    """Sizes of one set of inputs, one for each symbol."""
-
-    def __init__(
-        self, rng: np.random.Generator, index: int, part: int, plan: _Plan, times: set[Symbol], ties: _Ties,
-        known: dict[Symbol, int],
-    ) -> None:  # fmt: skip
-        self._rng, self._index, self._plan, self._times, self._ties = rng, index, plan, times, ties
-        lengths = LENGTHS[index % len(LENGTHS)]
-        self._known, self._length = known, lengths[part % len(lengths)]
-
-    def of(self, value: ir.Value, axis: int, rank: int, fixed: int | None) -> int:
-        if fixed is not None:
-            return fixed
-        return self.named(symbol(value, axis), axis == rank - 1)
-
-    def named(self, name: Symbol, is_last: bool = False) -> int:
-        symbol = self._ties.find(name)
-        if isinstance(symbol, int):
-            return symbol
-        if symbol not in self._known:
-            drawn = int(self._rng.choice(SIZES[: 6 + min(self._index, 4)]))
-            length = self._length if symbol in self._times else drawn
-            if self._plan.last is not None:
-                length = self._plan.last if is_last else 1
-            self._known[symbol] = self._plan.common or length
-        return self._known[symbol]
+    def array(self, dtype: ir.DataType, shape: list[int], scales: Sequence[float]) -> np.ndarray:
+        if dtype == ir.DataType.BOOL:
+            return self.rng.integers(0, 2, shape).astype(bool)
+        if dtype == ir.DataType.STRING:
+            raise RnnLowerError("the model has string inputs; provide inputs (--inputs X.npz)")
+        if dtype.is_integer():
+            limit = INTEGER_LIMITS[self.attempt % len(INTEGER_LIMITS)]
+            return self.rng.integers(0, limit, shape).astype(dtype.numpy())
+        # Whole steps share a scale most of the time, so that a large element does not drown the small ones everywhere.
+        together = [*shape[:-1], 1] if shape and self.rng.integers(4) else shape
+        numbers = self.rng.uniform(-1, 1, shape) * self.rng.choice(scales, together)
+        largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
+        return np.asarray(np.clip(numbers, -largest, largest).astype(dtype.numpy()))
 
 
 class _Ties:
@@ -301,8 +273,8 @@ def _rank(value: ir.Value, nodes: Sequence[RecurrentNode], fixed: Mapping[tuple[
     if axes := sum(1 for name, _ in fixed if name == value.name):
         return axes
     for node in nodes:
-        for name, taken in node.inputs.items():
-            if taken is value:
+        for name, read in node.inputs.items():
+            if read is value:
                 return len(axes_of(name, 1, 1, node.layout))
     users = (user for user, _ in value.uses() if user.op_type == "Transpose")
     orders = (get_attribute(user, "perm", ir.AttributeType.INTS, None) for user in users)
@@ -359,25 +331,3 @@ def _sources(lengths: ir.Value | None) -> list[ir.Value]:
             seen.add(node)
             waiting += [read for read in node.inputs if read is not None]
     return inputs
-
-
-def _near(rng: np.random.Generator, default: np.ndarray) -> np.ndarray:
-    """Another value than a default, of its kind: weights stay weights, and zeros become small."""
-    size = np.abs(default.astype(np.float64)) if np.any(default) else 1.0
-    return np.asarray(default + (0.1 * size * rng.uniform(-1, 1, default.shape)).astype(default.dtype))
-
-
-def _array(
-    rng: np.random.Generator, dtype: ir.DataType, shape: list[int], limit: int, scales: list[float]
-) -> np.ndarray:
-    if dtype == ir.DataType.BOOL:
-        return rng.integers(0, 2, shape).astype(bool)
-    if dtype == ir.DataType.STRING:
-        raise RnnLowerError("the model has string inputs; provide inputs (--inputs X.npz)")
-    if dtype.is_integer():
-        return rng.integers(0, limit, shape).astype(dtype.numpy())
-    # Whole steps share a scale most of the time, so that a large element does not drown the small ones everywhere.
-    together = [*shape[:-1], 1] if shape and rng.integers(4) else shape
-    numbers = rng.uniform(-1, 1, shape) * rng.choice(scales, together)
-    largest = LARGEST_FLOAT16 if dtype == ir.DataType.FLOAT16 else math.inf
-    return np.asarray(np.clip(numbers, -largest, largest).astype(dtype.numpy()))

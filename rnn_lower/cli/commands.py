@@ -92,14 +92,6 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     reports: list[CheckReport | Proof] = []
     counts: list[Count] = []
 
-    def changed(lowered: str) -> Sequence[str]:
-        from rnn_lower.proving import model_diff, whole
-
-        if whole.rewrites_all(arguments.model, lowered):
-            return ()
-        edits = {"opset": arguments.opset, "dims": options.get("dims"), "converted": arguments.target is not None}
-        return model_diff.changed_files(arguments.model, lowered, **edits)
-
     def accept(lowered: str) -> bool:
         selection.check()
         counts.extend(count_file(path) for path in (arguments.model, lowered))
@@ -110,8 +102,11 @@ def _lower_one(arguments: argparse.Namespace) -> int:
                     before = api.raise_loops(arguments.model, dims=options.get("dims"))
                 reports.append(api.prove(before, lowered))
             if arguments.check:
+                from rnn_lower.proving import prover
+
                 report = api.check(arguments.model, lowered, **comparison(arguments))
-                reports.append(dataclasses.replace(report, changed=tuple(changed(lowered))))
+                changed = tuple(prover.changes(arguments.model, lowered))
+                reports.append(dataclasses.replace(report, changed=changed))
         return all(report.ok for report in reports)
 
     with printing.progress(arguments.quiet) as advance:

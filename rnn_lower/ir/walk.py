@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, literal_of
 from rnn_lower.options import OP_TYPES, QUANTIZED
 
 _HOLD_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -48,9 +49,10 @@ class Scope:
     def bodies(self) -> Iterator[Scope]:
         """The scopes directly below this one."""
         for node in self.graph:
-            yield from self._bodies_of(node)
+            yield from self.bodies_of(node)
 
-    def _bodies_of(self, node: ir.Node) -> Iterator[Scope]:
+    def bodies_of(self, node: ir.Node) -> Iterator[Scope]:
+        """Those of one node, in the order of `subgraphs`."""
         for attribute, body in subgraphs(node):
             text = f"{attribute} of {node.op_type} '{node.name or node.outputs[0].name}'"
             yield dataclasses.replace(self, graph=body, path=f"{self.path}/{text}", outer=self, holder=node.op_type)
@@ -59,7 +61,7 @@ class Scope:
         """Every node in and below this scope, before what lies in its bodies."""
         for node in self.graph:
             yield node, self
-            for body in self._bodies_of(node):
+            for body in self.bodies_of(node):
                 yield from body.walk()
 
 
@@ -114,6 +116,42 @@ def get_attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: Any
     if attribute is None:
         return default
     return attribute.value if attribute.type == kind and not attribute.is_ref() else None
+
+
+def known_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a Constant node, left as it is; None for what is known at run time only.
+
+    An initializer that is also a graph input may be given by the caller, so it counts as unknown.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    if value.const_value is not None:
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
+        return None
+    (attribute,) = node.attributes.values()
+    if attribute.name == "value" and attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+        return attribute.as_tensor()
+    literal = literal_of(attribute)
+    return None if literal is None else ir.tensor(literal)
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """What an initializer or a Constant node holds, read from where it lies; None for what is computed or given."""
+    tensor = known_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def integers(
+    node: ir.Node, name: str, index: int, array_of: Callable[[ir.Value], np.ndarray | None]
+) -> list[int] | None:  # fmt: skip
+    """Integers that are an attribute at some versions of an operator and an input at others; None if not known."""
+    if name in node.attributes:
+        return list(node.attributes[name].value)
+    value = node.inputs[index] if index < len(node.inputs) else None
+    array = None if value is None else array_of(value)
+    return None if array is None else [int(number) for number in np.ravel(array)]
 
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:

@@ -56,8 +56,7 @@ class Items:
         """The numbers of an item, where they are known and few."""
         if isinstance(item, Table):
             rows = [self.array(row) for row in item.rows]
-            known = [row for row in rows if row is not None]
-            return np.stack(known) if len(known) == len(rows) and rows else None
+            return None if not rows or any(row is None for row in rows) else np.stack(rows)  # type: ignore[arg-type]
         if not isinstance(item, ir.Value):
             return item if isinstance(item, np.ndarray) else None
         tensor = known_tensor(item)
@@ -66,34 +65,34 @@ class Items:
     def is_constant(self, item: Item) -> bool:
         return isinstance(item, np.ndarray) or (isinstance(item, ir.Value) and known_tensor(item) is not None)
 
-    def rank(self, item: Item) -> int | None:
-        if isinstance(item, Row):
-            rank = self.rank(item.source)
-            return None if rank is None else rank - 1
-        if isinstance(item, ir.Value):
-            shape = None if item in self.ranks else self._facts.shape(item)
-            return self.ranks.get(item) if shape is None else len(shape)
-        return item.ndim if isinstance(item, np.ndarray) else None
-
-    def shape(self, item: Item) -> tuple[int, ...] | None:
-        """All sizes of an item, where all are known."""
+    def sizes(self, item: Item) -> tuple[int | None, ...] | None:
+        """The sizes of an item, as far as they are known."""
         if isinstance(item, np.ndarray):
             return item.shape
         if isinstance(item, Row):
-            whole = self.shape(item.source)
+            whole = self.sizes(item.source)
             return None if whole is None else whole[1:]
-        declared = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
-        sizes = tuple(size for size in declared or () if isinstance(size, int))
-        return sizes if declared is not None and len(sizes) == len(declared) else None
+        if isinstance(item, Table):
+            row = self.sizes(item.rows[0]) if item.rows else None
+            return None if row is None else (len(item.rows), *row)
+        if item in self.ranks:
+            return (None,) * self.ranks[item]  # type: ignore[index]
+        declared = self._facts.shape(item) if isinstance(item, ir.Value) else None
+        return None if declared is None else tuple(size if isinstance(size, int) else None for size in declared)
+
+    def rank(self, item: Item) -> int | None:
+        sizes = self.sizes(item)
+        return None if sizes is None else len(sizes)
+
+    def shape(self, item: Item) -> tuple[int, ...] | None:
+        """All sizes of an item, where all are known."""
+        sizes = self.sizes(item)
+        known = tuple(size for size in sizes or () if size is not None)
+        return known if sizes is not None and len(known) == len(sizes) else None
 
     def count(self, item: Item) -> int | None:
         """How many rows lie on axis 0, where that is known."""
-        if isinstance(item, Table):
-            return len(item.rows)
-        if isinstance(item, np.ndarray):
-            return len(item) if item.ndim else None
-        declared = self._facts.shape(item) if isinstance(item, ir.Value) and item not in self.ranks else None
-        return declared[0] if declared and isinstance(declared[0], int) else None
+        return len(item.rows) if isinstance(item, Table) else (self.sizes(item) or (None,))[0]
 
     def rows(self, item: Item) -> tuple[Item, ...] | None:
         """The rows of an item as items of their own."""
@@ -102,11 +101,9 @@ class Items:
         if isinstance(item, np.ndarray) and item.ndim:
             return tuple(item)  # np.ndarray of each row
         count = self.count(item)
-        return (
-            tuple(Row(item, index, count) for index in range(count))
-            if isinstance(item, ir.Value) and count is not None
-            else None
-        )
+        if not isinstance(item, ir.Value) or count is None:
+            return None
+        return tuple(Row(item, index, count) for index in range(count))
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -116,27 +113,21 @@ class Items:
             return item
         key = key_of(item)
         if key not in self._made:
-            if isinstance(item, Row):
-                self._made[key] = self._row(item)
-            elif isinstance(item, Table):
-                self._made[key] = self._table(item)
-            else:
-                self._made[key] = self._constant(np.asarray(item))
+            write = self._row if isinstance(item, Row) else self._table if isinstance(item, Table) else self._constant
+            self._made[key] = write(item)  # type: ignore[arg-type]
         return self._made[key]
 
-    def _constant(self, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape))
-        digest = Constant(repr(key_of(array)).encode(), array.shape, tensor.dtype, lambda: array)
-        value = self.b.value(digest)
-        assert value is not None
-        return value
+    def _constant(self, numbers: np.ndarray) -> ir.Value:
+        array = np.asarray(numbers)
+        dtype = ir.DataType.from_numpy(array.dtype)
+        return written(self.b.value(Constant(repr(key_of(array)).encode(), array.shape, dtype, lambda: array)))
 
     def _row(self, row: Row) -> ir.Value:
         """Cut out of the source, which one Split serves for all rows."""
         if row.source not in self._parts:
             names = [f"{row.source.name}_{index}" for index in range(row.count)]
             self._parts[row.source] = self.b.split(row.source, 0, [1] * row.count, names)
-        return _written(self.b.squeeze(self._parts[row.source][row.index], [0], f"{row.source.name}_row"))
+        return written(self.b.squeeze(self._parts[row.source][row.index], [0], f"{row.source.name}_row"))
 
     def _table(self, table: Table) -> ir.Value:
         parts: list[ir.Value] = []
@@ -145,19 +136,20 @@ class Items:
             if isinstance(first, Row) and len(run) == first.count:
                 parts.append(first.source)
             elif isinstance(first, Row) and len(run) > 1:
-                parts.append(_written(self.b.slice(first.source, 0, first.index, first.index + len(run))))
+                parts.append(written(self.b.slice(first.source, 0, first.index, first.index + len(run))))
             elif isinstance(first, np.ndarray):
                 parts.append(self._constant(np.stack([np.asarray(row) for row in run])))
             else:
-                parts += [_written(self.b.unsqueeze(self.value(row), [0])) for row in run]
-        return parts[0] if len(parts) == 1 else _written(self.b.concat(parts, 0, "rows"))
+                parts += [written(self.b.unsqueeze(self.value(row), [0])) for row in run]
+        return parts[0] if len(parts) == 1 else written(self.b.concat(parts, 0, "rows"))
 
     def weight(self, tensor: ir.TensorProtocol) -> Item:
         """An initializer of a body: its numbers, or, where these are many, an initializer of the model."""
         return np.asarray(tensor.numpy()) if tensor.size <= FEW else self.b.value(from_tensor(tensor))
 
 
-def _written(operand: Any) -> ir.Value:
+def written(operand: Any) -> ir.Value:
+    """What a builder has answered, which is a value where it got one."""
     assert isinstance(operand, ir.Value)
     return operand
 

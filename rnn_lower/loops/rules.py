@@ -89,9 +89,6 @@ def _scatter_elements(call: Call) -> Item:
     index, data = call.items.array(call.inputs[1]), call.items.shape(call.inputs[0])
     if index is None or call.attribute("axis", 0) != 0 or index.ndim < 1 or not index.size:
         return None
-    if isinstance(call.inputs[0], Table):
-        row = call.items.shape(call.inputs[0].rows[0])
-        data = None if row is None else (len(call.inputs[0].rows), *row)
     flat = index.reshape(len(index), -1)
     whole = data is not None and index.shape[1:] == data[1:] and bool((flat == flat[:, :1]).all())
     return _replaced(call, flat[:, 0]) if whole else None
@@ -159,7 +156,5 @@ def _shifted(call: Call, rank: int, opset: int) -> dict[str, Any] | None:
         return own if call.items.rank(others[0]) == 2 else None
     if op_type == "Split" and rank and isinstance(call.inputs[0], Row):
         axis = own.get("axis", 0)
-        if others:
-            return None if len(others) != 1 else {**own, "axis": axis + 1 if axis >= 0 else axis}
-        return {**own, "axis": axis + 1 if axis >= 0 else axis}
+        return {**own, "axis": axis + 1 if axis >= 0 else axis} if len(others) < 2 else None
     return None

@@ -6,15 +6,14 @@ import collections
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir import convenience
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from rnn_lower.builder.constants import ConstantPool, known_tensor
+from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
-from rnn_lower.ir.walk import Scope, scopes, taken_names
+from rnn_lower.ir.walk import Scope, constant, integers, scopes, taken_names
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import Facts
 
@@ -96,15 +95,14 @@ class _Rewriter:
     def _cut(self, node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
         """What a Slice cuts: the value, the one axis, from where and up to where."""
         value, shape = node.inputs[0], None if node.inputs[0] is None else self._facts.shape(node.inputs[0])
-        numbers = [_integers(one) for one in node.inputs[1:]]
-        if value is None or shape is None or len(numbers) < 2 or None in numbers:
-            return None
-        starts, ends = numbers[:2]
-        axes = numbers[2] if len(numbers) > 2 else list(range(len(starts or ())))
-        if len(numbers) > 3 and set(numbers[3] or ()) != {1}:
+        starts, ends, axes, steps = (
+            integers(node, name, k, constant) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+        )
+        computed = [one for one in node.inputs[1:] if one is not None and constant(one) is None]
+        if value is None or shape is None or starts is None or ends is None or computed or set(steps or [1]) != {1}:
             return None
         cuts = []
-        for axis, start, end in zip(axes or (), starts or (), ends or (), strict=True):
+        for axis, start, end in zip(range(len(starts)) if axes is None else axes, starts, ends, strict=True):
             size = shape[axis]
             if isinstance(size, int):
                 low, high, _ = slice(start, end).indices(size)
@@ -122,7 +120,7 @@ class _Rewriter:
         users = [user for part in parts for user, _ in part.uses()]
         if shape is None or len(shape) < 2 or axis or shape[0] != len(parts) or len(parts) < 2:
             return
-        plain = all(user.op_type == "Squeeze" and self._axes(user) == [0] for user in users)
+        plain = all(user.op_type == "Squeeze" and integers(user, "axes", 1, constant) == [0] for user in users)
         rest = _sizes(shape[2:])
         if not plain or not users or not isinstance(shape[1], int) or not shape[1] or rest is None:
             return
@@ -145,7 +143,7 @@ class _Rewriter:
         if node.attributes["axis"].as_int() != 0 or len(makers) < 2:
             return
         rows = [maker.inputs[0] for maker in makers if maker is not None and maker.op_type == "Unsqueeze"
-                and self._axes(maker) == [0]]  # fmt: skip
+                and integers(maker, "axes", 1, constant) == [0]]  # fmt: skip
         shapes = {self._facts.shape(row) for row in rows if row is not None}
         (shape,) = shapes if len(shapes) == 1 else (None,)
         sizes = None if not shape else _sizes(shape)
@@ -156,16 +154,6 @@ class _Rewriter:
         assert isinstance(made, ir.Value)
         made.type = node.outputs[0].type
         self._replace(node, [node], b, node.outputs, [made])
-
-    def _axes(self, node: ir.Node) -> list[int] | None:
-        if "axes" in node.attributes:
-            return list(node.attributes["axes"].as_ints())
-        return _integers(node.inputs[1]) if len(node.inputs) > 1 else None
-
-
-def _integers(value: ir.Value | None) -> list[int] | None:
-    tensor = known_tensor(value)
-    return None if tensor is None else [int(number) for number in np.ravel(tensor.numpy())]
 
 
 def _sizes(shape: Sequence[Dim]) -> list[int] | None:

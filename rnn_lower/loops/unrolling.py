@@ -14,7 +14,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import get_attribute, subgraphs, with_bodies
-from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of
+from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of, written
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.transforms.evaluate import evaluate_node
@@ -41,7 +41,6 @@ class Unroller:
     def __init__(self, b: GraphBuilder, facts: Facts, left: int) -> None:
         self.b, self._facts, self._left = b, facts, left
         self.items = Items(b, facts)
-        self._known: dict[Any, list[Item]] = {}
         self._written: dict[Any, list[Item]] = {}
         self._steps = 1
         self._varying: set[ir.Value] = set()
@@ -70,65 +69,67 @@ class Unroller:
         self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
         if len(body.outputs) <= len(states):
             raise NotCountedError(f"its body returns {len(body.outputs)} values for {len(states)} states")
-        stacked: list[list[Item]] = [[] for _ in body.outputs[1 + len(states) :]]
-        step = 0
-        before = len(self.b.nodes)
-        while count is None or step < count:
-            known = True if going is None else self.items.array(going)
-            if known is None:
-                raise NotCountedError(
-                    "its condition depends on data or on unknown sizes" if step == 0 or count is None
-                    else f"step {step} may end it by a condition that depends on data"
-                )  # fmt: skip
-            if not np.all(known):
-                break
-            self._check(step, count, before)
-            self._steps = count or step + 1
-            numbers: list[Item] = [np.array(step, np.int64), np.array(True)]
-            going, *results = self._step(body, [*numbers, *states], env, step)
-            states, outputs = results[: len(states)], results[len(states) :]
-            for rows, output in zip(stacked, outputs, strict=True):
-                rows.append(output)
-            step += 1
-        return [
-            *states,
-            *(self._stack(rows, 0, out) for rows, out in zip(stacked, body.outputs[1 + len(states) :], strict=True)),
-        ]
+        last, steps = self._run(body, env, states, count, going=going)
+        outputs = body.outputs[1 + len(states) :]
+        return [*last, *(self._stack([step[k] for step in steps], 0, out) for k, out in enumerate(outputs))]
 
     def _scan(self, node: ir.Node, env: Env) -> list[Item]:
         if self.b.opset < SCAN_WITHOUT_BATCH or "directions" in node.attributes:
             raise NotCountedError("it is a Scan of version 8; convert the model first (--opset 9 or newer)")
         inputs, body = self._inputs(node, env), node.attributes["body"].as_graph()
-        sequences_count = node.attributes["num_scan_inputs"].as_int()
-        states, sequences = inputs[: len(inputs) - sequences_count], inputs[len(inputs) - sequences_count :]
-        read, write = (
-            [
-                get_attribute(node, f"scan_{side}put_{what}", ir.AttributeType.INTS, None)
-                for what in ("axes", "directions")
-            ]
-            for side in ("in", "out")
-        )
-        rows = [self._sequence(item, (read[0] or [0] * sequences_count)[k]) for k, item in enumerate(sequences)]
-        counts = {len(each) for each in rows}
+        first = len(inputs) - node.attributes["num_scan_inputs"].as_int()
+        states, outputs = inputs[:first], body.outputs[first:]
+
+        def integers(name: str, count: int) -> Sequence[int]:
+            return get_attribute(node, f"scan_{name}", ir.AttributeType.INTS, None) or [0] * count
+
+        sequences = []
+        axes, backwards = (integers(f"input_{what}", len(inputs) - first) for what in ("axes", "directions"))
+        for item, axis, back in zip(inputs[first:], axes, backwards, strict=True):
+            sequences.append(self._sequence(item, axis)[:: -1 if back else 1])
+        counts = {len(rows) for rows in sequences}
         if len(counts) != 1:
             raise NotCountedError(f"its sequences have different lengths, {sorted(counts)}")
+        self._varying |= {*_changed(body.inputs[:first], body.outputs)}
         (count,) = counts
-        self._steps = count
-        self._varying |= {*_changed(body.inputs[: len(states)], body.outputs)}
-        stacked: list[list[Item]] = [[] for _ in body.outputs[len(states) :]]
+        last, steps = self._run(body, env, states, count, sequences)
+        axes, backwards = (integers(f"output_{what}", len(outputs)) for what in ("axes", "directions"))
+        stacked = [
+            self._stack([step[k] for step in steps[:: -1 if backwards[k] else 1]], axes[k], output)
+            for k, output in enumerate(outputs)
+        ]
+        return [*last, *stacked]
+
+    def _run(
+        self, body: ir.Graph, env: Env, states: Sequence[Item], count: int | None,
+        sequences: Sequence[Sequence[Item]] | None = None, going: Item = None,
+    ) -> tuple[Sequence[Item], list[Sequence[Item]]]:  # fmt: skip
+        """The states after the last step, and what each step gives to be stacked.
+
+        sequences: what a Scan reads, step by step.  going: the condition of a Loop, which has none.
+        """
+        steps: list[Sequence[Item]] = []
         before = len(self.b.nodes)
-        for step in range(count):
+        while (count is None or len(steps) < count) and (sequences is not None or self._goes_on(going, steps, count)):
+            step = len(steps)
             self._check(step, count, before)
-            each = [row[count - 1 - step if read[1] and read[1][k] else step] for k, row in enumerate(rows)]
-            results = self._step(body, [*states, *each], env, step)
-            states, outputs = results[: len(states)], results[len(states) :]
-            for kept, output in zip(stacked, outputs, strict=True):
-                kept.append(output)
-        outputs = []
-        for k, (kept, out) in enumerate(zip(stacked, body.outputs[len(states) :], strict=True)):
-            ordered = kept[::-1] if write[1] and write[1][k] else kept
-            outputs.append(self._stack(ordered, write[0][k] if write[0] else 0, out))
-        return [*states, *outputs]
+            self._steps = count or step + 1
+            if sequences is None:
+                going, *results = self._step(body, [np.array(step, np.int64), np.array(True), *states], env, step)
+            else:
+                results = self._step(body, [*states, *(rows[step] for rows in sequences)], env, step)
+            states = results[: len(states)]
+            steps.append(results[len(states) :])
+        return states, steps
+
+    def _goes_on(self, going: Item, steps: Sequence[Any], count: int | None) -> bool:
+        """Whether the condition of a Loop lets it run another step."""
+        known = np.array(True) if going is None else self.items.array(going)
+        if known is None and (not steps or count is None):
+            raise NotCountedError("its condition depends on data or on unknown sizes")
+        if known is None:
+            raise NotCountedError(f"step {len(steps)} may end it by a condition that depends on data")
+        return bool(np.all(known))
 
     def _sequence(self, item: Item, axis: int) -> Sequence[Item]:
         """The rows of a sequence along an axis."""
@@ -144,12 +145,10 @@ class Unroller:
         known = self.items.array(item)
         if known is not None:
             return tuple(np.transpose(known, order))
-        sizes = self._facts.shape(item) if isinstance(item, ir.Value) else self.items.shape(item)
-        length = None if sizes is None else sizes[axis]
-        if not isinstance(length, int):
+        length = (self.items.sizes(item) or {axis: None})[axis]
+        if length is None:
             raise NotCountedError("the length of its sequences is unknown")
-        first = self.b.transpose(self.items.value(item), order, "steps_first")
-        assert isinstance(first, ir.Value)
+        first = written(self.b.transpose(self.items.value(item), order, "steps_first"))
         self.items.ranks[first] = len(order)
         return tuple(Row(first, index, length) for index in range(length))
 
@@ -170,9 +169,7 @@ class Unroller:
             raise NotCountedError(f"the rank of '{output.name}', which it stacks on axis {axis}, is unknown")
         axis = axis if axis >= 0 else axis + (rank or 0) + 1
         parts = [self.b.unsqueeze(self.items.value(row), [axis]) for row in rows]
-        joined = self.b.concat(parts, axis, "stacked")
-        assert isinstance(joined, ir.Value)
-        return joined
+        return written(self.b.concat(parts, axis, "stacked"))
 
     def _check(self, step: int, count: int | None, before: int) -> None:
         """Raise when the steps take too many nodes, estimated from the first two."""

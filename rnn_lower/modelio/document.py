@@ -66,6 +66,19 @@ class Document:
         change(proto)
         return Document(proto, self.folder)
 
+    def embedded(self) -> onnx.ModelProto:
+        """A copy of the message with the data of its tensors in it."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        if self.folder is not None:
+            protobuf.embed(proto, self.folder)
+        return proto
+
+    def check_data(self) -> None:
+        """Raise RnnLowerError where weights are in files of which nobody knows the folder."""
+        if self.folder is None and any(map(protobuf.is_external, protobuf.tensors(self.proto))):
+            raise RnnLowerError("the weights are in files, and the folder is unknown; provide the path of the model")
+
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
         """The model as a function leaves it that may change anything; what is no part of what runs may be lost.
 

@@ -29,6 +29,7 @@ from rnn_lower.ir.walk import (
     taken_names,
 )
 from rnn_lower.lowering.node import display_name, version_at
+from rnn_lower.modelio.document import Document
 from rnn_lower.opset.semantic_changes import semantic_change, unknown_value
 from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.limited import limited
@@ -66,6 +67,14 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
         for domain in DEFAULT_DOMAINS:
             if domain in imports:
                 imports[domain] = opset
+
+
+def converted(document: Document, opset: int) -> Document:
+    """A copy at another opset, recurrent nodes included."""
+    copy = document.copied()
+    convert_opset(copy.model, opset, copy.outline)
+    restamp_rest(copy.model)
+    return Document(copy.write_back(), document.folder)
 
 
 def restamp_rest(model: ir.Model) -> None:

@@ -13,10 +13,12 @@ operators in one rank only, nodes that change nothing but the rank lie between; 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import literal_of
+from rnn_lower.ir.walk import constant
 
 TANH_IS_ONE = 20.0
 """1 - tanh(20) is below half a unit in the last place of a double; from 19.07 on tanh is rounded to 1."""
@@ -26,46 +28,16 @@ SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 """Operators that leave the elements and their order alone."""
 
 
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether an initializer or a Constant node holds a value, and no caller may give another."""
-    if value is None or value.is_graph_input():
-        return False
-    return value.const_value is not None or _literal(value) is not None
-
-
-def constant(value: ir.Value | None) -> np.ndarray | None:
-    """What a constant holds, read from where it lies; None for what is computed or given."""
-    if value is None or not is_constant(value):
-        return None
-    if value.const_value is not None:
-        return value.const_value.numpy()
-    attribute = _literal(value)
-    assert attribute is not None
-    if attribute.type == ir.AttributeType.TENSOR:
-        return np.asarray(attribute.as_tensor().numpy())
-    return literal_of(attribute)
-
-
-def _literal(value: ir.Value) -> ir.Attr | None:
-    """The attribute of the Constant node behind a value."""
-    node = value.producer()
-    if node is None or node.op_type != "Constant" or node.domain != "" or len(node.attributes) != 1:
-        return None
-    (attribute,) = node.attributes.values()
-    is_tensor = attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref()
-    return attribute if is_tensor or literal_of(attribute) is not None else None
-
-
-def clip_of(value: ir.Value | None, own: float | None = None) -> tuple[ir.Value, float, float] | None:
+def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.Value, float, float] | None:
     """(x, low, high) where a value is x between two constants, low <= high.
 
-    own: the node's own limit, which is meant where only its rounded inverse is held.
+    limits: of the clips of recurrent nodes, which are meant where only a rounded inverse is held.
     """
     node = _made_by(value, "Clip", "Min", "Sub", "Add")
     if node is None:
         return None
     plain = {"Clip": _clip, "Min": _min_of_max}.get(node.op_type)
-    found = _sum(node, own) if plain is None else plain(node)
+    found = _sum(node, limits) if plain is None else plain(node)
     return found if found is not None and found[1] <= found[2] else None
 
 
@@ -75,13 +47,13 @@ def sigmoid_of(value: ir.Value | None) -> ir.Value | None:
     return _minus(_operand(_made_by(grown, "Exp"))) if one == 1.0 else None
 
 
-def unlimited(value: ir.Value | None, own: float | None) -> ir.Value | None:
-    """x where a value is clip(x, -l, l), beyond which tanh is 1. own: the node's own limit, which counts once."""
-    found = clip_of(value, own)
+def unlimited(value: ir.Value | None, limits: Collection[float]) -> ir.Value | None:
+    """x where a value is clip(x, -l, l), beyond which tanh is 1. limits: of recurrent nodes, which count once."""
+    found = clip_of(value, limits)
     if found is None or not -found[1] == found[2] >= TANH_IS_ONE:
         return None
-    inner = clip_of(found[0], own)
-    return found[0] if found[2] != own or (inner is not None and inner[1:] == found[1:]) else None
+    inner = clip_of(found[0], limits)
+    return found[0] if found[2] not in limits or (inner is not None and inner[1:] == found[1:]) else None
 
 
 def _made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
@@ -124,22 +96,22 @@ def _min_of_max(node: ir.Node) -> tuple[ir.Value, float, float] | None:
 
 
 def _two_sides(
-    positive: ir.Value | None, negative: ir.Value | None, own: float | None
+    positive: ir.Value | None, negative: ir.Value | None, limits: Collection[float]
 ) -> tuple[ir.Value, float, float] | None:
     """min(x, high) for what is above zero, less the same of -x"""
-    (above, high), (below, low) = _at_most(positive, own), _at_most(negative, own)
+    (above, high), (below, low) = _at_most(positive, limits), _at_most(negative, limits)
     x, mirrored = _above_zero(above), _minus(_above_zero(below))
     return _found(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
 
 
-def _sum(node: ir.Node, own: float | None) -> tuple[ir.Value, float, float] | None:
+def _sum(node: ir.Node, limits: Collection[float]) -> tuple[ir.Value, float, float] | None:
     """high - max(0, width - max(0, x - low)), or the difference of both sides of zero; each as a sum too."""
     rest, high = _plus(node.outputs[0])
     if high is None:
         one, other = node.inputs[0], _operand(node, 1)
         if node.op_type == "Sub":
-            return _two_sides(one, other, own)
-        return _two_sides(other, _minus(one), own) or _two_sides(one, _minus(other), own)
+            return _two_sides(one, other, limits)
+        return _two_sides(other, _minus(one), limits) or _two_sides(one, _minus(other), limits)
     minus, width = _plus(_above_zero(_minus(rest)))
     x = _above_zero(_minus(minus))
     if width is None or x is None:
@@ -161,7 +133,7 @@ def _above_zero(value: ir.Value | None) -> ir.Value | None:
     return _operand(node) if len(node.inputs) == 2 and _number(node.inputs[1]) == 0.0 else None
 
 
-def _at_most(value: ir.Value | None, own: float | None) -> tuple[ir.Value | None, float | None]:
+def _at_most(value: ir.Value | None, limits: Collection[float]) -> tuple[ir.Value | None, float | None]:
     """(x, l) where a value is min(x, l), for x >= 0"""
     nothing = _minus(_above_zero(value))
     if _above_zero(nothing) is not None:
@@ -170,8 +142,8 @@ def _at_most(value: ir.Value | None, own: float | None) -> tuple[ir.Value | None
     inner, negative = _plus(_above_zero(outer))
     if inverse is None or negative != -inverse or inverse == 0:
         return None, None
-    limits = [limit for limit in (own, float(np.float32(1.0 / inverse))) if limit]
-    candidates = (limit for limit in limits if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))
+    nearest = [limit for limit in (*limits, float(np.float32(1.0 / inverse))) if limit]
+    candidates = (limit for limit in nearest if inverse in (1.0 / limit, float(np.float32(1.0 / limit))))
     return _inverted(inner), next(candidates, None)
 
 

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.proving import algebraic_patterns
+from rnn_lower.ir.walk import constant, known_tensor
 from rnn_lower.proving.model_diff import MOVES
 from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.transforms.evaluate import evaluate
@@ -20,13 +20,13 @@ MOST_NODES = 64
 
 def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
     """What a value holds; None when that is known at run time only. Raises OutOfScopeError when nobody can tell."""
-    found = algebraic_patterns.constant(value)
+    found = constant(value)
     chain = [] if value is None or found is not None else _chain(value)
     if value is None or not chain:
         return found
     outside = {name.name: name for node in chain for name in node.inputs if name is not None and name.name}
     made = {out.name for node in chain for out in node.outputs}
-    feeds = {str(name): algebraic_patterns.constant(one) for name, one in outside.items() if name not in made}
+    feeds = {str(name): constant(one) for name, one in outside.items() if name not in made}
     known = {name: array for name, array in feeds.items() if array is not None}
     try:
         nodes = [ir.to_proto(node) for node in chain]
@@ -41,7 +41,7 @@ def _chain(value: ir.Value) -> list[ir.Node]:
     waiting = [value]
     while waiting:
         one = waiting.pop()
-        if algebraic_patterns.is_constant(one):
+        if known_tensor(one) is not None:
             continue
         node = None if one.is_graph_input() else one.producer()
         if node is None or node.op_type not in MOVES or node.domain not in DEFAULT_DOMAINS or len(found) == MOST_NODES:

@@ -55,14 +55,12 @@ class ElementTypes:
 
     def declare(self, value: ir.Value, dtype: DType) -> None:
         """Set the type of a value; raises WrongError where the model declares another one."""
-        if None not in (dtype, value.dtype) and value.dtype != dtype:
-            raise WrongError(f"'{value.name}' is {_name(dtype)}, and declared as {_name(value.dtype)}")
+        _agree(dtype, value.dtype, f"'{value.name}' is {_name(dtype)}, and declared as {_name(value.dtype)}")
         self._types[value] = dtype
 
     def expect(self, value: ir.Value, dtype: DType) -> None:
         """Compare the type of a value with that of the node's output; raises WrongError."""
-        if None not in (dtype, self.of(value)) and self.of(value) != dtype:
-            raise WrongError(f"'{value.name}' is {_name(self.of(value))} instead of {_name(dtype)}")
+        _agree(self.of(value), dtype, f"'{value.name}' is {_name(self.of(value))} instead of {_name(dtype)}")
 
     def _results(self, node: ir.Node) -> Sequence[DType]:
         operands = [self.of(value) for value in node.inputs]
@@ -113,9 +111,10 @@ class ElementTypes:
             body = node.attributes[name].as_graph()
             self.follow(body)
             found.append([self._declared(value) for value in body.outputs])
-        for one, other in zip(*found, strict=False):
-            self._same(node, one, other)
-        return [one or other for one, other in zip(*found, strict=False)]
+        pairs = list(zip(*found, strict=False))
+        for one, other in pairs:
+            _agree(one, other, f"{node.op_type} '{node.name}' of {_name(one)} and {_name(other)}")
+        return [one or other for one, other in pairs]
 
     def _carried(self, node: ir.Node, operands: Sequence[DType], states: int, first: int) -> Sequence[DType]:
         """first: how many outputs of the body precede its states."""
@@ -124,19 +123,20 @@ class ElementTypes:
             self.declare(value, dtype or value.dtype)
         self.follow(body)
         results = [self._declared(value) for value in body.outputs][first:]
-        for before, after in zip(
-            operands[len(operands) - len(body.inputs) :][2 * first :], results[:states], strict=False
-        ):
-            self._same(node, before, after)
+        starts = operands[len(operands) - len(body.inputs) :][2 * first :]
+        for before, after in zip(starts, results[:states], strict=False):
+            _agree(before, after, f"{node.op_type} '{node.name}' of {_name(before)} and {_name(after)}")
         return results
 
     def _declared(self, value: ir.Value) -> DType:
         self.declare(value, dtype := self.of(value))
         return dtype or value.dtype
 
-    def _same(self, node: ir.Node, one: DType, other: DType) -> None:
-        if None not in (one, other) and one != other:
-            raise WrongError(f"{node.op_type} '{node.name}' of {_name(one)} and {_name(other)}")
+
+def _agree(one: DType, other: DType, text: str) -> None:
+    """Raise WrongError where two types that are known differ."""
+    if None not in (one, other) and one != other:
+        raise WrongError(text)
 
 
 def _of_formal(formal: onnx.defs.OpSchema.FormalParameter, variables: Mapping[str, ir.DataType]) -> DType:

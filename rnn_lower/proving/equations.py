@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -33,17 +33,21 @@ Function = tuple[str, float, float]
 """Name in lower case, alpha, beta."""
 
 
-class Arithmetic(Protocol):
-    """What the equations are computed with: arrays of field elements, or of floats."""
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """What the equations are computed with: arrays of field elements, or of floats.
 
-    def zeros(self, shape: tuple[int, ...]) -> Array: ...
-    def number(self, number: float) -> Array: ...
-    def add(self, a: Array, b: Array) -> Array: ...
-    def subtract(self, a: Array, b: Array) -> Array: ...
-    def multiply(self, a: Array, b: Array) -> Array: ...
-    def matmul(self, a: Array, b: Array) -> Array: ...
-    def clip(self, x: Array, limit: float) -> Array: ...
-    def activation(self, name: str, x: Array, alpha: Array, beta: Array) -> Array: ...
+    clip: of x, to a limit and its negative.  activation: by name, of x, alpha and beta.
+    """
+
+    zeros: Callable[[tuple[int, ...]], Array]
+    number: Callable[[float], Array]
+    add: Callable[[Array, Array], Array]
+    subtract: Callable[[Array, Array], Array]
+    multiply: Callable[[Array, Array], Array]
+    matmul: Callable[[Array, Array], Array]
+    clip: Callable[[Array, float], Array]
+    activation: Callable[[str, Array, Array, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +153,7 @@ def evaluate(
     Y = arithmetic.zeros((T, D, N, H))
     finals = {"Y_h": arithmetic.zeros((D, N, H)), "Y_c": arithmetic.zeros((D, N, H))}
     for d, backwards in enumerate(node.backwards):
-        step = _Step(arithmetic, node, d, arrays, H)
+        step = _Step(arithmetic, node, d, arrays, trace)
         projected = arithmetic.matmul(X, arrays["W"][d].T)
         h, c = (
             _initial(arrays.get(name), batch_first, d, arithmetic.zeros((N, H))) for name in ("initial_h", "initial_c")
@@ -158,8 +162,7 @@ def evaluate(
             h[valid == 0], c[valid == 0] = 0, 0
         for t in reversed(range(T)) if backwards else range(T):
             rows = np.flatnonzero(valid > t)
-            step.record = None if trace is None else _Recorder(trace, t, backwards)
-            h[rows], c[rows] = step(projected[t, rows], h[rows], c[rows])
+            h[rows], c[rows] = step(t, projected[t, rows], h[rows], c[rows])
             Y[t, d, rows] = h[rows]
         finals["Y_h"][d], finals["Y_c"][d] = h, c
     if batch_first:
@@ -172,81 +175,65 @@ def _initial(state: Array | None, batch_first: bool, direction: int, zeros: Arra
     return zeros if state is None else np.array(state[:, direction] if batch_first else state[direction])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Recorder:
-    trace: list[TraceEntry]
-    step: int
-    reverse: bool
-
-    def __call__(self, name: str, values: Array) -> None:
-        self.trace.append(TraceEntry(self.step, self.reverse, name, values))
-
-
 class _Step:
-    """One step of one direction: (X_t W^T [rows, gates * H], h [rows, H], c [rows, H]) -> (h, c)."""
+    """The steps of one direction: (t, X_t W^T [rows, gates * H], h [rows, H], c [rows, H]) -> (h, c)."""
 
-    def __init__(self, arithmetic: Arithmetic, node: Recurrence, d: int, arrays: Mapping[str, Any], H: int) -> None:
-        self.arithmetic, self.node, self.H = arithmetic, node, H
-        self.R = arrays["R"][d]
-        zeros = arithmetic.zeros((len(node.gates) * H,))
-        parts: list[Array] = [part[d] for part in arrays["B"]] if "B" in arrays else [zeros, zeros, zeros]
-        self.Wb, self.Rb, self.b = parts
-        P = arrays["P"][d] if "P" in arrays else arithmetic.zeros((3 * H,))
+    def __init__(
+        self, arithmetic: Arithmetic, node: Recurrence, d: int, arrays: Mapping[str, Any],
+        trace: list[TraceEntry] | None,
+    ) -> None:  # fmt: skip
+        self.arithmetic, self.node, self.reverse, self.trace, self.t = arithmetic, node, node.backwards[d], trace, 0
+        self.R, self.functions, self.one = arrays["R"][d], node.functions[d], arithmetic.number(1.0)
+        self.H = self.R.shape[-1]
+        zeros = arithmetic.zeros((len(node.gates) * self.H,))
+        self.Wb, self.Rb, self.b = [part[d] for part in arrays["B"]] if "B" in arrays else [zeros, zeros, zeros]
+        P = arrays["P"][d] if "P" in arrays else arithmetic.zeros((3 * self.H,))
         self.P = dict(zip("iof", np.split(P, 3), strict=True))
-        self.functions = [
-            (name, arithmetic.number(alpha), arithmetic.number(beta)) for name, alpha, beta in node.functions[d]
-        ]
-        self.one = arithmetic.number(1.0)
-        self.record: _Recorder | None = None
-        steps: dict[str, Callable[..., tuple[Array, Array]]] = {"RNN": self._rnn, "GRU": self._gru, "LSTM": self._lstm}
-        self.step = steps[node.op]
+        self.step = {"RNN": self._rnn, "GRU": self._gru, "LSTM": self._lstm}[node.op]
 
-    def __call__(self, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+    def __call__(self, t: int, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        self.t = t
         h, c = self.step(x, h, c)
-        self._trace("state C", c)
-        self._trace("state H", h)
+        self._record("state C", c)
+        self._record("state H", h)
         return h, c
 
-    def _trace(self, name: str, values: Array) -> None:
-        if self.record is not None:
-            self.record(name, values)
+    def _record(self, name: str, values: Array) -> None:
+        if self.trace is not None:
+            self.trace.append(TraceEntry(self.t, self.reverse, name, values))
 
-    def _of(self, gate: str, parts: Array) -> Array:
-        """The part of a gate in the last axis of a bias or of what is projected."""
+    def _columns(self, gate: str) -> slice:
+        """Where a gate lies in weights, biases, and what is projected."""
         start = self.node.gates.index(gate) * self.H
-        return parts[..., start : start + self.H]
+        return slice(start, start + self.H)
 
     def _recurrent(self, gate: str, h: Array) -> Array:
         """h R^T of one gate"""
-        start = self.node.gates.index(gate) * self.H
-        return self.arithmetic.matmul(h, self.R[start : start + self.H].T)
+        return self.arithmetic.matmul(h, self.R[self._columns(gate)].T)
 
     def _sum(self, gate: str, x: Array, h: Array) -> Array:
-        add = self.arithmetic.add
-        return add(add(self._of(gate, x), self._recurrent(gate, h)), self._of(gate, self.b))
+        add, columns = self.arithmetic.add, self._columns(gate)
+        return add(add(x[..., columns], self._recurrent(gate, h)), self.b[columns])
 
-    def _active(self, gate: str, function: int, x: Array, bounded: bool = True) -> Array:
-        """The gate's function of its pre-activation, after clip."""
-        if self.node.limit is not None and bounded:
+    def _active(self, gate: str, function: int, x: Array) -> Array:
+        """The gate's function of its pre-activation, after clip; of the cell state, without."""
+        if self.node.limit is not None and gate:
             x = self.arithmetic.clip(x, self.node.limit)
-        result = self.arithmetic.activation(*self._function(function, x))
-        self._trace(f"gate {gate}" if bounded else "h(C)", result)
+        name, alpha, beta = self.functions[function]
+        result = self.arithmetic.activation(name, x, self.arithmetic.number(alpha), self.arithmetic.number(beta))
+        self._record(f"gate {gate}" if gate else "h(C)", result)
         return result
-
-    def _function(self, index: int, x: Array) -> tuple[str, Array, Array, Array]:
-        name, alpha, beta = self.functions[index]
-        return name, x, alpha, beta
 
     def _rnn(self, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         return self._active("h", 0, self._sum("h", x, h)), c
 
     def _gru(self, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        add, multiply = self.arithmetic.add, self.arithmetic.multiply
+        add, multiply, columns = self.arithmetic.add, self.arithmetic.multiply, self._columns("h")
         z = self._active("z", 0, self._sum("z", x, h))
         r = self._active("r", 0, self._sum("r", x, h))
         if self.node.reset_after:
-            inner = multiply(r, add(self._recurrent("h", h), self._of("h", self.Rb)))
-            inner = add(add(self._of("h", x), inner), self._of("h", self.Wb))
+            inner = multiply(r, add(self._recurrent("h", h), self.Rb[columns]))
+            inner = add(add(x[..., columns], inner), self.Wb[columns])
         else:
             inner = self._sum("h", x, multiply(r, h))
         candidate = self._active("h", 1, inner)
@@ -261,4 +248,4 @@ class _Step:
             f = self._active("f", 0, add(self._sum("f", x, h), multiply(self.P["f"], c)))
         new_c = add(multiply(f, c), multiply(i, self._active("c", 1, self._sum("c", x, h))))
         o = self._active("o", 0, add(self._sum("o", x, h), multiply(self.P["o"], new_c)))
-        return multiply(o, self._active("h", 2, new_c, bounded=False)), new_c
+        return multiply(o, self._active("", 2, new_c)), new_c

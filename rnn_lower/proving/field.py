@@ -112,9 +112,9 @@ class Field:
             power, rest = self.multiply(power, power), rest >> 1
         return result
 
-    def total(self, a: Array, keepdims: bool) -> Array:
-        """The sum of all."""
-        return np.asarray(a.sum(dtype=np.uint64, keepdims=keepdims) % self._p)
+    def total(self, a: Array, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
+        """The sum along axes, or of all."""
+        return np.asarray(a.sum(axis=axes, dtype=np.uint64, keepdims=keepdims) % self._p)
 
     def matmul(self, a: Array, b: Array) -> Array:
         """The product of a [..., K] and b [K, M], by float64 products that are exact."""

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import is_quantized
-from rnn_lower.proving import algebraic_patterns, equations
+from rnn_lower.ir.walk import constant, is_quantized, known_tensor
+from rnn_lower.proving import equations
 from rnn_lower.proving.constant_inputs import content
+from rnn_lower.proving.emitted import EmittedInterpreter
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.interpreter import Interpreter, NoStepsError, check_time
+from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
-from rnn_lower.proving.scalar_functions import FieldArithmetic
+from rnn_lower.proving.scalar_functions import arithmetic
 from rnn_lower.shapes.shape_info import Facts
 
 FAILURE = (32 * 33 / 2 * 64) / 2**30 + (4500 / 30) / 4.8e7
@@ -73,18 +74,13 @@ class Case:
     lengths: tuple[int, ...] | None
     point: int
 
+    @property
+    def vector(self) -> Array | None:
+        return None if self.lengths is None else np.array(self.lengths, np.int64)
+
     def __str__(self) -> str:
         text = "" if self.lengths is None else f" and sequence_lens {list(self.lengths)}"
         return f"with {self.T} steps of {self.N} rows{text}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """What both sides get: the text by its names, the graph by value, and sequence_lens."""
-
-    text: Mapping[str, Any]
-    values: Mapping[ir.Value, Array]
-    lengths: Array | None
 
 
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
@@ -139,7 +135,7 @@ class _Comparison:
         self._node = equations.read(node, dtype or ir.DataType.FLOAT)
         self._inputs = inputs
         self._shapes = {name: facts.shape(value) for name, value in inputs.items()}
-        computed = {name: value for name, value in inputs.items() if not algebraic_patterns.is_constant(value)}
+        computed = {name: value for name, value in inputs.items() if known_tensor(value) is None}
         self._moved = {name: content(value, task.opset) for name, value in computed.items()}
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}
         types = {value: dtypes[name] for name, value in self._counterparts.items()}
@@ -152,7 +148,7 @@ class _Comparison:
 
     def _constant(self, what: str) -> Array | None:
         """What an input holds when that is known now."""
-        return self._moved[what] if what in self._moved else algebraic_patterns.constant(self._inputs.get(what))
+        return self._moved[what] if what in self._moved else constant(self._inputs.get(what))
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -164,13 +160,16 @@ class _Comparison:
                 return size
         return None
 
+    def _length(self) -> int | None:
+        size = self._size(("X", 1 if self._node.layout else 0))
+        return self._folded.get("seq_length") if size is None else size
+
     def _cases(self) -> Iterator[Case]:
         """What to compare, small sizes first, with each case once at some point and the last ones at every point."""
-        first, second = (1, 0) if self._node.layout else (0, 1)
+        second = 0 if self._node.layout else 1
         states = ("initial_h", "initial_c")
         N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
-        T = self._size(("X", first))
-        N, T = (self._folded.get(n) if size is None else size for n, size in (("batch_size", N), ("seq_length", T)))
+        N, T = self._folded.get("batch_size") if N is None else N, self._length()
         lengths, constant = self._inputs.get("sequence_lens"), self._constant("sequence_lens")
         sizes: list[tuple[int, int, tuple[int, ...] | None]] = []
         large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
@@ -201,8 +200,11 @@ class _Comparison:
         others = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
         yield from (Case(*sizes[-1], point=point) for point in others)
 
-    def _inputs_at(self, field: Field, case: Case, folded: bool) -> _Inputs:
-        """The images of constants, and random elements for all that is known at run time only."""
+    def _inputs_at(self, field: Field, case: Case, folded: bool) -> tuple[dict[str, Any], dict[ir.Value, Array]]:
+        """The images of constants, and random elements for all that is known at run time only.
+
+        For the text by its names, and for the graph by value.
+        """
         H = self._node.hidden_size or self._size(("R", 2))
         if H is None:
             raise OutOfScopeError("hidden_size is unknown")
@@ -214,25 +216,23 @@ class _Comparison:
             "X": (case.N, case.T, I) if first else (case.T, case.N, I), "W": (D, G * H, I), "R": (D, G * H, H),
             "B": (D, 2 * G * H), "P": (D, 3 * H), "initial_h": state, "initial_c": state,
         }  # fmt: skip
-        lengths: Array | None = None if case.lengths is None else np.array(case.lengths, np.int64)
         text: dict[str, Any] = {}
         values: dict[ir.Value, Array] = {}
         drawn: dict[ir.Value, Array] = {}  # one value may be two inputs
         for name, value in self._inputs.items():
             known, counterpart = self._constant(name), self._counterparts.get(name)
             if name == "sequence_lens":
-                assert lengths is not None
-                image = lengths
+                assert case.vector is not None
+                image = case.vector
             elif known is None:
-                image = drawn[value] if value in drawn else field.random(shapes[name])
-                drawn[value] = image
-                text[name] = equations.halves(FieldArithmetic(field), image) if name == "B" else image
+                image = drawn.setdefault(value, field.random(shapes[name]))
+                text[name] = equations.halves(arithmetic(field), image) if name == "B" else image
             else:
                 image = self._image(field, name, known)
                 text[name] = equations.bias(field, known, self._node.dtype, folded) if name == "B" else image
             if counterpart is not None:
                 values.setdefault(counterpart, image)
-        return _Inputs(text, values, lengths)
+        return text, values
 
     def _image(self, field: Field, name: str, known: Array) -> Array:
         """The image of a weight, made once for each field."""
@@ -250,7 +250,9 @@ class _Comparison:
         for point in range(self.points):
             self._images: dict[str, Array] = {}
             field = Field(self._seed * 1000 + point)
-            interpreter = Interpreter(field, self._node.limit, self._deadline)
+            limits = () if self._node.limit is None else (self._node.limit,)
+            interpreter = EmittedInterpreter(field, limits, self._deadline)
+            interpreter.longest = max(LONGER) if self._length() is None else None
             for case in cases[point]:
                 check_time(self._deadline)
                 reason = self._compare(interpreter, case, folded)
@@ -258,11 +260,11 @@ class _Comparison:
                     return reason
         return None
 
-    def _compare(self, interpreter: Interpreter, case: Case, folded: bool) -> str | None:
-        inputs = self._inputs_at(interpreter.field, case, folded)
+    def _compare(self, interpreter: EmittedInterpreter, case: Case, folded: bool) -> str | None:
+        text, values = self._inputs_at(interpreter.field, case, folded)
         own = set(interpreter.field.symbols)
         try:
-            right = interpreter.run(self._program, inputs.values)
+            right = interpreter.run(self._program, values)
         except NoStepsError:
             self.left_out.add("a Scan without steps is left out; no runtime has to support it")
             return None
@@ -270,7 +272,7 @@ class _Comparison:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
             return f"a constant is {min(interpreter.field.symbols - own)}, which is not an input of the node"
-        left = equations.evaluate(FieldArithmetic(interpreter.field), self._node, inputs.text, inputs.lengths)
+        left = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = left[output]
@@ -279,15 +281,17 @@ class _Comparison:
             if actual.dtype != np.uint64:
                 return f"'{name}' is of type {actual.dtype}, {case}"
             if wanted.size and not np.array_equal(actual, wanted):
-                return f"'{name}' {self._where(interpreter, inputs)}, {case}"
+                trace: list[equations.TraceEntry] = []
+                equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)
+                return f"'{name}' {self._where(interpreter, values, trace)}, {case}"
         return None
 
-    def _where(self, interpreter: Interpreter, inputs: _Inputs) -> str:
+    def _where(
+        self, interpreter: EmittedInterpreter, values: Mapping[ir.Value, Array], trace: Sequence[equations.TraceEntry]
+    ) -> str:  # fmt: skip
         """The first thing that the node computes and the graph does not: values are as good as names."""
-        trace: list[equations.TraceEntry] = []
         interpreter.recorded = []
-        interpreter.run(self._program, inputs.values)
-        equations.evaluate(FieldArithmetic(interpreter.field), self._node, inputs.text, inputs.lengths, trace)
+        interpreter.run(self._program, values)
         there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
         interpreter.recorded = None
         for entry in trace:

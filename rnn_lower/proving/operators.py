@@ -1,13 +1,19 @@
-"""What the primitive operators of ONNX compute, on field elements, integers and truth values, at every opset.
+"""What the operators of ONNX compute, on field elements, integers and truth values, at every opset.
 
 A float is a field element (uint64), an integer int64, a truth value bool. Casts between float types are the identity,
 because rounding is not what a proof is about. A comparison of floats that stand for no small integers gives a field
-element too: a random function of the difference, by which Where and Cast then go as by a number between 0 and 1.
+element too: a random function of the difference, by which Where and Cast then go as by a number between 0 and 1. A
+pointwise function that is no polynomial is a random one, named by its operator and attributes.
+
+Sums and normalization are in `reductions`, convolutions and pooling in `windows`; what a lowering may emit of all this
+is in `scope`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,13 +22,11 @@ import onnx_ir as ir
 
 from rnn_lower.proving import scalar_functions
 from rnn_lower.proving.field import Array, Field
-
-BROADCASTS_BY_RULE, MAX_BROADCASTS = 7, 8
-"""Opsets from which on binary operators, and Max and Min, broadcast without being asked to."""
+from rnn_lower.transforms.evaluate import evaluate_node
 
 
 class OutOfScopeError(Exception):
-    """An operator, or a use of it, of which this page says nothing."""
+    """An operator, or a use of it, of which nothing is known here."""
 
 
 class WrongError(Exception):
@@ -38,70 +42,132 @@ class Call:
     inputs: Sequence[Array | None]
     opset: int
 
-    def __getitem__(self, place: int) -> Array:
-        operand = self.inputs[place] if place < len(self.inputs) else None
+    def __getitem__(self, index: int) -> Array:
+        operand = self.optional(index)
         if operand is None:
-            raise WrongError(f"{self.node.op_type} lacks input {place}")
+            raise WrongError(f"{self.node.op_type} lacks input {index}")
         return operand
+
+    def optional(self, index: int) -> Array | None:
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    @property
+    def operands(self) -> list[Array]:
+        """All that are there."""
+        return [array for array in self.inputs if array is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.value
 
-    def parameter(self, name: str, place: int) -> list[int] | None:
+    def parameter(self, name: str, index: int) -> list[int] | None:
         """Integers that are an attribute at some versions and an input at others."""
         if name in self.node.attributes:
             value = self.attribute(name)
             return list(value) if isinstance(value, Sequence) else [int(value)]
-        operand = self.inputs[place] if place < len(self.inputs) else None
+        operand = self.optional(index)
         return None if operand is None else [int(number) for number in operand.ravel()]
 
     def number(self, name: str, default: float) -> Array:
         """A float attribute, exact."""
         return self.field.number(float(np.float32(self.attribute(name, default))))
 
-    def real(self, place: int) -> Array:
-        operand = self[place]
+    def real(self, index: int) -> Array:
+        operand = self[index]
         if operand.dtype != np.uint64:
             raise WrongError(f"{self.node.op_type} of {operand.dtype}, where floats are required")
         return operand
 
-    def pair(self) -> tuple[Array, Array]:
-        """Two operands of one kind, the second of which the first one's opset can broadcast."""
-        a, b = self[0], self[1]
-        if a.dtype != b.dtype:
-            raise WrongError(f"{self.node.op_type} of {a.dtype} and {b.dtype}")
-        newest = MAX_BROADCASTS if self.node.op_type in ("Max", "Min") else BROADCASTS_BY_RULE
-        if self.opset < newest and a.shape != b.shape:
-            on_request = self.attribute("broadcast", 0) and "axis" not in self.node.attributes
-            if not on_request or a.shape[a.ndim - b.ndim :] != b.shape:
-                raise WrongError(f"{self.node.op_type} of shapes {a.shape} and {b.shape} at opset {self.opset}")
-        return a, b
+    def integers(self, index: int) -> Array:
+        operand = self[index]
+        if operand.dtype != np.int64:
+            raise OutOfScopeError(f"{self.node.op_type} of {operand.dtype}")
+        return operand
+
+    def elements(self) -> list[Array]:
+        """The operands as field elements."""
+        return [array if array.dtype == np.uint64 else self.field.integers(array) for array in self.operands]
 
 
 Operator = Callable[[Call], Any]
 """Answers an array, or a list of them for several outputs."""
 
+# -- elementwise -------------------------------------------------------------------------------------------------------
 
-def _binary(real: Callable[[Field, Array, Array], Array], whole: Callable[[Array, Array], Array] | None) -> Operator:
+
+def pointwise(call: Call) -> Array:
+    """A random function of the elements at each position."""
+    attributes = sorted((name, repr(attribute.value)) for name, attribute in call.node.attributes.items())
+    name, (first, *others) = f"{call.node.op_type} {attributes}", call.elements()
+    result = call.field.function(name, first)
+    for other in others:
+        result = call.field.function(name, call.field.add(call.field.function("next", result), other))
+    return result
+
+
+def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Callable[..., Any]) -> Operator:
+    """A function of two operands, which takes any number of them from the left.
+
+    real: over the field; None for a random one.  whole: of integers and truth values.
+    """
+
     def run(call: Call) -> Array:
-        if len(call.node.inputs) != 2:
-            raise OutOfScopeError(f"{call.node.op_type} of {len(call.node.inputs)} values")
-        a, b = call.pair()
-        if a.dtype == np.uint64:
-            return real(call.field, a, b)
-        if whole is None or a.dtype == np.bool_:
-            raise OutOfScopeError(f"{call.node.op_type} of {a.dtype}")
-        return whole(a, b)
+        if all(array.dtype != np.uint64 for array in call.operands):
+            return np.asarray(functools.reduce(whole, call.operands))
+        return (
+            pointwise(call) if real is None else functools.reduce(functools.partial(real, call.field), call.elements())
+        )
 
     return run
 
 
-def _scalar(name: str, alpha: float = 0.0, beta: float = 0.0) -> Operator:
+def _unary(real: Callable[[Field, Array], Array], whole: Callable[..., Any]) -> Operator:
+    """A function of one operand: a field element, or an integer or truth value."""
+    return lambda call: real(call.field, call[0]) if call[0].dtype == np.uint64 else np.asarray(whole(call[0]))
+
+
+def _activation(name: str, alpha: float = 0.0, beta: float = 0.0) -> Operator:
     """An operator that is an activation, with the defaults of its attributes."""
     return lambda call: scalar_functions.SCALARS[name](
         call.field, call.real(0), call.number("alpha", alpha), call.number("beta", beta)
     )
+
+
+def _function(name: str) -> Operator:
+    return lambda call: call.field.function(name, call.real(0))
+
+
+def _truncated(a: Array, b: Array) -> Array:
+    if not np.all(b):
+        raise WrongError("Div of integers by zero")
+    quotient = np.abs(a) // np.abs(b)
+    return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient), np.int64)
+
+
+def _either(field: Field, a: Array, b: Array) -> Array:
+    return field.subtract(field.add(a, b), field.multiply(a, b))
+
+
+def _not(field: Field, a: Array) -> Array:
+    return field.subtract(scalar_functions.ONE, a)
+
+
+def _less(field: Field, a: Array, b: Array) -> Array:
+    return field.above_zero(field.subtract(b, a))
+
+
+def _at_most(field: Field, a: Array, b: Array) -> Array:
+    above = _less(field, b, a)
+    return ~above if above.dtype == np.bool_ else _not(field, above)
+
+
+def _mod(call: Call) -> Array:
+    return _elementwise(None, np.fmod if call.attribute("fmod", 0) else np.mod)(call)  # type: ignore[no-any-return]
+
+
+def _mean(call: Call) -> Array:
+    total = functools.reduce(call.field.add, call.elements())
+    return call.field.multiply(total, call.field.inverse(call.field.integers(np.array(len(call.inputs)))))
 
 
 EXACT = {ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8, ir.DataType.DOUBLE: 1 << 53}
@@ -125,41 +191,65 @@ def _cast(call: Call) -> Array:
     return np.asarray(whole.astype(dtype.numpy()).astype(np.int64))  # a narrow type wraps
 
 
+def _cast_like(call: Call) -> Array:
+    if call[0].dtype != call[1].dtype:
+        raise OutOfScopeError(f"CastLike of {call[0].dtype} to {call[1].dtype}")
+    return call[0]
+
+
 def _where(call: Call) -> Array:
     condition, a, b = call[0], call[1], call[2]
     if a.dtype != b.dtype:
         raise WrongError(f"Where of {a.dtype} and {b.dtype}")
     if condition.dtype == np.bool_:
         return np.where(condition, a, b)
-    field = call.field
     if condition.dtype != np.uint64 or a.dtype != np.uint64:
         raise OutOfScopeError(f"Where on {condition.dtype} between {a.dtype}")
-    rest = field.subtract(scalar_functions.ONE, condition)
-    return field.add(field.multiply(condition, a), field.multiply(rest, b))
+    return between(call.field, condition, a, b)
+
+
+def between(field: Field, condition: Array, a: Array, b: Array) -> Array:
+    """a, b, or what lies between them, by a condition of 1, 0 or an element that is neither."""
+    return field.add(field.multiply(condition, a), field.multiply(_not(field, condition), b))
+
+
+def bounds_of(call: Call) -> list[Array | None]:
+    """The bounds of a Clip, which are attributes at some versions and inputs at others."""
+    return [
+        call.number(name, 0.0) if name in call.node.attributes else call.optional(index)
+        for index, name in enumerate(("min", "max"), 1)
+    ]
 
 
 def _clip(call: Call) -> Array:
-    bounds = []
-    for place, name in enumerate(("min", "max"), 1):
-        bound = call.inputs[place] if place < len(call.inputs) else None
-        bounds.append(call.number(name, 0.0) if name in call.node.attributes else bound)
-    x, (low, high) = call.real(0), bounds
-    if low is not None and high is not None:  # constants in order are a pattern of `algebraic_patterns`
-        raise WrongError("Clip with computed bounds, or min above max")
-    x = x if low is None else scalar_functions.maximum(call.field, x, low)
+    """With two bounds it is a random function of all three: max(x, low) and min(x, high) exchange where low > high."""
+    x, (low, high) = call[0], bounds_of(call)
+    if x.dtype == np.int64:
+        return np.asarray(np.clip(x, low, high))
+    if low is not None and high is not None:
+        return pointwise(call)
+    x = call.real(0) if low is None else scalar_functions.maximum(call.field, x, low)
     return x if high is None else scalar_functions.minimum(call.field, x, high)
 
 
-def _matmul(call: Call) -> Array:
-    a, b = call.real(0), call.real(1)
-    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def _matmul(field: Field, a: Array, b: Array) -> Array:
+    """MatMul of any ranks."""
+    rows, columns = a.ndim == 1, b.ndim == 1
+    a, b = a[None] if rows else a, b[:, None] if columns else b
+    if a.shape[-1] != b.shape[-2]:
         raise WrongError(f"MatMul of shapes {a.shape} and {b.shape}")
     if b.ndim == 2:
-        return call.field.matmul(a, b)
-    if a.shape[:-2] != b.shape[:-2]:
-        raise OutOfScopeError(f"MatMul of stacks of {a.shape[:-2]} and {b.shape[:-2]} matrices")
-    pairs = [(a[place], b[place]) for place in np.ndindex(a.shape[:-2])]
-    return np.array([call.field.matmul(x, y) for x, y in pairs], np.uint64).reshape(*a.shape[:-1], b.shape[-1])
+        product = field.matmul(a, b)
+    else:
+        heads = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = np.broadcast_to(a, (*heads, *a.shape[-2:])), np.broadcast_to(b, (*heads, *b.shape[-2:]))
+        parts = [field.matmul(a[index], b[index]) for index in np.ndindex(heads)]
+        product = np.array(parts, np.uint64).reshape(*heads, a.shape[-2], b.shape[-1])
+    product = product[..., 0, :] if rows else product
+    return product[..., 0] if columns else product
 
 
 def _gemm(call: Call) -> Array:
@@ -168,41 +258,50 @@ def _gemm(call: Call) -> Array:
         raise WrongError(f"Gemm of shapes {a.shape} and {b.shape}")
     field = call.field
     product = field.multiply(call.number("alpha", 1.0), field.matmul(a, b))
-    has_sum = len(call.inputs) > 2 and call.inputs[2] is not None
-    return field.add(product, field.multiply(call.number("beta", 1.0), call.real(2))) if has_sum else product
+    if call.optional(2) is None:
+        return product
+    return field.add(product, field.multiply(call.number("beta", 1.0), call.real(2)))
 
 
-def _conv(call: Call) -> Array:
-    """A kernel of one point: at each place a product of the channels with it."""
-    x, kernel = call.real(0), call.real(1)
-    unusual = {name: call.attribute(name) for name in call.node.attributes if name not in ("kernel_shape", "group")}
-    if x.ndim != 4 or kernel.ndim != 4 or kernel.shape[2:] != (1, 1) or unusual or call.attribute("group", 1) != 1:
-        raise OutOfScopeError("a Conv that is not 1 x 1")
-    if x.shape[1] != kernel.shape[1] or len(call.inputs) > 2:
-        raise WrongError(f"Conv of shapes {x.shape} and {kernel.shape}")
-    rows = np.moveaxis(x, 1, 3)
-    return np.moveaxis(call.field.matmul(rows, kernel[:, :, 0, 0].T), 3, 1)
+def _einsum(call: Call) -> Array:
+    equation = call.attribute("equation")
+    equation = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    terms, labels = left.split(","), sorted(set(left) - {","})
+    if "." in equation or any(len(set(term)) < len(term) for term in terms):
+        raise OutOfScopeError("Einsum with an ellipsis or a diagonal")
+    if not arrow:
+        result = "".join(label for label in labels if left.count(label) == 1)
+    labels = [*result, *(label for label in labels if label not in result)]
+    factors = []
+    for index, term in enumerate(terms):
+        x = call.real(index).transpose([term.index(label) for label in labels if label in term])
+        factors.append(np.expand_dims(x, [axis for axis, label in enumerate(labels) if label not in term]))
+    product = functools.reduce(call.field.multiply, factors)
+    return call.field.total(product, tuple(range(len(result), len(labels))))
+
+
+# -- moving elements ---------------------------------------------------------------------------------------------------
 
 
 def _slice(call: Call) -> Array:
     x, starts, ends = call[0], call.parameter("starts", 1), call.parameter("ends", 2)
     axes, steps = call.parameter("axes", 3), call.parameter("steps", 4)
-    # A part that ends beyond the end is another part of a longer sequence, and that is not looked at.
     if starts is None or ends is None:
         raise WrongError("Slice without starts or ends")
-    index = [slice(None)] * x.ndim
-    for place, axis in enumerate(range(len(starts)) if axes is None else axes):
-        size, start, end = x.shape[axis], starts[place], ends[place]
-        if not (-size <= start <= size and -size <= end <= size) or steps is not None:
-            raise OutOfScopeError(f"a Slice of {size} from {start} to {end}, or with steps")
-        index[axis] = slice(start, end)
-    return x[tuple(index)]
+    for index, axis in enumerate(range(len(starts)) if axes is None else axes):
+        step, end, size = 1 if steps is None else steps[index], ends[index], x.shape[axis]
+        stop = None if step < 0 and end < -size else end
+        x = x[(slice(None),) * (axis % x.ndim) + (slice(starts[index], stop, step),)]
+    return x
 
 
 def _split(call: Call) -> list[Array]:
     x, axis, sizes = call[0], call.attribute("axis", 0), call.parameter("split", 1)
     if sizes is None:
         count = len(call.node.outputs)
+        if x.shape[axis] % count and "num_outputs" not in call.node.attributes:
+            raise WrongError(f"Split of {x.shape[axis]} into {count} equal parts")
         each = -(-x.shape[axis] // count)
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
     if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.node.outputs):
@@ -220,6 +319,11 @@ def _reshape(call: Call) -> Array:
     return x.reshape([x.shape[k] if size == 0 and keeps else size for k, size in enumerate(shape)])
 
 
+def _flatten(call: Call) -> Array:
+    x, axis = call[0], call.attribute("axis", 1)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
 def _squeeze(call: Call) -> Array:
     axes = call.parameter("axes", 1)
     return np.squeeze(call[0], None if axes is None else tuple(axes))
@@ -233,10 +337,15 @@ def _unsqueeze(call: Call) -> Array:
 
 
 def _concat(call: Call) -> Array:
-    parts = [call[place] for place in range(len(call.inputs))]
+    parts = [call[index] for index in range(len(call.inputs))]
     if len({part.dtype for part in parts}) > 1:
         raise WrongError("Concat of several types")
     return np.concatenate(parts, call.attribute("axis", 1))
+
+
+def _expand(call: Call) -> Array:
+    x, shape = call[0], tuple(int(size) for size in call[1])
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
 
 def _constant_of_shape(call: Call) -> Array:
@@ -250,39 +359,30 @@ def _shape(call: Call) -> Array:
     return shape[call.attribute("start", 0) : call.attribute("end", len(shape))]
 
 
-def _transpose(call: Call) -> Array:
-    return np.transpose(call[0], call.attribute("perm"))
+def _pad(call: Call) -> Array:
+    x, mode, pads = call[0], call.attribute("mode", "constant"), call.parameter("pads", 1) or call.attribute("paddings")
+    axes = range(x.ndim) if (last := call.optional(3)) is None else [int(axis) % x.ndim for axis in last.ravel()]
+    if pads is None or len(pads) != 2 * len(axes):
+        raise WrongError("Pad without pads for each axis")
+    fill = call.optional(2)
+    if fill is None:
+        fill = call.number("value", 0.0) if x.dtype == np.uint64 else np.zeros((), x.dtype)
+    for axis, before, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        x = np.take(x, range(max(0, -before), x.shape[axis] - max(0, -behind)), axis)
+        sides = [(max(0, before), max(0, behind)) if k == axis else (0, 0) for k in range(x.ndim)]
+        filled = {"constant_values": fill.ravel()[0]} if mode == "constant" else {}
+        x = np.pad(x, sides, mode=mode, **filled)
+    return x
 
 
-def _integer(call: Call, place: int) -> Array:
-    operand = call[place]
-    if operand.dtype != np.int64:
-        raise OutOfScopeError(f"{call.node.op_type} of {operand.dtype}")
-    return operand
-
-
-def _greatest(call: Call) -> Array:
-    """Of all integers of a value."""
-    numbers, keepdims = _integer(call, 0), _keeps_all(call)
-    if not numbers.size:
-        raise OutOfScopeError(f"{call.node.op_type} of nothing")
-    return np.asarray(np.max(numbers, keepdims=keepdims))
-
-
-def _total(call: Call) -> Array:
-    """Of all floats of a value."""
-    return call.field.total(call.real(0), _keeps_all(call))
-
-
-def _keeps_all(call: Call) -> bool:
-    """What keepdims says of a reduction along all axes."""
-    if len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys():
-        raise OutOfScopeError(f"{call.node.op_type} along some axes")
-    return bool(call.attribute("keepdims", 1))
-
-
-def _not(call: Call) -> Array:
-    return call.field.subtract(scalar_functions.ONE, call[0]) if call[0].dtype == np.uint64 else ~call[0]
+def _moved(call: Call) -> list[Array]:
+    """By onnx's evaluator, which moves elements of any type."""
+    if call.attribute("reduction", "none") != "none":
+        raise OutOfScopeError(f"{call.node.op_type} with a reduction")
+    try:
+        return evaluate_node(call.node, call.inputs, call.opset)
+    except Exception as error:  # the evaluator raises whatever it stumbles over
+        raise OutOfScopeError(f"{call.node.op_type} '{call.node.name}': {type(error).__name__}") from None
 
 
 def known(field: Field, numbers: Any) -> Array:
@@ -295,52 +395,43 @@ def known(field: Field, numbers: Any) -> Array:
     return array.astype(np.int64) if array.dtype.kind in "iu" else field.embed(array)
 
 
+POINTWISE = (
+    "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr",
+    "BitwiseXor", "Ceil", "Celu", "Cos", "Cosh", "Erf", "Floor", "Gelu", "HardSwish", "IsInf", "Mish", "Pow", "PRelu",
+    "Round", "Selu", "Shrink", "Sign", "Sin", "Sinh", "Sqrt", "Swish", "Tan", "Xor",
+)  # fmt: skip
+MOVES = (
+    "Compress", "DepthToSpace", "GatherElements", "GatherND", "ReverseSequence", "ScatterElements", "ScatterND",
+    "SpaceToDepth", "Trilu",
+)  # fmt: skip
+
 OPERATORS: dict[str, Operator] = {
-    "Abs": lambda call: scalar_functions.absolute(call.field, call.real(0)),
-    "Add": _binary(lambda field, a, b: field.add(a, b), np.add),
-    "Cast": _cast,
-    "Clip": _clip,
-    "Concat": _concat,
-    "ConstantOfShape": _constant_of_shape,
-    "Conv": _conv,
-    "Div": _binary(lambda field, a, b: field.multiply(a, field.inverse(b)), None),
-    "Elu": _scalar("elu", 1.0),
-    "Exp": lambda call: call.field.function("exp", call.real(0)),
-    "Gather": lambda call: np.take(call[0], _integer(call, 1), axis=call.attribute("axis", 0)),
-    "Gemm": _gemm,
-    "Greater": _binary(lambda field, a, b: field.above_zero(field.subtract(a, b)), np.greater),
-    "HardSigmoid": _scalar("hardsigmoid", 0.2, 0.5),
-    "Identity": lambda call: call[0],
-    "IsNaN": lambda call: call.field.function("is nan", call.real(0)),
-    "LeakyRelu": _scalar("leakyrelu", 0.01),
-    "Less": _binary(lambda field, a, b: field.above_zero(field.subtract(b, a)), np.less),
-    "Log": lambda call: call.field.function("log", call.real(0)),
-    "MatMul": _matmul,
-    "Max": _binary(scalar_functions.maximum, np.maximum),
-    "Min": _binary(scalar_functions.minimum, np.minimum),
-    "Mul": _binary(lambda field, a, b: field.multiply(a, b), np.multiply),
-    "Neg": lambda call: call.field.negative(call.real(0)),
-    "NonZero": lambda call: np.array(np.nonzero(call[0]), np.int64),
-    "Not": _not,
-    "Range": lambda call: np.arange(*(int(_integer(call, place)) for place in range(3))),
-    "Reciprocal": lambda call: call.field.inverse(call.real(0)),
-    "ReduceMax": _greatest,
-    "ReduceSum": _total,
-    "Relu": _scalar("relu"),
-    "Reshape": _reshape,
-    "Shape": _shape,
-    "Sigmoid": _scalar("sigmoid"),
-    "Slice": _slice,
-    "Softplus": _scalar("softplus"),
-    "Softsign": _scalar("softsign"),
-    "Split": _split,
-    "Squeeze": _squeeze,
-    "Sub": _binary(lambda field, a, b: field.subtract(a, b), np.subtract),
-    "Tanh": _scalar("tanh"),
-    "ThresholdedRelu": _scalar("thresholdedrelu", 1.0),
-    "Tile": lambda call: np.tile(call[0], _integer(call, 1)),
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
-    "Where": _where,
-}
-"""All but Constant and the operators with bodies."""
+    **dict.fromkeys(POINTWISE, pointwise), **dict.fromkeys(MOVES, _moved),
+    "Abs": _unary(scalar_functions.absolute, np.abs), "Add": _elementwise(Field.add, np.add),
+    "And": _elementwise(Field.multiply, np.logical_and), "Cast": _cast, "CastLike": _cast_like, "Clip": _clip,
+    "Concat": _concat, "ConstantOfShape": _constant_of_shape,
+    "Div": _elementwise(lambda field, a, b: field.multiply(a, field.inverse(b)), _truncated),
+    "Dropout": lambda call: call[0], "Einsum": _einsum, "Elu": _activation("elu", 1.0),
+    "Equal": _elementwise(None, np.equal), "Exp": _function("exp"), "Expand": _expand, "Flatten": _flatten,
+    "Gather": lambda call: np.take(call[0], call.integers(1), axis=call.attribute("axis", 0)), "Gemm": _gemm,
+    "Greater": _elementwise(lambda field, a, b: _less(field, b, a), np.greater),
+    "GreaterOrEqual": _elementwise(lambda field, a, b: _at_most(field, b, a), np.greater_equal),
+    "HardSigmoid": _activation("hardsigmoid", 0.2, 0.5), "Identity": lambda call: call[0],
+    "IsNaN": _function("is nan"), "LeakyRelu": _activation("leakyrelu", 0.01), "Less": _elementwise(_less, np.less),
+    "LessOrEqual": _elementwise(_at_most, np.less_equal), "Log": _function("log"),
+    "MatMul": lambda call: _matmul(call.field, call.real(0), call.real(1)),
+    "Max": _elementwise(scalar_functions.maximum, np.maximum), "Mean": _mean,
+    "Min": _elementwise(scalar_functions.minimum, np.minimum), "Mod": _mod,
+    "Mul": _elementwise(Field.multiply, np.multiply), "Neg": _unary(Field.negative, np.negative),
+    "NonZero": lambda call: np.array(np.nonzero(call[0]), np.int64), "Not": _unary(_not, np.logical_not),
+    "Or": _elementwise(_either, np.logical_or), "Pad": _pad,
+    "Range": lambda call: np.arange(*(int(call.integers(index)) for index in range(3))),
+    "Reciprocal": lambda call: call.field.inverse(call.real(0)), "Relu": _activation("relu"), "Reshape": _reshape,
+    "Shape": _shape, "Sigmoid": _activation("sigmoid"), "Size": lambda call: np.array(call[0].size, np.int64),
+    "Slice": _slice, "Softplus": _activation("softplus"), "Softsign": _activation("softsign"), "Split": _split,
+    "Squeeze": _squeeze, "Sub": _elementwise(Field.subtract, np.subtract), "Sum": _elementwise(Field.add, np.add),
+    "Tanh": _activation("tanh"), "ThresholdedRelu": _activation("thresholdedrelu", 1.0),
+    "Tile": lambda call: np.tile(call[0], call.integers(1)),
+    "Transpose": lambda call: np.transpose(call[0], call.attribute("perm")), "Unsqueeze": _unsqueeze, "Where": _where,
+}  # fmt: skip
+"""All but Constant, reductions and windows, recurrent operators, and those with bodies."""

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import WITH_BODIES, malformed, schema_of
-from rnn_lower.ir.walk import subgraphs, with_bodies
-from rnn_lower.proving import algebraic_patterns
+from rnn_lower.ir.schemas import malformed, schema_of
+from rnn_lower.ir.walk import constant, known_tensor, subgraphs
 from rnn_lower.proving.element_types import DType, ElementTypes
-from rnn_lower.proving.operators import OPERATORS, OutOfScopeError, WrongError
-from rnn_lower.transforms.evaluate import evaluate
+from rnn_lower.proving.emitted import COMPARE, EMITTED
+from rnn_lower.proving.interpreter import Graph
+from rnn_lower.proving.operators import OutOfScopeError, WrongError
+from rnn_lower.transforms.evaluate import evaluate_node
 
 MARK = "rnn_lower.node"
 """The metadata by which emitted nodes are known."""
 
-COMPARE = ("Less", "Greater", "Max", "Min")
 ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
 """Operators that may make NaN or an infinity of constants, and elements up to which that is computed."""
 
 
-class Graph(Protocol):
-    """What is run: nodes in order, and the values that are wanted of them."""
-
-    @property
-    def nodes(self) -> Sequence[ir.Node]: ...
-    @property
-    def wanted(self) -> Sequence[ir.Value]: ...
-    @property
-    def opset(self) -> int: ...
-    @property
-    def all_nodes(self) -> Iterator[ir.Node]: ...
-
-
-class Program:
+class Program(Graph):
     """The nodes that some values of a graph are computed by, in order, up to the inputs of the replaced node.
 
     wanted: the values that take the place of the node's outputs.  unread: others, computed for what may be wrong in
@@ -53,8 +37,9 @@ class Program:
         self, wanted: Sequence[ir.Value], inputs: Mapping[ir.Value, DType], opset: int, dtype: DType = None,
         visible: Collection[str] = (), unread: Sequence[ir.Value] = (),
     ) -> None:  # fmt: skip
-        self.wanted, self.opset, self._inputs = wanted, opset, inputs
-        self.nodes: list[ir.Node] = []
+        nodes: list[ir.Node] = []
+        super().__init__(nodes, wanted, opset)
+        self._inputs = inputs
         self.largest_compared = 0
         done: set[ir.Node] = set()
         waiting: list[tuple[ir.Value, bool]] = [(value, True) for value in reversed([*unread, *wanted])]
@@ -69,21 +54,16 @@ class Program:
                 waiting += [(needed, True) for needed in read_by(node)]
             else:
                 done.add(node)
-                self.nodes.append(node)
+                nodes.append(node)
         types = ElementTypes(inputs, dtype, opset)
-        types.follow(self.nodes)
+        types.follow(nodes)
         for value in wanted:
             types.expect(value, dtype)
         self._check_constants()
 
-    @property
-    def all_nodes(self) -> Iterator[ir.Node]:
-        """The nodes, and those of their bodies."""
-        return with_bodies(self.nodes)
-
     def _producer(self, value: ir.Value) -> ir.Node | None:
         """The emitted node that computes a value; None for inputs and constants."""
-        if value in self._inputs or algebraic_patterns.is_constant(value):
+        if value in self._inputs or known_tensor(value) is not None:
             return None
         node = value.producer()
         if node is not None and MARK not in node.metadata_props and value in self.wanted:
@@ -94,7 +74,7 @@ class Program:
 
     def _check(self, node: ir.Node, visible: frozenset[str]) -> None:
         """Compare a node with its schema at this opset, and the names in its bodies with those around them."""
-        if node.domain != "" or node.op_type not in {*OPERATORS, *WITH_BODIES, "Constant"}:
+        if node.domain != "" or node.op_type not in EMITTED:
             raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
         schema = schema_of(node.op_type, self.opset)
         if schema is None:
@@ -112,8 +92,10 @@ class Program:
         if wrong:
             raise WrongError(f"{node.op_type} at opset {self.opset} does not accept {wrong}")
         if node.op_type in COMPARE:
-            constants = [array for array in map(algebraic_patterns.constant, node.inputs) if array is not None]
-            whole = (int(array.max(initial=0)) for array in constants if array.dtype.kind in "iu")
+            constants = [array for array in map(constant, node.inputs) if array is not None]
+            whole = (
+                int(np.abs(array.astype(np.int64)).max(initial=0)) for array in constants if array.dtype.kind in "iu"
+            )
             self.largest_compared = max(self.largest_compared, *whole, 0)
         for _, body in subgraphs(node):
             self._check_body(body, visible)
@@ -132,41 +114,31 @@ class Program:
 
     def _check_constants(self) -> None:
         """Raise WrongError where floats make NaN or an infinity of finite constants: no field element is either."""
-        made: dict[ir.Value, np.ndarray] = {}
-
-        def held(value: ir.Value | None) -> np.ndarray | None:
-            return None if value is None else made.get(value, algebraic_patterns.constant(value))
-
+        made: dict[ir.Value | None, np.ndarray | None] = {}
         for node in self.all_nodes:
-            if node.op_type not in ARITHMETIC or not all(_is_small(value, made) for value in node.inputs):
+            if node.op_type not in ARITHMETIC or not all(value in made or _is_small(value) for value in node.inputs):
                 continue
-            arrays = {str(value.name): held(value) for value in node.inputs if value is not None}
-            operands = {name: array for name, array in arrays.items() if array is not None and array.dtype.kind in "fV"}
-            if len(operands) < len(arrays):
+            operands = [made.get(value, constant(value)) for value in node.inputs]
+            if any(array is None or array.dtype.kind not in "fV" for array in operands):
                 continue
-            imports = [onnx.helper.make_opsetid("", self.opset)]
             try:
                 with np.errstate(all="ignore"):
-                    (result,) = evaluate([ir.to_proto(node)], operands, [str(node.outputs[0].name)], imports)
+                    (result,) = evaluate_node(node, operands, self.opset)
             except Exception:  # shapes that do not fit, which are seen when it runs
                 continue
             made[node.outputs[0]] = result
-            if not np.isfinite(result.astype(np.float64)).all() and all(map(_is_finite, operands.values())):
+            if not _is_finite(result) and all(map(_is_finite, operands)):
                 raise WrongError(f"{node.op_type} '{node.name}' computes no finite number from constants")
 
 
-def _is_finite(array: np.ndarray) -> bool:
-    return bool(np.isfinite(array.astype(np.float64)).all())
+def _is_finite(array: np.ndarray | None) -> bool:
+    return array is None or bool(np.isfinite(array.astype(np.float64)).all())
 
 
-def _is_small(value: ir.Value | None, made: Mapping[ir.Value, np.ndarray]) -> bool:
-    """Whether a value is a constant, or made of such, with few elements."""
-    if value is None or value in made:
-        return True
-    tensor = value.const_value
-    if tensor is not None and math.prod(tensor.shape.numpy()) > MOST_FOLDED:
-        return False
-    return algebraic_patterns.is_constant(value)
+def _is_small(value: ir.Value | None) -> bool:
+    """Whether a value is a constant with few elements."""
+    tensor = known_tensor(value)
+    return tensor is not None and tensor.size <= MOST_FOLDED
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:

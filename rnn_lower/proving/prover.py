@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import dataclasses
-import functools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -16,21 +15,19 @@ import onnx_ir as ir
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import Scope, default_opset, opset_of, owner_of, recurrent_nodes, subgraphs
+from rnn_lower.ir.walk import Scope, known_tensor, opset_of, owner_of, recurrent_nodes, roots, subgraphs
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
-from rnn_lower.opset import convert
+from rnn_lower.opset.convert import converted
 from rnn_lower.proving import model_diff
-from rnn_lower.proving.algebraic_patterns import is_constant
 from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
-from rnn_lower.proving.whole import prove_whole, rewrites_loops
+from rnn_lower.proving.whole import prove_whole, rewrites_all
 from rnn_lower.shapes.fixed_dims import place
-from rnn_lower.transforms.fold import is_folded
 from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
@@ -40,23 +37,13 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     """See `rnn_lower.prove`. seconds: after so many what is not proved is out of scope."""
     deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
-    before, path = files.open_model(original)
-    after, _ = files.open_model(lowered)
-    for document in (before, after):
-        if document.folder is None and any(map(protobuf.is_external, protobuf.tensors(document.proto))):
-            raise RnnLowerError("the weights are in files, and the folder is unknown; provide the path of the model")
-    try:
-        read_nodes(before.model, before.facts)  # only to refuse what is no valid node
+    (before, path), (after, _) = map(files.open_model, (original, lowered))
+    with _named(path):
         try:
-            plain = without_made_calls(after.proto, before.proto)
+            before, after = _comparable(before, after)
         except CallError as error:
             return Proof((), (str(error),))
-        after = after if plain is after.proto else Document(plain, after.folder)
-        before = _with_sizes_of(after, before)
-        opsets = [opset_of(document.proto) for document in (before, after)]
-        if opsets[0] != opsets[1] and opsets[1] is not None:
-            before = _converted(before, opsets[1])
-        if rewrites_loops(before.model, after.model) or is_folded(after.proto):
+        if rewrites_all(before, after):
             return prove_whole(before, after, points, seed, deadline)
         changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
         before = _with_inputs_of(after, before)
@@ -64,8 +51,41 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
         changed += _assign_unread(graphs, tasks)
         proofs += [prove_node(task, points, seed) for task in tasks]
         return Proof(tuple(proofs), tuple(changed))
+
+
+def changes(original: Any, lowered: Any) -> list[str]:
+    """What differs between two models beyond their recurrent nodes and loops."""
+    (before, path), (after, _) = map(files.open_model, (original, lowered))
+    with _named(path):
+        before, after = _comparable(before, after)
+        if rewrites_all(before, after):
+            return []
+        return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+
+
+@contextlib.contextmanager
+def _named(path: str | None) -> Iterator[None]:
+    """Name the file of the original in what is raised."""
+    try:
+        yield
     except RnnLowerError as error:
         raise type(error)(f"{path}: {error}" if path else str(error)) from None
+
+
+def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
+    """The original at the opset and with the sizes of the lowered model, and this without calls that lowering made."""
+    for document in (before, after):
+        document.check_data()
+    read_nodes(before.model, before.facts)  # only to refuse what is no valid node
+    plain = without_made_calls(after.proto, before.proto)
+    after = after if plain is after.proto else Document(plain, after.folder)
+    fixed = fixed_sizes(before.model, after.proto)
+    if fixed:
+        before = before.copied().fixed({place(name, axis): size for (name, axis), size in fixed.items()})
+    opset = opset_of(after.proto)
+    if opset is not None and opset != opset_of(before.proto):  # what conversion makes of the other nodes is no change
+        before = converted(before, opset)
+    return before, after
 
 
 def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[str, ...]:
@@ -75,8 +95,7 @@ def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[
         proof = prove_models(original, lowered, 1, 0, seconds)
     except RnnLowerError:
         return ()
-    differing = (node for node in proof.nodes if node.verdict == DIFFERENT and not proof.changed)
-    return tuple(f"{node.name}: {node.reason}" for node in differing)
+    return () if proof.changed else proof.differing
 
 
 def without_unread_weights(lowered: Document, original: Document) -> Document:
@@ -93,13 +112,6 @@ def without_unread_weights(lowered: Document, original: Document) -> Document:
     return lowered.copied(change) if unread else lowered
 
 
-def _with_sizes_of(lowered: Document, original: Document) -> Document:
-    """The original with the sizes of its inputs fixed as they were for the lowered model."""
-    fixed = fixed_sizes(original.model, lowered.proto)
-    dims = {place(name, axis): size for (name, axis), size in fixed.items()}
-    return original.copied().fixed(dims) if dims else original
-
-
 def _with_inputs_of(lowered: Document, original: Document) -> Document:
     """The original without the weights among its inputs that conversion to another IR version has made constants."""
     weights = {tensor.name for tensor in original.proto.graph.initializer}
@@ -113,41 +125,31 @@ def _with_inputs_of(lowered: Document, original: Document) -> Document:
     return original.copied(change) if listed else original
 
 
-def _converted(document: Document, opset: int) -> Document:
-    """The original at the opset of the lowered model: what conversion makes of the other nodes is no change."""
-    copy = document.copied()
-    convert.convert_opset(copy.model, opset, copy.outline)
-    convert.restamp_rest(copy.model)
-    return Document(copy.write_back(), document.folder)
-
-
-def _tasks(
-    before: Document, after: Document, deadline: float
-) -> tuple[list[NodeProof], list[Task], list[ir.Graph | ir.Function]]:
+def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[NodeProof], list[Task], list[Graph]]:
     """Verdicts about nodes whose outputs nothing computes, tasks for the other replaced ones, and lowered graphs."""
     missing, tasks = list[NodeProof](), list[Task]()
-    pairs = _same_graphs(before.model, after.model)
-    graphs = pairs.graphs
-    outputs = {graph: {out.name: out for node in graph for out in node.outputs} for graph in graphs.values()}
+    paired = {ours.graph: theirs for ours, theirs in _pairs(before.model, after.model)}
+    outputs = {
+        scope.graph: {out.name: out for node in scope.graph for out in node.outputs} for scope in paired.values()
+    }
+    names = {scope.graph: _by_name(scope.graph) for scope in paired.values()}
     for node, scope in recurrent_nodes(before.model):
-        there = outputs.get(graphs.get(scope.graph), {})  # type: ignore[arg-type]
+        there = paired.get(scope.graph)
         wanted = [out for out in node.outputs if out.name and (out.uses() or out.is_graph_output())]
-        replaced = [there.get(out.name) for out in wanted]
+        replaced = [None if there is None else outputs[there.graph].get(out.name) for out in wanted]
         if not wanted or _is_kept(node, replaced):
             continue
         name = node.name or wanted[0].name or node.op_type
-        if None in replaced:
+        if there is None or None in replaced:
             reason = f"nothing computes '{wanted[replaced.index(None)].name}'"
             missing.append(NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=reason))
             continue
-        graph = graphs[scope.graph]
-        task = Task(
-            node, name, scope.path, before.facts, pairs.counterparts(node),
-            [value for value in replaced if value is not None], _opset_of(after.model, graph, scope),
-            frozenset(pairs.visible(graph)), deadline=deadline,
-        )  # fmt: skip
-        tasks.append(task)
-    return missing, tasks, list(graphs.values())
+        visible = frozenset().union(*(names.get(graph, ()) for graph in there.up_to(None)))
+        tasks.append(Task(
+            node, name, scope.path, before.facts, _counterparts(node, paired, names),
+            [value for value in replaced if value is not None], there.opset, visible, deadline=deadline,
+        ))  # fmt: skip
+    return missing, tasks, [scope.graph for scope in paired.values()]
 
 
 def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
@@ -173,7 +175,7 @@ def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]
     while waiting:
         value = waiting.pop()
         node = value.producer()
-        if value in inputs or is_constant(value) or node in nodes:
+        if value in inputs or known_tensor(value) is not None or node in nodes:
             continue
         if node is None or MARK not in node.metadata_props:
             reads_others = True
@@ -193,75 +195,48 @@ def _is_kept(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
     return same and kept.op_type == node.op_type and kept.domain == node.domain
 
 
-def _opset_of(model: ir.Model, graph: ir.Graph | ir.Function, scope: Scope) -> int:
-    """The opset that holds in a graph of the lowered model, whose counterpart is in `scope`."""
-    if scope.in_function:
-        root = next(f for f in model.functions.values() if f.name == scope.root.name and f.domain == _domain(scope))
-        return default_opset(root.opset_imports) or default_opset(model.opset_imports) or 0
-    return default_opset(model.opset_imports) or 0
+def _counterparts(
+    node: ir.Node, paired: Mapping[Graph, Scope], names: Mapping[Graph, Mapping[str, ir.Value]]
+) -> dict[str, ir.Value]:  # fmt: skip
+    """The node's inputs as values of the lowered model, by their names in the text.
+
+    A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
+    """
+    functions = {ours.graph: theirs for ours, theirs in paired.items() if isinstance(ours, ir.Function)}
+    found = {}
+    for name, value in zip(INPUTS, node.inputs, strict=False):
+        owner = None if value is None else owner_of(value)  # of an input of a function, the graph in it
+        scope = None if owner is None else functions.get(owner, paired.get(owner))  # type: ignore[arg-type]
+        if value is not None and scope is not None:
+            found[name] = names[scope.graph].get(str(value.name))
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _domain(scope: Scope) -> str:
-    return scope.root.domain if isinstance(scope.root, ir.Function) else ""
+def _by_name(graph: Graph) -> dict[str, ir.Value]:
+    """The values that a graph defines."""
+    initializers = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
+    values = [*graph.inputs, *initializers, *(out for node in graph for out in node.outputs)]
+    return {value.name: value for value in reversed(values) if value.name}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pairs:
-    """Each graph of the original and what it has become, and the graphs of the lowered model around others."""
-
-    graphs: dict[Graph, Graph]
-    around: dict[Graph, Graph]
-
-    @functools.cached_property
-    def _functions(self) -> dict[Graph, Graph]:
-        """The functions by the graphs that their inputs name as theirs."""
-        return {ours.graph: theirs for ours, theirs in self.graphs.items() if isinstance(ours, ir.Function)}
-
-    def counterparts(self, node: ir.Node) -> dict[str, ir.Value]:
-        """The node's inputs as values of the lowered model, by their names in the text.
-
-        A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
-        """
-        found = {}
-        for name, value in zip(INPUTS, node.inputs, strict=False):
-            owner = None if value is None else owner_of(value)
-            graph = None if owner is None else self._functions.get(owner, self.graphs.get(owner))
-            if value is not None and graph is not None:
-                found[name] = next((own for own in _values_of(graph) if own.name == value.name), None)
-        return {name: value for name, value in found.items() if value is not None}
-
-    def visible(self, graph: Graph) -> Iterator[str]:
-        """The names that nodes of a graph of the lowered model see."""
-        yield from (str(value.name) for value in _values_of(graph) if value.name)
-        if graph in self.around:
-            yield from self.visible(self.around[graph])
-
-
-def _values_of(graph: Graph) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    if isinstance(graph, ir.Graph):
-        yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
-
-
-def _same_graphs(before: ir.Model, after: ir.Model) -> _Pairs:
-    """Nodes with bodies are known by their outputs."""
-    pairs = _Pairs({before.graph: after.graph}, {})
-    pairs.graphs.update({f: after.functions[key] for key, f in before.functions.items() if key in after.functions})
-    waiting = collections.deque(pairs.graphs.items())
+def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:
+    """Each scope of the original and what it has become; nodes with bodies are known by their outputs."""
+    theirs = {_identity(scope.root): scope for scope in roots(after)}
+    waiting = [(scope, theirs[_identity(scope.root)]) for scope in roots(before) if _identity(scope.root) in theirs]
     while waiting:
-        ours, theirs = waiting.popleft()
-        there = {tuple(out.name for out in node.outputs): node for node in theirs}
-        for node in ours:
-            bodies = dict(subgraphs(node))
-            twin = there.get(tuple(out.name for out in node.outputs)) if bodies else None
+        pair = waiting.pop(0)
+        yield pair
+        there = {tuple(out.name for out in node.outputs): node for node in pair[1].graph}
+        for node in pair[0].graph:
+            twin = there.get(tuple(out.name for out in node.outputs))
             if twin is None or twin.op_type != node.op_type or MARK in twin.metadata_props:
                 continue
-            its_bodies = dict(subgraphs(twin))
-            for attribute, body in bodies.items():
-                if attribute in its_bodies:
-                    pairs.graphs[body] = its_bodies[attribute]
-                    pairs.around[its_bodies[attribute]] = theirs
-                    waiting.append((body, its_bodies[attribute]))
-    return pairs
+            bodies, its_bodies = (
+                dict(zip((name for name, _ in subgraphs(one)), scope.bodies_of(one), strict=True))
+                for scope, one in zip(pair, (node, twin), strict=True)
+            )
+            waiting += [(body, its_bodies[name]) for name, body in bodies.items() if name in its_bodies]
+
+
+def _identity(root: Graph) -> object:
+    return root.identifier() if isinstance(root, ir.Function) else None

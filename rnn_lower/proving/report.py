@@ -177,6 +177,11 @@ class Proof:
         return tuple(node.name for node in self.nodes if node.ok)
 
     @property
+    def differing(self) -> tuple[str, ...]:
+        """Which nodes are other functions, and where the values part."""
+        return tuple(f"{node.name}: {node.reason}" for node in self.nodes if node.verdict == DIFFERENT)
+
+    @property
     def bound(self) -> float:
         """The chance that a model with some other function in it would have passed."""
         return min(1.0, sum(node.bound for node in self.nodes))

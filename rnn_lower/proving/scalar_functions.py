@@ -12,28 +12,23 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rnn_lower.proving.equations import Arithmetic
 from rnn_lower.proving.field import Array, Field
 
 ONE = np.ones((), np.uint64)
 
 
-class FieldArithmetic:
-    """The arithmetic of the equations over a field."""
+def arithmetic(field: Field) -> Arithmetic:
+    """What the equations of the recurrent operators are computed with over a field."""
 
-    def __init__(self, field: Field) -> None:
-        self.field = field
-        self.number, self.add, self.subtract = field.number, field.add, field.subtract
-        self.multiply, self.matmul = field.multiply, field.matmul
+    def clipped(x: Array, limit: float) -> Array:
+        high = field.number(limit)
+        return clip(field, x, field.negative(high), high)
 
-    def zeros(self, shape: tuple[int, ...]) -> Array:
-        return np.zeros(shape, np.uint64)
-
-    def clip(self, x: Array, limit: float) -> Array:
-        high = self.field.number(limit)
-        return clip(self.field, x, self.field.negative(high), high)
-
-    def activation(self, name: str, x: Array, alpha: Array, beta: Array) -> Array:
-        return SCALARS[name](self.field, x, alpha, beta)
+    return Arithmetic(
+        lambda shape: np.zeros(shape, np.uint64), field.number, field.add, field.subtract, field.multiply, field.matmul,
+        clipped, lambda name, x, alpha, beta: SCALARS[name](field, x, alpha, beta),
+    )  # fmt: skip
 
 
 def absolute(field: Field, x: Array) -> Array:

@@ -9,39 +9,39 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, count_nodes, nodes, subgraphs
+from rnn_lower.ir.walk import Scope, constant, count_nodes, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS, NONDETERMINISTIC
-from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
-from rnn_lower.proving import algebraic_patterns
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
+from rnn_lower.proving.model_inputs import required_inputs, symbol
 from rnn_lower.proving.node_proof import FAILURE
-from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
+from rnn_lower.proving.operators import MOVES as MOVED_BY_ONNX
+from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.proving.program import MARK
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
-from rnn_lower.proving.whole_model import ModelInterpreter
-from rnn_lower.shapes.shape_info import plain_dim
+from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
 from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.fold import is_folded
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.strip_weights import sizes_of
 
 MOVES = (
-    "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Pad", "Reshape",
-    "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
-    "Trilu", "Unsqueeze",
+    *MOVED_BY_ONNX, "Concat", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze",
 )  # fmt: skip
-"""Operators that put elements elsewhere, whatever they are."""
+"""Operators that put elements elsewhere, whatever they are: no random functions."""
+
+KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.TensorProto.BOOL}
+"""The element types of field elements, integers and truth values."""
 
 FEW = 1 << 20
 """Elements of numbers that are computed with."""
@@ -66,131 +66,78 @@ def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
     return gone or any(key[0] in OP_TYPES for key in theirs - ours)
 
 
-def rewrites_all(before: Any, after: Any) -> bool:
-    """Whether models or files can be compared as wholes only."""
-    ours, theirs = (files.open_model(model)[0] for model in (before, after))
-    return is_folded(theirs.proto) or rewrites_loops(ours.model, theirs.model)
+def rewrites_all(before: Document, after: Document) -> bool:
+    """Whether models can be compared as wholes only."""
+    return is_folded(after.proto) or rewrites_loops(before.model, after.model)
 
 
 def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
-    chosen = [
-        node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS and node.op_type in (*LOOPS, *OP_TYPES)
-    ]
+    """The recurrent nodes, and the loops of the model's own, by operator and outputs."""
+    chosen = (node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS)
     return {
-        (node.op_type, tuple(value.name for value in node.outputs))
-        for node in chosen
-        if node.op_type in OP_TYPES or MARK not in node.metadata_props
-    }
+        (node.op_type, tuple(value.name for value in node.outputs)) for node in chosen
+        if node.op_type in OP_TYPES or (node.op_type in LOOPS and MARK not in node.metadata_props)
+    }  # fmt: skip
 
 
 class _Evaluator(ModelInterpreter):
     """Runs a whole model: known numbers are computed as floats, and an operator without an equation is a random
     function."""
 
-    def __init__(self, field: Field, document: Document, deadline: float, folded: bool) -> None:
-        super().__init__(field, document, folded, (), deadline)
+    def __init__(
+        self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
+    ) -> None:  # fmt: skip
+        super().__init__(field, document, folded, limits, deadline)
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
 
-    def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of the model by name."""
-        names = (str(value.name) for value in self._graph.wanted)
-        return dict(zip(names, self.outputs(inputs), strict=True))
-
-    def _operands(self, node: ir.Node) -> list[Array]:
-        """A Loop without a limit ends by its condition; without a condition it is true."""
-        if node.op_type != "Loop":
-            return super()._operands(node)
-        limit, going, *states = (None if value is None else self._value(value) for value in node.inputs)
-        limit = np.array(2**31, np.int64) if limit is None else limit
-        return [limit, np.array(True) if going is None else going, *(one for one in states if one is not None)]
-
-    def _results(self, node: ir.Node) -> Sequence[Array]:
-        own = node.domain in DEFAULT_DOMAINS
-        if own and node.op_type in OP_TYPES:
-            return self._recurrent(node)
-        if own and node.op_type == "Constant":
-            return [self._known(np.asarray(algebraic_patterns.constant(node.outputs[0])))]
-        if any(subgraphs(node)):
-            return super()._results(node)
-        operands = [None if value is None else self._value(value) for value in node.inputs]
-        numbers = [None if one is None else self._number(one) for one in operands]
-        if own and all(one is None or number is not None for one, number in zip(operands, numbers, strict=True)):
-            return self._computed(node, numbers)
-        if own and node.op_type in self.operators:
-            try:
-                return super()._results(node)
-            except (OutOfScopeError, WrongError):
-                pass  # a use of it that has no equation
-        return self._other(node, operands)
-
-    def _if(self, node: ir.Node) -> list[Array]:
-        """Both branches, weighted by a condition that floats decide."""
-        (condition,) = self._operands(node)
-        if condition.dtype != np.uint64:
-            return super()._if(node)
-        then, other = (self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch"))
-        field = self.field
-        rest = field.subtract(np.ones((), np.uint64), condition.reshape(()))
-        return [
-            field.add(field.multiply(condition.reshape(()), self._as_field(a)), field.multiply(rest, self._as_field(b)))
-            if a.shape == b.shape else _refuse("If with branches of two shapes and a condition that depends on floats")
-            for a, b in zip(then, other, strict=True)
-        ]  # fmt: skip
-
-    def _as_field(self, array: Array) -> Array:
-        return array if array.dtype == np.uint64 else self.field.integers(array)
-
-    def _value(self, value: ir.Value) -> Array:
-        if value in self._values or value in self._constants:
-            return super()._value(value)
-        return self._constants.setdefault(value, self._known(np.asarray(algebraic_patterns.constant(value))))
-
-    def _known(self, numbers: np.ndarray) -> Array:
+    def _known(self, numbers: np.ndarray | None) -> Array:
         """Numbers that are known, which an operator of nothing else rounds, as a runtime and folding do."""
-        array = known(self.field, numbers)
-        if array.dtype == np.uint64 and numbers.size <= FEW:
+        array = super()._known(numbers)
+        if array.dtype == np.uint64 and numbers is not None and numbers.size <= FEW:
             self._floats[id(array)] = array, numbers  # with the array, so that nothing else gets its identity
         return array
 
-    def _content(self, value: ir.Value, array: Array) -> np.ndarray | None:
+    def _content(self, value: ir.Value | None, array: Array) -> np.ndarray | None:
         return self._number(array)
 
-    def _number(self, array: Array) -> np.ndarray | None:
+    def _number(self, array: Array | None) -> np.ndarray | None:
         """The numbers that an array stands for, where they are known."""
-        return array if array.dtype != np.uint64 else self._floats.get(id(array), (array, None))[1]
+        is_element = array is not None and array.dtype == np.uint64
+        return self._floats.get(id(array), (array, None))[1] if is_element else array
+
+    def _results(self, node: ir.Node) -> Sequence[Array]:
+        own = node.domain in DEFAULT_DOMAINS
+        if own and node.op_type in NONDETERMINISTIC:
+            raise OutOfScopeError(f"{node.op_type}, whose output is random")
+        if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
+            return super()._results(node)
+        operands = self._operands(node)
+        numbers = [self._number(operand) for operand in operands]
+        if own and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
+            return self._computed(node, numbers)
+        try:
+            return super()._results(node)
+        except (OutOfScopeError, WrongError) as error:  # a use of it that has no equation
+            if own and node.op_type in MOVES:
+                raise OutOfScopeError(str(error)) from None
+        if own and node.op_type == "Cast" and operands[0] is not None and operands[0].dtype == np.uint64:
+            return [self.field.function(f"Cast {_attributes(node)}", operands[0])]
+        return self._unknown(node, operands)
 
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """What an operator makes of numbers, by onnx's evaluator."""
-        if node.op_type in NONDETERMINISTIC:
-            raise OutOfScopeError(f"{node.op_type}, whose output is random")
-        return [self._known(array) for array in self._run(node, numbers)]
-
-    def _run(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
         try:
-            return evaluate_node(node, operands, self._graph.opset)
+            results = evaluate_node(node, numbers, self._graph.opset)
         except Exception as error:
             raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
-
-    def _other(self, node: ir.Node, operands: Sequence[Array | None]) -> Sequence[Array]:
-        """What only moves elements moves these; any other operator is a random function."""
-        field, op_type = self.field, node.op_type
-        if node.domain in DEFAULT_DOMAINS:
-            if op_type in MOVES:
-                return self._run(node, operands)
-            if op_type in NONDETERMINISTIC:
-                raise OutOfScopeError(f"{op_type}, whose output is random")
-            first = operands[0]
-            if first is not None and op_type == "Cast" and first.dtype == np.uint64:
-                return [field.function(f"{op_type} {_attributes(node)}", first)]
-        return self._unknown(node, operands)
+        return [self._known(array) for array in results]
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
         """Random elements that all operands decide, in the shapes that inference finds."""
         digest = hashlib.blake2b(f"{node.domain} {node.op_type} {_attributes(node)}".encode())
-        for one in operands:
-            digest.update(
-                b"none" if one is None else f"{one.dtype} {one.shape}".encode() + np.ascontiguousarray(one).tobytes()
-            )
+        for array in operands:
+            kind = "none" if array is None else f"{array.dtype} {array.shape}"
+            digest.update(kind.encode() + (b"" if array is None else np.ascontiguousarray(array).tobytes()))
         seed = int.from_bytes(digest.digest()[:7], "little")
         return [
             self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
@@ -199,46 +146,31 @@ class _Evaluator(ModelInterpreter):
 
     def _shapes(self, node: ir.Node, operands: Sequence[Array | None]) -> list[tuple[int, ...]]:
         """Shapes of the outputs by inference of the node alone."""
-        proto, inputs, constants = ir.to_proto(node), [], []
-        for value, one in zip(node.inputs, operands, strict=True):
-            if value is None or one is None:
+        inputs, constants = {}, []
+        for value, array in zip(node.inputs, operands, strict=True):
+            if value is None or array is None or value.name in inputs:
                 continue
-            kind = onnx.TensorProto.INT64 if one.dtype == np.int64 else onnx.TensorProto.FLOAT
-            kind = onnx.TensorProto.BOOL if one.dtype == np.bool_ else kind
-            inputs.append(
-                onnx.helper.make_tensor_value_info(
-                    str(value.name), value.dtype.value if value.dtype else kind, one.shape
-                )
-            )
-            if one.dtype == np.int64 and one.size < 64:
-                constants.append(onnx.numpy_helper.from_array(one, str(value.name)))
-        graph = onnx.helper.make_graph(
-            [proto], "one", inputs, [onnx.ValueInfoProto(name=n) for n in proto.output if n], constants
-        )
-        imports = [onnx.helper.make_opsetid("", self._graph.opset)]
-        imports += [onnx.helper.make_opsetid(node.domain, 1)] if node.domain not in DEFAULT_DOMAINS else []
+            name, kind = str(value.name), value.dtype.value if value.dtype else KINDS[array.dtype.kind]
+            inputs[name] = onnx.helper.make_tensor_value_info(name, kind, array.shape)
+            if array.dtype == np.int64 and array.size < 64:
+                constants.append(onnx.numpy_helper.from_array(array, name))
+        outputs = [onnx.ValueInfoProto(name=value.name) for value in node.outputs if value.name]
+        graph = onnx.helper.make_graph([ir.to_proto(node)], "one", list(inputs.values()), outputs, constants)
+        domains = {"": self._graph.opset} | ({} if node.domain in DEFAULT_DOMAINS else {node.domain: 1})
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(*one) for one in domains.items()])
         try:
-            found = onnx.shape_inference.infer_shapes(
-                onnx.helper.make_model(graph, opset_imports=imports), data_prop=True
-            )
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         except Exception as error:
             raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
-        shapes = []
-        for info in found.graph.output:
-            dims = info.type.tensor_type.shape.dim
-            if not info.type.tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in dims):
-                raise OutOfScopeError(f"{node.op_type} '{node.name}', whose shape is unknown")
-            shapes.append(tuple(dim.dim_value for dim in dims))
-        return shapes
-
-
-def _refuse(reason: str) -> Array:
-    raise OutOfScopeError(reason)
+        shapes = [sizes_of(info) for info in inferred.graph.output]
+        if any(shape is None or None in shape for shape in shapes):
+            raise OutOfScopeError(f"{node.op_type} '{node.name}', whose shape is unknown")
+        return [tuple(size for size in shape or () if size is not None) for shape in shapes]
 
 
 def _attributes(node: ir.Node) -> str:
-    found = {name: attribute.value for name, attribute in node.attributes.items()}
-    return repr(sorted((name, one.tobytes() if hasattr(one, "tobytes") else repr(one)) for name, one in found.items()))
+    held = {name: attribute.value for name, attribute in node.attributes.items()}
+    return repr(sorted((name, one.tobytes() if hasattr(one, "tobytes") else repr(one)) for name, one in held.items()))
 
 
 def prove_whole(
@@ -248,33 +180,29 @@ def prove_whole(
 
     exact_sizes: beyond every number that the nodes count to or compare with, too; out of scope where that is large.
     """
-    documents = [Document(inlined(_with_data(one))) for one in (before, after)]
+    documents = [Document(inlined(one.embedded())) for one in (before, after)]
     models = [document.model for document in documents]
     changed = list(_interface(*models))
     if changed:
         return Proof((), tuple(changed), whole=True)
-    rows = _rows(*models)
     verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
     for folded in (True, False):
         try:
             reason, evaluations = _difference(documents, points, seed, deadline, folded, exact_sizes)
             verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
         except OutOfScopeError as error:
-            return _proof(rows, OUT_OF_SCOPE, str(error), 1.0, 0)
+            verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
+            break
         except WrongError as error:
             verdict, reason = DIFFERENT, str(error)
         if verdict == PROVED:
             break
     bound = min(1.0, FAILURE * max(1, count_nodes(models[1].graph))) ** points if verdict == PROVED else 1.0
-    return _proof(rows, verdict, reason, bound, evaluations)
-
-
-def _with_data(document: Document) -> onnx.ModelProto:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(document.proto)
-    if document.folder is not None:
-        protobuf.embed(proto, document.folder)
-    return proto
+    rows = _rows(*models)
+    share = bound / max(1, len(rows))
+    proofs = tuple(NodeProof(name, op, "", verdict, share, evaluations, reason) for name, op in rows)
+    unproved = (f"the whole model is {verdict}: {reason}",) if not rows and verdict != PROVED else ()
+    return Proof(proofs, unproved, whole=True)
 
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
@@ -285,26 +213,14 @@ def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
     return [(names.get(outs) or next((one for one in outs if one), "") or op, op) for op, outs in chosen]
 
 
-def _proof(rows: Sequence[tuple[str, str]], verdict: str, reason: str, bound: float, evaluations: int) -> Proof:
-    share = bound / max(1, len(rows))
-    proofs = [NodeProof(name, op_type, "", verdict, share, evaluations, reason) for name, op_type in rows]
-    unproved = (f"the whole model is {verdict}: {reason}",) if not rows and verdict != PROVED else ()
-    return Proof(tuple(proofs), unproved, whole=True)
-
-
 def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
     """What differs of inputs and outputs."""
-    for what in ("inputs", "outputs"):
-        ours, theirs = (
-            {
-                value.name: value.dtype
-                for value in getattr(model.graph, what)
-                if what == "outputs" or not value.is_initializer()
-            }
-            for model in (before, after)
-        )
-        typed = all(None in (dtype, theirs.get(name)) or dtype == theirs[name] for name, dtype in ours.items())
-        if list(ours) != list(theirs) or not typed:
+    for what, ours, theirs in (
+        ("inputs", required_inputs(before), required_inputs(after)),
+        ("outputs", before.graph.outputs, after.graph.outputs),
+    ):
+        typed = all(None in (a.dtype, b.dtype) or a.dtype == b.dtype for a, b in zip(ours, theirs, strict=False))
+        if [value.name for value in ours] != [value.name for value in theirs] or not typed:
             yield f"graph: the {what} differ"
 
 
@@ -313,6 +229,7 @@ def _difference(
 ) -> tuple[str, int]:
     """Where two models part, or nothing; and how often they were evaluated."""
     count, models = 0, [document.model for document in documents]
+    limits = set().union(*map(limits_of, documents))
     cases = list(_sizes(models[1]))
     exact = all(value.dtype is None or value.dtype.is_floating_point() for value in models[1].graph.inputs)
     draws = 1 if exact else INTEGER_DRAWS
@@ -322,22 +239,20 @@ def _difference(
         for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
             field = Field(seed * 1000 + draw % points)
             inputs = _draw(field, models[1], sizes, np.random.default_rng((seed, draw, index)), exact_sizes)
-            original, rewritten = (_Evaluator(field, one, deadline, folded) for one in documents)
-            try:
-                ours = original.evaluate(inputs)
-            except (NoStepsError, WrongError):  # sizes with which it does not run
-                continue
-            try:
-                theirs = rewritten.evaluate(inputs)
-            except NoStepsError:
-                continue
-            except WrongError:
-                if index == 0 or all(sizes.values()):
-                    raise
-                continue
+            both, failed = list[list[Array]](), list[WrongError]()
+            for document in documents:
+                try:
+                    both.append(_Evaluator(field, document, folded, limits, deadline).outputs(inputs))
+                except NoStepsError:
+                    pass
+                except WrongError as error:
+                    failed.append(error)
+            if failed and both:
+                raise failed[0]
+            if len(both) < len(documents):
+                continue  # of sizes with which neither runs
             count += 1
-            for value in models[0].graph.outputs:
-                a, b = ours[str(value.name)], theirs[str(value.name)]
+            for value, a, b in zip(models[0].graph.outputs, *both, strict=True):
                 empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
                 if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
                     shapes = {name: one.shape for name, one in inputs.items()}
@@ -351,8 +266,8 @@ def _difference(
 def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
     """Numbers for the free sizes of the inputs."""
     free = list(dict.fromkeys(
-        name for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
-        if not isinstance(name := _symbol(value, axis, dim), int)
+        name for value in model.graph.inputs for axis in range(len(value.shape or ()))
+        if not isinstance(name := symbol(value, axis), int)
     ))  # fmt: skip
     for size in SIZES if free else SIZES[:1]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
@@ -360,7 +275,7 @@ def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
 
 def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
     """The numbers that a node compares with, counts with, or cuts at; not where a step cuts columns."""
-    arrays = [algebraic_patterns.constant(value) for value in node.inputs]
+    arrays = [constant(value) for value in node.inputs]
     axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
     for index, array in enumerate(arrays):
         kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
@@ -382,14 +297,10 @@ def _beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[di
             yield {**dict.fromkeys(sizes, 2), name: number + 2}
 
 
-def _symbol(value: ir.Value, axis: int, dim: Any) -> int | str:
-    plain = plain_dim(dim)
-    return plain if plain is not None else f"{value.name}/{axis}"
-
-
-def _size(dim: Any, value: ir.Value, axis: int, sizes: Mapping[str, int]) -> int:
-    symbol = _symbol(value, axis, dim)
-    return symbol if isinstance(symbol, int) else sizes[symbol]
+def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of an input, free sizes by their names."""
+    symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
+    return tuple(name if isinstance(name, int) else sizes[name] for name in symbols)
 
 
 def _draw(
@@ -397,17 +308,13 @@ def _draw(
 ) -> dict[str, Array]:
     """Random inputs. lengths: integers count steps, from one too few to one too many."""
     found: dict[str, Array] = {}
-    steps = [
-        _size(dim, value, axis, sizes) for value in model.graph.inputs for axis, dim in enumerate(value.shape or ())
-    ]
+    steps = [size for value in model.graph.inputs for size in _sized(value, sizes)]
     most = max(steps, default=0) + 2 if all(steps) else 1  # beyond an empty sequence is nowhere
     low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
-    for value in model.graph.inputs:
-        if value.is_initializer():
-            continue
+    for value in required_inputs(model):
         if value.shape is None or value.dtype is None:
             raise OutOfScopeError(f"input '{value.name}' declares no shape")
-        shape = tuple(_size(dim, value, axis, sizes) for axis, dim in enumerate(value.shape))
+        shape = _sized(value, sizes)
         if value.dtype.is_floating_point():
             found[str(value.name)] = field.random(shape)
         elif value.dtype == ir.DataType.BOOL:

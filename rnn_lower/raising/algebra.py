@@ -5,6 +5,7 @@ Columns, the last axis, are what is computed with; all other axes are passed ove
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import get_attribute
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import get_attribute, integers
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.shapes.shape_info import Facts
@@ -113,8 +115,8 @@ def _alike(a: Sum, b: Sum) -> tuple[Sum, Sum]:
     if not (a.columns == 1 and a.is_number()) and not (b.columns == 1 and b.is_number()):
         raise NoGuessError
     columns = max(a.columns, b.columns)
-    wide = [dataclasses.replace(one, number=np.broadcast_to(one.number, columns)) for one in (a, b)]
-    return wide[0], wide[1]
+    a, b = (dataclasses.replace(one, number=np.broadcast_to(one.number, columns)) for one in (a, b))
+    return a, b
 
 
 def _of(terms: Mapping[Atom, np.ndarray], number: np.ndarray, *sources: Sum) -> Sum:
@@ -147,14 +149,11 @@ class Algebra:
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """What a value holds that is known, or that nodes make of constants by moving."""
-        if value is None:
-            return None
-        if value not in self._constants:
-            try:
+        if value is not None and value not in self._constants:
+            self._constants[value] = None
+            with contextlib.suppress(OutOfScopeError):
                 self._constants[value] = content(value, self._opset)
-            except OutOfScopeError:
-                self._constants[value] = None
-        return self._constants[value]
+        return None if value is None else self._constants[value]
 
     def enter(self, body: ir.Graph, bound: Mapping[ir.Value, Sum]) -> None:
         """From here on values of a body are asked for, whose inputs are these."""
@@ -196,9 +195,7 @@ class Algebra:
             if array.dtype.kind not in "fV" or not array.size or (array.ndim > 1 and (rows != rows[:1]).any()):
                 raise NoGuessError
             return Sum({}, np.atleast_1d(rows[0] if array.ndim else array).astype(np.float64), array.ndim)
-        node = value.producer()
-        rule = None if node is None or node.domain not in ("", "ai.onnx") else RULES.get(node.op_type)
-        result = None if rule is None or node is None else rule(self, node, value.index() or 0)
+        result = self._defined(value)
         return self.read(value) if result is None else result
 
     def read(self, value: ir.Value) -> Sum:
@@ -217,7 +214,7 @@ class Algebra:
 
     def _defined(self, value: ir.Value) -> Sum | None:
         node = value.producer()
-        rule = None if node is None else RULES.get(node.op_type)
+        rule = None if node is None or node.domain not in DEFAULT_DOMAINS else RULES.get(node.op_type)
         return None if rule is None or node is None else rule(self, node, value.index() or 0)
 
     def refer(self, value: ir.Value, definition: Sum) -> Sum:
@@ -325,10 +322,7 @@ def _where(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _integers(algebra: Algebra, node: ir.Node, name: str, index: int) -> list[int] | None:
-    if name in node.attributes:
-        return list(node.attributes[name].value)
-    array = algebra.constant(node.inputs[index]) if index < len(node.inputs) else None
-    return None if array is None else [int(number) for number in array.ravel()]
+    return integers(node, name, index, algebra.constant)
 
 
 def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
@@ -344,12 +338,10 @@ def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
 
 
 def _slice(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    x, starts, ends = (
-        algebra.of(node.inputs[0]),
-        _integers(algebra, node, "starts", 1),
-        _integers(algebra, node, "ends", 2),
+    x = algebra.of(node.inputs[0])
+    starts, ends, axes, steps = (
+        _integers(algebra, node, name, k) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
-    axes, steps = _integers(algebra, node, "axes", 3), _integers(algebra, node, "steps", 4)
     if starts is None and axes == [0] and algebra.is_step(node):
         return x
     if starts is None or ends is None or (steps is not None and set(steps) != {1}):
@@ -394,30 +386,19 @@ def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     return dataclasses.replace(x, flipped=not x.flipped) if algebra.own and ranks == 1 else None
 
 
-def _ranked(change: Callable[[Algebra, Sum, ir.Node], int | None]) -> Rule:
-    """An operator that leaves the columns alone and makes another rank."""
-
-    def rule(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-        x = algebra.of(node.inputs[0])
-        rank = change(algebra, x, node)
-        return None if rank is None else dataclasses.replace(x, rank=rank)
-
-    return rule
-
-
-def _squeezed(algebra: Algebra, x: Sum, node: ir.Node) -> int | None:
-    axes = _integers(algebra, node, "axes", 1)
-    return None if axes is None or {-1, x.rank - 1} & set(axes) else x.rank - len(axes)
-
-
-def _unsqueezed(algebra: Algebra, x: Sum, node: ir.Node) -> int | None:
-    axes = _integers(algebra, node, "axes", 1)
-    return None if axes is None or {-1, x.rank + len(axes) - 1} & set(axes) else x.rank + len(axes)
-
-
-def _reshaped(algebra: Algebra, x: Sum, node: ir.Node) -> int | None:
-    shape = _integers(algebra, node, "shape", 1)
-    return len(shape) if shape and shape[-1] in (x.columns, -1) else None
+def _same_columns(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
+    """An operator that leaves the columns alone and may make another rank."""
+    x = algebra.of(node.inputs[0])
+    if node.op_type == "Reshape":
+        shape = _integers(algebra, node, "shape", 1)
+        return dataclasses.replace(x, rank=len(shape)) if shape and shape[-1] in (x.columns, -1) else None
+    if node.op_type in ("Squeeze", "Unsqueeze"):
+        axes = _integers(algebra, node, "axes", 1)
+        if axes is None:
+            return None
+        rank = x.rank + len(axes) * (1 if node.op_type == "Unsqueeze" else -1)
+        return None if {-1, max(rank, x.rank) - 1} & set(axes) else dataclasses.replace(x, rank=rank)
+    return x
 
 
 def _transpose(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
@@ -432,8 +413,7 @@ RULES: dict[str, Rule] = {
     "Neg": lambda algebra, node, _: algebra.of(node.inputs[0]).times(np.array(-1.0)),
     "Mul": _mul, "Div": _div, "MatMul": _matmul, "Gemm": _matmul, "Clip": _clip, "Where": _where,
     "Split": _split, "Slice": _slice, "Concat": _concat, "Gather": _gather, "Transpose": _transpose,
-    "Identity": _ranked(lambda _, x, __: x.rank), "Cast": _ranked(lambda _, x, __: x.rank),
-    "Squeeze": _ranked(_squeezed), "Unsqueeze": _ranked(_unsqueezed), "Reshape": _ranked(_reshaped),
+    **dict.fromkeys(("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"), _same_columns),
     **dict.fromkeys(FUNCTIONS, _function),
 }  # fmt: skip
 """None where an operator, or a use of it, is left as it is."""

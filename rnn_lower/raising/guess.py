@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.raising.algebra import Atom, NoGuessError, Sum, same
 
-Function = tuple[str, float | None, float | None]
+Function = tuple[Any, ...]
+"""Name, alpha and beta."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +59,9 @@ class Cell:
         return self.gates[0].limit
 
     @property
-    def uses_peepholes(self) -> bool:
-        return any(gate.P.any() for gate in self.gates)
+    def source(self) -> Sum | None:
+        """The sum that one of the gates reads X in."""
+        return next((gate.source for gate in self.gates if gate.x is not None), None)
 
 
 def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
@@ -66,8 +69,7 @@ def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
 
     states: values that are states, or made of states.
     """
-    while (atom := new.atom()) is not None and atom.kind == "where":
-        new = atom.arguments[0]
+    new = unmasked(new)
     for guess in (_rnn, _gru, _lstm):
         for attempt in guess(new):
             try:
@@ -78,6 +80,13 @@ def cells(new: Sum, states: frozenset[ir.Value]) -> Iterator[Cell]:
                 yield cell
 
 
+def unmasked(new: Sum) -> Sum:
+    """What a step computes, whatever rows keep of what they had."""
+    while (atom := new.atom()) is not None and atom.kind == "where":
+        new = atom.arguments[0]
+    return new
+
+
 Attempt = Callable[[frozenset[ir.Value]], Cell]
 """Reads the gates, if they are such of a cell."""
 
@@ -85,12 +94,7 @@ Attempt = Callable[[frozenset[ir.Value]], Cell]
 def _rnn(new: Sum) -> Iterator[Attempt]:
     atom = new.atom()
     if atom is not None and atom.kind == "function":
-        yield functools.partial(_rnn_cell, atom)
-
-
-def _rnn_cell(atom: Atom, states: frozenset[ir.Value]) -> Cell:
-    gate = _gate(atom, states)
-    return Cell("RNN", (gate,), (gate.function,))
+        yield lambda states: Cell("RNN", (gate := _gate(atom, states),), (gate.function,))
 
 
 def _gru(new: Sum) -> Iterator[Attempt]:
@@ -147,7 +151,7 @@ def _lstm_cell(o: Atom, shown: Atom, i: Atom, f: Atom | None, g: Atom, states: f
     forget = i if f is None else f
     around = (_previous(new, f, g), new)
     gates = tuple(_gate(one, states, c=around) for one in (i, o, forget, g))
-    return Cell("LSTM", gates, (gates[0].function, gates[3].function, _function(shown)), False, f is None, new)
+    return Cell("LSTM", gates, (gates[0].function, gates[3].function, shown.parameters), False, f is None, new)
 
 
 def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
@@ -172,8 +176,7 @@ def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
 def _previous(c: Sum, factor: Atom | None, g: Atom) -> Sum | None:
     """What the forget gate is multiplied by."""
     for product in (atom for atom in c.terms if atom.kind == "product" and factor is not None):
-        sides = list(product.arguments)
-        for one, other in itertools.permutations(sides):
+        for one, other in itertools.permutations(product.arguments):
             if one.atom() is factor and other.atom() is not g:
                 return other
     states = {atom: matrix for atom, matrix in c.terms.items() if atom.kind == "value"}  # c + i * (g - c)
@@ -192,11 +195,6 @@ def _functions(new: Sum) -> list[Atom]:
     return list(functions)
 
 
-def _function(atom: Atom) -> Function:
-    name, alpha, beta = atom.parameters
-    return name, alpha, beta
-
-
 def _argument(atom: Atom) -> tuple[Sum, float | None]:
     """The argument of a function, and between which limits."""
     (inside,) = atom.arguments
@@ -211,7 +209,7 @@ def _gate(
 ) -> Gate:
     argument, limit = _argument(atom)
     gate = _parts(argument if inside is None else inside, states, c)
-    return dataclasses.replace(gate, function=_function(atom), limit=limit)
+    return dataclasses.replace(gate, function=atom.parameters, limit=limit)
 
 
 def _parts(inside: Sum, states: frozenset[ir.Value], c: tuple[Sum | None, Sum] | None = None) -> Gate:
@@ -238,10 +236,6 @@ def _parts(inside: Sum, states: frozenset[ir.Value], c: tuple[Sum | None, Sum] |
 
 
 def _is_cell_state(atom: Atom, c: tuple[Sum | None, Sum] | None) -> bool:
-    for state in c or ():
-        if state is not None and (
-            state.atom() is atom
-            or (atom.define is not None and atom.definition is not None and same(atom.definition, state))
-        ):
-            return True
-    return False
+    defined = atom.definition if atom.define is not None and c is not None else None
+    states = (state for state in c or () if state is not None)
+    return any(state.atom() is atom or (defined is not None and same(defined, state)) for state in states)

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import get_attribute
+from rnn_lower.ir.walk import constant, get_attribute
 from rnn_lower.loops.unrolling import LOOPS
-from rnn_lower.proving.algebraic_patterns import constant
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.raising.algebra import Algebra, NoGuessError, Sum, same
-from rnn_lower.raising.guess import Cell, cells
+from rnn_lower.raising.guess import Cell, cells, unmasked
 from rnn_lower.shapes.shape_info import Facts
 
 SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
@@ -124,24 +123,18 @@ def _direction(
     new, outputs = sums[h], []
     assert new is not None
     c = next((k for k, one in enumerate(sums[: len(initial)]) if one is not None and cell.state_c is not None
-              and same(_unmasked(one), cell.state_c)), None)  # fmt: skip
+              and same(unmasked(one), cell.state_c)), None)  # fmt: skip
     for k, (value, one) in enumerate(zip(loop.outputs, sums, strict=True)):
         if k == h:
             outputs.append((value, "Y_h"))
         elif k == c:
             outputs.append((value, "Y_c"))
-        elif one is not None and k >= len(initial) and same(_unmasked(one), _unmasked(new)):
+        elif one is not None and k >= len(initial) and same(unmasked(one), unmasked(new)):
             outputs.append((value, "Y" if one.rank == 2 else "Y_direction"))
-    source = next((gate.source for gate in cell.gates if gate.x is not None and gate.source is not None), None)
-    flipped = source is not None and source.flipped
+    source = cell.source
+    flipped, batch_first = (False, False) if source is None else (source.flipped, source.batch_first)
     starts = (initial[h], *([] if c is None else [initial[c]]))
-    return Direction(cell, reverse != flipped, source is not None and source.batch_first, starts, tuple(outputs))
-
-
-def _unmasked(new: Sum) -> Sum:
-    while (atom := new.atom()) is not None and atom.kind == "where":
-        new = atom.arguments[0]
-    return new
+    return Direction(cell, reverse != flipped, batch_first, starts, tuple(outputs))
 
 
 def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[Direction]]:
@@ -160,14 +153,10 @@ def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[D
         new = _sum(chain, leaf)
         if new is None:
             continue
-        guesses = [cell for cell in cells(new, states) if cell.op_type == region.op_type]
-        made = []
-        for cell in guesses:
-            source = next((g.source for g in cell.gates if g.x is not None and g.source is not None), None)
-            row = None if source is None else source.row
-            made.append(Direction(cell, row == 0, source is not None and source.batch_first))
-        if made:
-            ends.append(made)
+        chosen = [(cell, cell.source) for cell in cells(new, states) if cell.op_type == region.op_type]
+        ends.append(
+            [Direction(cell, x is not None and x.row == 0, x is not None and x.batch_first) for cell, x in chosen]
+        )
     return ends
 
 

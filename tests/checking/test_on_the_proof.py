@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rnn_lower
 from rnn_lower import cli
 from rnn_lower.checking.compare import Comparison, compare
+from rnn_lower.ir import protobuf
 
 HIDDEN = 400
 """The weights are larger than 2 MB."""
@@ -74,13 +75,8 @@ WAYS = {
 
 def replace_recurrent_weights(lowered: onnx.ModelProto) -> None:
     """Every constant as large as a part of R."""
-
-    def walk(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-        inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-        return [*graph.initializer, *(tensor for body in inner for tensor in walk(body))]
-
     changed = 0
-    for tensor in walk(lowered.graph):
+    for tensor in protobuf.tensors(lowered):
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2 and tensor.dims[0] > 4:
             tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), tensor.name))
             changed += 1

@@ -454,3 +454,31 @@ def test_a_recurrent_node_in_a_loop_is_lowered_and_proved(op, weights):
     lowered = rnn_lower.lower(model, form="unroll", loops=True)
     assert rnn_lower.prove(model, lowered).ok
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+ONCE = """<ir_version: 8, opset_import: ["": 17, "own": 1]> one (float[2,3] x) => (float[2,3] y)
+    <float low = {-20}, float high = {20}, int64 once = {1}, bool yes = {1}> { %s }"""
+LOOP = """y = Loop (once, yes, x) <body: graph = body (int64 i, bool c, float[2,3] s) => (bool d, float[2,3] t) {
+    d = Identity (c)
+    k = Clip (s, low, high)
+    t = Tanh (k)
+}>"""
+
+
+@pytest.mark.parametrize("domain", ["", "own."])
+def test_an_operator_of_another_domain_is_another_one(domain):
+    original, unrolled = (
+        onnx.parser.parse_model(ONCE % text) for text in (LOOP, f"k = Clip (x, low, high) y = {domain}Tanh (k)")
+    )
+    assert rnn_lower.prove(original, unrolled).ok == (not domain)
+
+
+@pytest.mark.parametrize(("row", "same"), [("", True), ("f = Gather (x, zero) g = Mul (f, nothing)", False)])
+def test_a_model_that_needs_a_row_is_another_one(row, same):
+    """Where there is none the original runs, and the other does not."""
+    header = """<ir_version: 8, opset_import: ["": 17]> one (float[N] x) => (float[N] y)
+        <float nothing = {0}, int64 zero = {0}, int64 once = {1}, bool yes = {1}>"""
+    body = "<body: graph = body (int64 i, bool c, float[N] s) => (bool d, float[N] t) { d = Identity (c) t = Abs (s) }>"
+    original = onnx.parser.parse_model(f"{header} {{ y = Loop (once, yes, x) {body} }}")
+    last = "y = Abs (x)" if same else "h = Abs (x) y = Add (h, g)"
+    assert rnn_lower.prove(original, onnx.parser.parse_model(f"{header} {{ {row} {last} }}")).ok == same

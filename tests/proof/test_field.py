@@ -124,6 +124,6 @@ def test_the_text_in_integers_is_the_oracle(op, name, direction):
     field = Field(1)
     embedded = {k: field.embed(v) for k, v in values.items() if k not in ("B", "sequence_lens")}
     embedded["B"] = equations.bias(field, values["B"], node.dtype, folded=False)
-    found = equations.evaluate(scalar_functions.FieldArithmetic(field), node, embedded, values["sequence_lens"])
+    found = equations.evaluate(scalar_functions.arithmetic(field), node, embedded, values["sequence_lens"])
     for what, array in zip(("Y", "Y_h", "Y_c"), wanted, strict=False):
         assert np.array_equal(field.small(found[what]), array), what

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from judge import emitted
 from onenode import OPTIONAL, Case, build
 from onnx import TensorProto, helper, numpy_helper
 from paths import own_models
@@ -26,16 +27,6 @@ EVERYTHING = Case("LSTM", 14, optional=OPTIONAL["LSTM"], direction="bidirectiona
 def proof(case: Case, form: str = "auto", **options: object) -> rnn_lower.Proof:
     model, _ = build(case)
     return rnn_lower.prove(model, rnn_lower.lower(model, form=form, **options))
-
-
-def emitted(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
-    """The first emitted node of a type, in the main graph or in a body."""
-
-    def walk(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-        inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-        return [*graph.node, *(node for body in inner for node in walk(body))]
-
-    return next(node for node in walk(model.graph) if node.op_type == op_type and node.metadata_props)
 
 
 def change(model: onnx.ModelProto, name: str, place: int, by: float | None = None) -> None:
@@ -261,6 +252,44 @@ def test_a_limit_of_lengths_beyond_those_compared_is_noticed():
         assert rnn_lower.prove(model, lowered).nodes[0].verdict == verdict
 
 
+def wraps() -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("Cast", ["sequence_lens"], ["narrow"], to=TensorProto.INT8),
+        helper.make_node("Cast", ["narrow"], ["other"], to=TensorProto.INT32),
+    ]
+
+
+def is_nothing_at(limit: str, to: int) -> list[onnx.NodeProto]:
+    """Lengths, but for one that is 0."""
+    return [
+        helper.make_node("Cast", ["sequence_lens"], ["lengths"], to=to),
+        helper.make_node("Sub", ["lengths", limit], ["less"]),
+        helper.make_node("Cast", ["less"], ["is_other"], to=TensorProto.BOOL),
+        helper.make_node("Cast", ["is_other"], ["one"], to=TensorProto.INT32),
+        helper.make_node("Mul", ["sequence_lens", "one"], ["other"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [wraps(), is_nothing_at("whole", TensorProto.INT32), is_nothing_at("float", TensorProto.FLOAT)],
+    ids=["wraps", "integers", "floats"],
+)
+def test_what_is_otherwise_at_lengths_beyond_those_compared_is_noticed(nodes):
+    model, _ = build(Case("RNN", dynamic=True, optional=("sequence_lens",), N=2))
+    lowered = rnn_lower.lower(model)
+    for node in lowered.graph.node:
+        node.input[:] = ["other" if name == "sequence_lens" else name for name in node.input]
+    for index, node in enumerate(nodes):
+        node = onnx.NodeProto.FromString(node.SerializeToString())
+        node.metadata_props.extend(emitted(lowered, "Less").metadata_props)
+        lowered.graph.node.insert(index, node)
+    for name, dtype in (("whole", np.int32), ("float", np.float32)):
+        if any(name in node.input for node in nodes):
+            lowered.graph.initializer.append(numpy_helper.from_array(np.array([4000], dtype), name))
+    assert rnn_lower.prove(model, lowered).nodes[0].verdict == "out of scope"
+
+
 def test_a_part_beyond_the_end_is_not_looked_at():
     model, _ = build(Case("RNN", dynamic=True))
     lowered = rnn_lower.lower(model)
@@ -323,7 +352,7 @@ def test_bad_nodes_are_refused():
 
 def test_it_needs_no_runtime():
     code = (
-        "import sys; sys.path[:0] = ['tests']\n"
+        "import sys; sys.path[:0] = ['tests/support']\n"
         "from onenode import Case, build; import rnn_lower\n"
         "model, _ = build(Case())\n"
         "assert rnn_lower.prove(model, rnn_lower.lower(model)).ok\n"
@@ -343,10 +372,10 @@ def tanh_of_clip(low: float, high: float) -> ir.Value:
 
 
 def test_only_limits_beyond_which_tanh_is_one_are_dropped():
-    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), None).name == "x"
-    assert algebraic_patterns.unlimited(tanh_of_clip(-19, 19), None) is None
-    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 30), None) is None
-    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), 20.0) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), ()).name == "x"
+    assert algebraic_patterns.unlimited(tanh_of_clip(-19, 19), ()) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 30), ()) is None
+    assert algebraic_patterns.unlimited(tanh_of_clip(-20, 20), (20.0,)) is None
     assert float(np.tanh(np.float64(algebraic_patterns.TANH_IS_ONE))) == 1.0
     assert algebraic_patterns.clip_of(tanh_of_clip(1, -1)) is None
 

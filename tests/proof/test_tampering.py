@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from judge import marked
 from onenode import Case, build
 from onnx import helper, numpy_helper
 
@@ -44,12 +45,6 @@ def test_a_maximum_of_three_is_no_maximum_of_two():
         if node.op_type == "Relu":
             node.op_type, node.input[:] = "Max", [node.input[0], "zero", "hundred"]
     assert not rnn_lower.prove(model, lowered).ok
-
-
-def marked(*node: object, **details: object) -> onnx.NodeProto:
-    made = helper.make_node(*node, **details)
-    made.metadata_props.add(key="rnn_lower.node", value="node")
-    return made
 
 
 def with_branches(inner: tuple[onnx.NodeProto, ...] = ()) -> onnx.ModelProto:

@@ -7,29 +7,25 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
+from judge import every_node, marked
 from onenode import Case, build
 from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
+from rnn_lower.ir import protobuf
 
 Change = Callable[[onnx.ModelProto], None]
 
 
-def marked(*node: object, **details: object) -> onnx.NodeProto:
-    made = helper.make_node(*node, **details)
-    made.metadata_props.add(key="rnn_lower.node", value="node")
-    return made
-
-
 def body_of(model: onnx.ModelProto) -> tuple[onnx.NodeProto, onnx.GraphProto]:
     """The first Scan or Loop, wherever it is, and its body."""
-
-    def walk(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-        inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-        return [*graph.node, *(node for body in inner for node in walk(body))]
-
-    node = next(node for node in walk(model.graph) if node.op_type in ("Scan", "Loop"))
+    node = next(node for node in every_node(model) if node.op_type in ("Scan", "Loop"))
     return node, next(attribute.g for attribute in node.attribute if attribute.HasField("g"))
+
+
+def nodes_in(body: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Those of a body and of the bodies in it."""
+    return [node for graph in protobuf.graphs_in(body) for node in graph.node]
 
 
 def behind(model: onnx.ModelProto, output: str = "Y") -> str:
@@ -54,21 +50,15 @@ def clip_with_min_above_max(model: onnx.ModelProto) -> None:
 
 def clip_in_place_of_clip(model: onnx.ModelProto) -> None:
     """The node's own clip with its bounds exchanged."""
-    names = [node for node in all_nodes(model.graph) if node.op_type == "Clip"]
-    for node in names:
+    for node in (node for node in every_node(model) if node.op_type == "Clip"):
         node.input[1], node.input[2] = node.input[2], node.input[1]
-
-
-def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-    return [*graph.node, *(node for body in inner for node in all_nodes(body))]
 
 
 def body_input_with_an_outer_name(model: onnx.ModelProto) -> None:
     _, body = body_of(model)
     old = body.input[len(body.input) - 1].name
     body.input[len(body.input) - 1].name = "X"
-    for node in all_nodes(body):
+    for node in nodes_in(body):
         node.input[:] = ["X" if name == old else name for name in node.input]
 
 
@@ -77,7 +67,7 @@ def body_value_with_an_outer_name(model: onnx.ModelProto) -> None:
     node = body.node[0]
     old, node.output[0] = node.output[0], "node"
     initializer(model, "node", np.float32(0))
-    for inner in all_nodes(body):
+    for inner in nodes_in(body):
         inner.input[:] = ["node" if name == old else name for name in inner.input]
 
 
@@ -291,7 +281,7 @@ def test_a_value_with_the_name_of_another_is_not_proved(form):
     """Unless the file stays the same, or is refused as a model."""
     model = original("GRU", optional=("B", "initial_h"), hidden_size=True)
     lowered = rnn_lower.lower(model, form=form)
-    graphs = [lowered.graph, *(a.g for node in all_nodes(lowered.graph) for a in node.attribute if a.HasField("g"))]
+    graphs = [lowered.graph, *(a.g for node in every_node(lowered) for a in node.attribute if a.HasField("g"))]
     names = [name for graph in graphs for name in (
         *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer),
         *(name for node in graph.node for name in node.output if name),

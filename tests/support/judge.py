@@ -71,6 +71,18 @@ def every_node(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return walk(model.graph.node) + [node for function in model.functions for node in walk(function.node)]
 
 
+def emitted(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
+    """The first emitted node of a type, in the main graph or in a body."""
+    return next(node for node in every_node(model) if node.op_type == op_type and node.metadata_props)
+
+
+def marked(*node: object, **details: object) -> onnx.NodeProto:
+    """A node that claims to be emitted for the node of `onenode.build`."""
+    made = onnx.helper.make_node(*node, **details)
+    made.metadata_props.add(key="rnn_lower.node", value="node")
+    return made
+
+
 def loops(model: onnx.ModelProto) -> int:
     return sum(node.op_type in ("Scan", "Loop") for node in every_node(model))
 

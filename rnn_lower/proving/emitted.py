@@ -1,0 +1,209 @@
+"""The subgraph in the place of a recurrent node: run as strictly as a lowering is, since only some sizes are looked at.
+
+Of what ONNX allows, this accepts what lowering emits: uses of operators that mean the same at lengths that are not
+compared, in the shapes that are declared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import WITH_BODIES
+from rnn_lower.ir.walk import known_tensor
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.interpreter import Graph, Interpreter
+from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of
+
+BROADCASTS_BY_RULE, MAX_BROADCASTS = 7, 8
+"""Opsets from which on binary operators, and Max and Min, broadcast without being asked to."""
+
+
+COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
+"""Operators by which a graph may behave otherwise from some length on."""
+
+
+def _binary(call: Call) -> str:
+    """Two operands of one kind, the second of which the first one's opset can broadcast."""
+    if len(call.node.inputs) != 2:
+        return f"{call.node.op_type} of {len(call.node.inputs)} values"
+    a, b = call[0], call[1]
+    if a.dtype != b.dtype:
+        raise WrongError(f"{call.node.op_type} of {a.dtype} and {b.dtype}")
+    newest = MAX_BROADCASTS if call.node.op_type in ("Max", "Min") else BROADCASTS_BY_RULE
+    if call.opset < newest and a.shape != b.shape:
+        on_request = call.attribute("broadcast", 0) and "axis" not in call.node.attributes
+        if not on_request or a.shape[a.ndim - b.ndim :] != b.shape:
+            raise WrongError(f"{call.node.op_type} of shapes {a.shape} and {b.shape} at opset {call.opset}")
+    quotient = call.node.op_type == "Div" and a.dtype == np.int64  # of lengths, which may begin to differ later
+    return f"{call.node.op_type} of {a.dtype}" if a.dtype == np.bool_ or quotient else ""
+
+
+def _float(call: Call) -> str:
+    call.real(0)
+    return ""
+
+
+def _clip(call: Call) -> str:
+    if None not in bounds_of(call):  # constants in order are a pattern of `algebraic_patterns`
+        raise WrongError("Clip with computed bounds, or min above max")
+    return _float(call)
+
+
+def _cast(call: Call) -> str:
+    """A narrow type wraps lengths that are larger."""
+    to = call.attribute("to")
+    dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
+    narrow = dtype.is_integer() and dtype.bitwidth < 32 and call[0].dtype == np.int64
+    return f"Cast of integers to {dtype.name}" if narrow else ""
+
+
+def _conv(call: Call) -> str:
+    """A kernel of one point: at each position a product of the channels with it."""
+    unusual = call.node.attributes.keys() - {"kernel_shape", "group"} or call.attribute("group", 1) != 1
+    plain = call[0].ndim == call[1].ndim == 4 and call[1].shape[2:] == (1, 1) and len(call.inputs) == 2
+    return "" if plain and not unusual else "a Conv that is not 1 x 1"
+
+
+def _matmul(call: Call) -> str:
+    a, b = call[0], call[1]
+    alike = min(a.ndim, b.ndim) > 1 and (b.ndim == 2 or a.shape[:-2] == b.shape[:-2])
+    return "" if alike else f"MatMul of shapes {a.shape} and {b.shape}"
+
+
+def _of_all(dtype: type) -> Callable[[Call], str]:
+    """A reduction along all axes."""
+
+    def check(call: Call) -> str:
+        along_some = len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys()
+        empty = call.node.op_type == "ReduceMax" and not call[0].size
+        unusual = along_some or empty or call[0].dtype != dtype
+        return f"{call.node.op_type} of {call[0].dtype}, along some axes, or of nothing" if unusual else ""
+
+    return check
+
+
+def _slice(call: Call) -> str:
+    """A part that ends beyond the end is another part of a longer sequence."""
+    starts, ends, axes = (call.parameter(name, k) for k, name in enumerate(("starts", "ends", "axes"), 1))
+    for index, axis in enumerate(range(len(starts or ())) if axes is None else axes):
+        size, start, end = call[0].shape[axis], (starts or ())[index], (ends or ())[index]
+        if not (-size <= start <= size and -size <= end <= size):
+            return f"a Slice of {size} from {start} to {end}"
+    return "a Slice with steps" if call.parameter("steps", 4) is not None else ""
+
+
+USES: dict[str, Callable[[Call], str]] = {
+    **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
+    "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
+    "ReduceMax": _of_all(np.int64), "ReduceSum": _of_all(np.uint64), "Slice": _slice,
+}  # fmt: skip
+"""Why a use is out of scope, or nothing. Raises WrongError where no runtime runs it."""
+
+EMITTED = {
+    *USES, *WITH_BODIES, "Concat", "Constant", "ConstantOfShape", "Elu", "Exp", "Gather", "Gemm",
+    "HardSigmoid", "Identity", "IsNaN", "LeakyRelu", "Log", "NonZero", "Not", "Range", "Reciprocal", "Relu",
+    "Reshape", "Shape", "Sigmoid", "Softplus", "Softsign", "Split", "Squeeze", "Tanh", "ThresholdedRelu", "Tile",
+    "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+"""The operators that lowering may emit."""
+
+
+class EmittedInterpreter(Interpreter):
+    """Runs emitted nodes.
+
+    longest: the largest length that is compared, where the model leaves the length open.
+    recorded: when it is a list, every array of field elements that is computed is added to it.
+    """
+
+    longest: int | None = None
+    recorded: list[Array] | None = None
+
+    def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
+        super().__init__(field, limits, deadline)
+        self._sizes: Mapping[str, int] = {}
+        self._bounds: dict[ir.Node, list[int]] = {}
+
+    def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
+        self._sizes = _symbol_sizes(inputs)
+        return super().run(graph, inputs)
+
+    def _bind(self, value: ir.Value, array: Array) -> None:
+        self._compare_shape(value, array)
+        super()._bind(value, array)
+
+    def _execute(self, node: ir.Node) -> Sequence[Array]:
+        results = super()._execute(node)
+        if self.recorded is not None:
+            self.recorded += [result for result in results if result.dtype == np.uint64]
+        return results
+
+    def _compare_shape(self, value: ir.Value, array: Array) -> None:
+        """Raise WrongError where a value is not of the shape that is declared of it.
+
+        What takes the place of the node's outputs is declared as before, which the model diff looks at.
+        """
+        if value.shape is None or any(value is wanted for wanted in self._graph.wanted):
+            return
+        declared = [dim if isinstance(dim, int) else self._sizes.get(str(dim.value)) for dim in value.shape]
+        pairs = zip(declared, array.shape, strict=False)
+        if len(declared) != array.ndim or (array.size and any(size not in (None, real) for size, real in pairs)):
+            raise WrongError(f"'{value.name}' of shape {list(array.shape)} is declared as {value.shape}")
+
+    def _compute(self, call: Call) -> Sequence[Array]:
+        node = call.node
+        check = USES.get(node.op_type)
+        why = "" if check is None else check(call)
+        if why:
+            raise OutOfScopeError(why)
+        if self.longest is not None and node.op_type in COMPARE and call[0].dtype == np.uint64:
+            self._check_bound(call, self.longest)
+        if node.op_type in ("Div", "Reciprocal") and not call[-1].all() and not self._is_inside_group(node):
+            raise WrongError(f"{node.op_type} '{node.name}' divides by zero")
+        return super()._compute(call)
+
+    def _check_bound(self, call: Call, longest: int) -> None:
+        """Raise OutOfScopeError where floats that count something meet a number beyond the lengths compared."""
+        if call.node not in self._bounds:
+            known = [known_tensor(value) is not None for value in call.node.inputs]
+            numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
+            self._bounds[call.node] = [0 if one is None else int(np.abs(one).max(initial=0)) for one in numbers]
+        for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
+            if most > longest and count.any() and self.field.small(count) is not None:
+                raise OutOfScopeError(f"lengths that are compared with {most}")
+
+    def _if(self, node: ir.Node) -> list[Array]:
+        """Where floats decide, both branches have to come to the same."""
+        condition = self._operands(node)[0]
+        if condition is None or condition.dtype != np.uint64 or condition.size != 1:
+            return super()._if(node)
+        one, other = self._branches(node)
+        if len(one) != len(other) or not all(map(np.array_equal, one, other)):
+            raise OutOfScopeError("If with a condition that depends on floats")
+        return one
+
+    def _is_inside_group(self, node: ir.Node) -> bool:
+        """Whether a node's result goes into nothing but what is known as one function of one number."""
+        nodes, inside = list(self._graph.all_nodes), set[ir.Node]()
+        for end in nodes:
+            group = self._group(end) if end.inputs and end.op_type not in WITH_BODIES else None
+            waiting = [] if group is None else [end]
+            while waiting:
+                inside.add(node_inside := waiting.pop())
+                values = [value for value in node_inside.inputs if value is not None and value is not group.argument]  # type: ignore[union-attr]
+                waiting += [made for value in values if (made := value.producer()) in nodes and made not in inside]
+        users = [user for value in node.outputs for user, _ in value.uses()]
+        return node in inside and all(user in inside for user in users)
+
+
+def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:
+    """Sizes by the names that inputs declare for them; none for a name that stands for several."""
+    sizes_of: dict[str, set[int]] = {}
+    for value, array in inputs.items():
+        for dim, size in zip(value.shape or (), array.shape, strict=False):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                sizes_of.setdefault(str(dim.value), set()).add(size)
+    return {name: next(iter(sizes)) for name, sizes in sizes_of.items() if len(sizes) == 1}

@@ -1,0 +1,184 @@
+"""Sums, means, the largest elements and normalization, on field elements and integers.
+
+ArgMax and its like go by the order of the elements as numbers: one of many functions of all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rnn_lower.proving import scalar_functions
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.operators import Call, Operator, OutOfScopeError
+
+Reduce = Callable[[Field, Array, tuple[int, ...], bool], Array]
+"""(field, x, axes, keepdims)"""
+
+
+def average(field: Field, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    count = math.prod(x.shape[axis] for axis in axes)
+    return field.multiply(field.total(x, axes, keepdims), field.inverse(field.integers(np.array(count))))
+
+
+def _along(function: Callable[[Field, Array, Array], Array]) -> Reduce:
+    """A reduction by a function of two elements, one after another."""
+
+    def reduce(field: Field, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+        rest = [axis for axis in range(x.ndim) if axis not in axes]
+        rows = x.transpose([*axes, *rest]).reshape(-1, *(x.shape[axis] for axis in rest))
+        result = functools.reduce(functools.partial(function, field), rows)
+        return np.expand_dims(result, axes) if keepdims else result
+
+    return reduce
+
+
+def _larger(field: Field, a: Array, b: Array) -> Array:
+    """The larger one; what stands for minus infinity is none."""
+    nothing = field.embed(np.float32(-np.inf))
+    return np.where(b == nothing, a, np.where(a == nothing, b, scalar_functions.maximum(field, a, b)))
+
+
+largest = _along(_larger)
+
+
+def _square(field: Field, x: Array) -> Array:
+    return field.multiply(x, x)
+
+
+def _exp(field: Field, x: Array) -> Array:
+    return field.function("exp", x)
+
+
+Pointwise = Callable[[Field, Array], Array]
+_REDUCTIONS: dict[str, tuple[Pointwise | None, Reduce, str, Any]] = {
+    "ReduceSum": (None, Field.total, "", np.sum), "ReduceMean": (None, average, "", None),
+    "ReduceMax": (None, largest, "", np.max), "ReduceMin": (None, _along(scalar_functions.minimum), "", np.min),
+    "ReduceProd": (None, _along(Field.multiply), "", np.prod),
+    "ReduceL1": (scalar_functions.absolute, Field.total, "", None), "ReduceL2": (_square, Field.total, "sqrt", None),
+    "ReduceLogSum": (None, Field.total, "log", None), "ReduceLogSumExp": (_exp, Field.total, "log", None),
+    "ReduceSumSquare": (_square, Field.total, "", None),
+}  # fmt: skip
+"""A function of each element, how they are reduced, a function of the result, and how integers are reduced."""
+
+
+def _reduction(call: Call) -> Array:
+    before, reduce, after, whole = _REDUCTIONS[call.node.op_type]
+    x, axes = call[0], call.parameter("axes", 1)
+    if not axes and call.attribute("noop_with_empty_axes", 0):
+        return x
+    positions = tuple(axis % x.ndim for axis in axes or range(x.ndim))
+    keepdims = bool(call.attribute("keepdims", 1))
+    if x.dtype != np.uint64:
+        if whole is None:
+            raise OutOfScopeError(f"{call.node.op_type} of {x.dtype}")
+        return np.asarray(whole(x, axis=positions, keepdims=keepdims))
+    result = reduce(call.field, x if before is None else before(call.field, x), positions, keepdims)
+    return call.field.function(after, result) if after else result
+
+
+def _normalized(call: Call, x: Array, axes: tuple[int, ...], centred: bool = True) -> Array:
+    """x of mean 0 and variance 1 along axes."""
+    field = call.field
+    if centred:
+        x = field.subtract(x, average(field, x, axes, True))
+    variance = field.add(average(field, _square(field, x), axes, True), call.number("epsilon", 1e-5))
+    return field.multiply(x, field.inverse(field.function("sqrt", variance)))
+
+
+def _scaled(call: Call, x: Array, shape: Sequence[int] | None = None) -> Array:
+    """x times input 1 plus input 2."""
+    for index, function in ((1, call.field.multiply), (2, call.field.add)):
+        operand = call.optional(index)
+        if operand is not None:
+            x = function(x, operand if shape is None else operand.reshape(shape))
+    return x
+
+
+def _for_each_channel(x: Array) -> tuple[int, ...]:
+    return (-1, *[1] * (x.ndim - 2))
+
+
+def _layer_norm(call: Call) -> Array:
+    x = call.real(0)
+    axes = tuple(range(call.attribute("axis", -1) % x.ndim, x.ndim))
+    return _scaled(call, _normalized(call, x, axes, call.node.op_type == "LayerNormalization"))
+
+
+def _batch_norm(call: Call) -> Array:
+    x, field = call.real(0), call.field
+    if call.attribute("training_mode", 0):
+        raise OutOfScopeError("BatchNormalization in training mode")
+    scale, shift, mean, variance = (call.real(index).reshape(_for_each_channel(x)) for index in range(1, 5))
+    root = field.function("sqrt", field.add(variance, call.number("epsilon", 1e-5)))
+    return field.add(field.multiply(field.multiply(field.subtract(x, mean), field.inverse(root)), scale), shift)
+
+
+def _group_norm(call: Call) -> Array:
+    """In groups of channels; InstanceNormalization has one for each."""
+    x = call.real(0)
+    groups = call.attribute("num_groups", x.shape[1])
+    if call[1].shape != (x.shape[1],):
+        raise OutOfScopeError(f"{call.node.op_type} with a scale for each group")
+    normalized = _normalized(call, x.reshape(len(x), groups, -1), (2,)).reshape(x.shape)
+    return _scaled(call, normalized, _for_each_channel(x))
+
+
+def _softmax_axes(call: Call) -> tuple[int, ...]:
+    rank = call[0].ndim
+    if call.opset >= 13:
+        return (call.attribute("axis", -1) % rank,)
+    return tuple(range(call.attribute("axis", 1) % max(rank, 1), rank))
+
+
+def _softmax(call: Call) -> Array:
+    grown = _exp(call.field, call.real(0))
+    total = call.field.total(grown, _softmax_axes(call), True)
+    result = call.field.multiply(grown, call.field.inverse(total))
+    return result if call.node.op_type == "Softmax" else call.field.function("log", result)
+
+
+def _lp_norm(call: Call) -> Array:
+    x, axes = call.real(0), (call.attribute("axis", -1) % call[0].ndim,)
+    if call.attribute("p", 2) == 1:
+        size = call.field.total(scalar_functions.absolute(call.field, x), axes, True)
+    else:
+        size = call.field.function("sqrt", call.field.total(_square(call.field, x), axes, True))
+    return call.field.multiply(x, call.field.inverse(size))
+
+
+def _arg(call: Call) -> Array:
+    """The index of the largest element, as a number."""
+    x, axis = call[0], call.attribute("axis", 0)
+    if call.attribute("select_last_index", 0):
+        raise OutOfScopeError(f"{call.node.op_type} with select_last_index")
+    index = (np.argmax if call.node.op_type == "ArgMax" else np.argmin)(x, axis)
+    return np.expand_dims(index, axis) if call.attribute("keepdims", 1) else np.asarray(index)
+
+
+def _hardmax(call: Call) -> Array:
+    (axis,) = _softmax_axes(call) if call.opset >= 13 else (call[0].ndim - 1,)
+    best = np.expand_dims(np.argmax(call.real(0), axis), axis)
+    indices = np.arange(call[0].shape[axis]).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
+    return call.field.integers(indices == best)
+
+
+def _cumulative_sum(call: Call) -> Array:
+    x, axis = call[0], int(call[1].ravel()[0])
+    x = np.flip(x, axis) if call.attribute("reverse", 0) else x
+    sums = np.cumsum(x, axis, dtype=x.dtype)
+    sums = sums - x if call.attribute("exclusive", 0) else sums
+    sums = sums % np.uint64(call.field.prime) if x.dtype == np.uint64 else sums
+    return np.flip(sums, axis) if call.attribute("reverse", 0) else sums
+
+
+REDUCTIONS: dict[str, Operator] = {
+    **dict.fromkeys(_REDUCTIONS, _reduction), "ArgMax": _arg, "ArgMin": _arg, "BatchNormalization": _batch_norm,
+    "CumSum": _cumulative_sum, "GroupNormalization": _group_norm, "Hardmax": _hardmax,
+    "InstanceNormalization": _group_norm, "LayerNormalization": _layer_norm, "LogSoftmax": _softmax,
+    "LpNormalization": _lp_norm, "RMSNormalization": _layer_norm, "Softmax": _softmax,
+}  # fmt: skip

@@ -1,0 +1,160 @@
+"""Convolutions, pooling and Resize, on field elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import helper
+
+from rnn_lower.ir.walk import constant
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.operators import Call, Operator, OutOfScopeError, WrongError
+from rnn_lower.proving.reductions import average, largest
+from rnn_lower.transforms.evaluate import evaluate
+
+ZERO = np.zeros((), np.uint64)
+EVERYTHING = (slice(None), slice(None))
+"""Of the batch and the channels."""
+
+
+def _numbers(call: Call, name: str, default: int, count: int) -> list[int]:
+    return list(call.attribute(name, None) or [default] * count)
+
+
+def _pads(call: Call, sizes: Sequence[int], extent: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    auto = call.attribute("auto_pad", "NOTSET") or "NOTSET"
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        sums = [max((-(-n // s) - 1) * s + r - n, 0) for n, r, s in zip(sizes, extent, strides, strict=True)]
+        return [(n // 2, n - n // 2) if auto == "SAME_UPPER" else (n - n // 2, n // 2) for n in sums]
+    pads = _numbers(call, "pads", 0, 2 * len(sizes)) if auto == "NOTSET" else [0] * 2 * len(sizes)
+    return list(zip(pads[: len(sizes)], pads[len(sizes) :], strict=True))
+
+
+def _windows(call: Call, x: Array, kernel: Sequence[int], fill: Array) -> Array:
+    """[N, C, positions ..., kernel ...]"""
+    strides, dilations = (_numbers(call, name, 1, x.ndim - 2) for name in ("strides", "dilations"))
+    if call.attribute("ceil_mode", 0):
+        raise OutOfScopeError(f"{call.node.op_type} with ceil_mode")
+    extent = _extent(kernel, dilations)
+    padded = np.pad(x, [(0, 0), (0, 0), *_pads(call, x.shape[2:], extent, strides)], constant_values=fill)
+    return _sliding(padded, extent, strides, dilations)
+
+
+def _extent(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+
+
+def _sliding(x: Array, extent: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
+    if any(n < r for n, r in zip(x.shape[2:], extent, strict=True)):
+        raise WrongError("a window that is larger than its input")
+    windows = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(2, x.ndim)))
+    return np.asarray(windows[(*EVERYTHING, *(slice(None, None, step) for step in (*strides, *dilations)))])
+
+
+def _with_bias(call: Call, y: Array) -> Array:
+    return y if call.optional(2) is None else call.field.add(y, call.real(2).reshape(-1, *[1] * (y.ndim - 2)))
+
+
+def _conv(call: Call) -> Array:
+    x, weights = call.real(0), call.real(1)
+    windows = _windows(call, x, weights.shape[2:], ZERO)
+    return _with_bias(call, _convolved(call.field, windows, weights, call.attribute("group", 1)))
+
+
+def _convolved(field: Field, windows: Array, weights: Array, group: int) -> Array:
+    count = weights.ndim - 2
+    if windows.shape[1] != weights.shape[1] * group or len(weights) % group:
+        raise WrongError(f"Conv of {windows.shape[1]} channels with weights of shape {list(weights.shape)}")
+    positions, parts = windows.shape[2 : 2 + count], []
+    for inputs, kernels in zip(np.split(windows, group, 1), np.split(weights, group), strict=True):
+        rows = np.moveaxis(inputs, 1, 1 + count).reshape(len(inputs), *positions, kernels[0].size)
+        parts.append(field.matmul(rows, kernels.reshape(len(kernels), -1).T))
+    return np.moveaxis(np.concatenate(parts, -1), -1, 1)
+
+
+def _conv_transpose(call: Call) -> Array:
+    """A convolution of x with zeros between its elements."""
+    x, weights, group = call.real(0), call.real(1), call.attribute("group", 1)
+    count = x.ndim - 2
+    strides, dilations, extra = (
+        _numbers(call, *one, count) for one in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
+    if call.attribute("output_shape") or call.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
+        raise OutOfScopeError("ConvTranspose with output_shape or auto_pad")
+    pads, extent = _numbers(call, "pads", 0, 2 * count), _extent(weights.shape[2:], dilations)
+    sizes = (max(0, (n - 1) * s + 1) for n, s in zip(x.shape[2:], strides, strict=True))
+    wide = np.zeros((*x.shape[:2], *sizes), np.uint64)
+    wide[(*EVERYTHING, *(slice(None, None, s) for s in strides))] = x
+    wide = np.pad(wide, [(0, 0), (0, 0), *((r - 1, r - 1 + e) for r, e in zip(extent, extra, strict=True))])
+    flipped = np.flip(weights, tuple(range(2, weights.ndim)))
+    kernels = np.concatenate([part.swapaxes(0, 1) for part in np.split(flipped, group)])
+    y = _convolved(call.field, _sliding(wide, extent, [1] * count, dilations), kernels, group)
+    crops = [slice(pads[k], y.shape[2 + k] - pads[k + count]) for k in range(count)]
+    return _with_bias(call, y[(*EVERYTHING, *crops)])
+
+
+def _max_pool(call: Call) -> Array:
+    if len(call.node.outputs) > 1:
+        raise OutOfScopeError("MaxPool with indices")
+    windows = _windows(call, call.real(0), call.attribute("kernel_shape"), call.field.embed(np.float32(-np.inf)))
+    return largest(call.field, windows, tuple(range(call[0].ndim, windows.ndim)), False)
+
+
+def _average_pool(call: Call) -> Array:
+    x, kernel = call.real(0), call.attribute("kernel_shape")
+    windows = _windows(call, x, kernel, ZERO)
+    axes = tuple(range(x.ndim, windows.ndim))
+    total = call.field.total(windows, axes)
+    counts = np.full(total.shape, math.prod(kernel))
+    if not call.attribute("count_include_pad", 0):
+        counts = _windows(call, np.ones_like(x), kernel, ZERO).sum(axes)
+    return call.field.multiply(total, call.field.inverse(call.field.integers(counts)))
+
+
+def _global(reduce: Callable[..., Array]) -> Operator:
+    return lambda call: reduce(call.field, call.real(0), tuple(range(2, call[0].ndim)), True)
+
+
+def _resize(call: Call) -> Array:
+    """Each axis is a product with a matrix of its own."""
+    x, sizes, scales = call.real(0), call.optional(3), call.optional(2)
+    axes = [axis % x.ndim for axis in call.attribute("axes", None) or range(x.ndim)]
+    if call.opset < 11 or call.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
+        raise OutOfScopeError("Resize before opset 11, or of a region")
+    if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch" or call.attribute("antialias", 0):
+        raise OutOfScopeError("Resize that keeps the aspect ratio, or with antialias")
+    factors = None
+    if sizes is None and scales is not None and scales.size:
+        factors = constant(call.node.inputs[2])
+        if factors is None:
+            raise OutOfScopeError("Resize by computed numbers")
+    for index, axis in enumerate(axes):
+        size, to = x.shape[axis], None
+        if sizes is not None and int(sizes[index]) != size:
+            to = np.array([size, sizes[index]], np.int64)
+        elif factors is not None and factors[index] != 1:
+            to = np.array([1, factors[index]], np.float32)
+        if to is not None:
+            matrix = call.field.embed(_resized_units(call, size, to))
+            x = np.moveaxis(call.field.matmul(np.moveaxis(x, axis, -1), matrix), -1, axis)
+    return x
+
+
+def _resized_units(call: Call, size: int, to: Array) -> Array:
+    """What a Resize makes of unit vectors. to: sizes where they are integers, else scales."""
+    inputs = ["x", "", "to"] if to.dtype == np.float32 else ["x", "", "", "to"]
+    node = helper.make_node("Resize", inputs, ["y"])
+    left = (each for key, each in call.node.attributes.items() if key not in ("axes", "extrapolation_value"))
+    node.attribute.extend(ir.to_proto(attribute) for attribute in left)
+    feeds: dict[str, Any] = {"x": np.eye(size, dtype=np.float32), "to": to}
+    return evaluate([node], feeds, ["y"], [helper.make_opsetid("", call.opset)])[0]
+
+
+WINDOWS: dict[str, Operator] = {
+    "AveragePool": _average_pool, "Conv": _conv, "ConvTranspose": _conv_transpose,
+    "GlobalAveragePool": _global(average), "GlobalMaxPool": _global(largest), "MaxPool": _max_pool, "Resize": _resize,
+}  # fmt: skip
