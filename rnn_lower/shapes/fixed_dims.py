@@ -102,9 +102,9 @@ def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
     symbol = next(
         name for name in ("time", *(f"time_{k}" for k in range(len(used_symbols) + 1))) if name not in used_symbols
     )
-    given = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
-    size = given.dim_value
-    given.dim_param = symbol
+    fixed_dim = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]
+    size = fixed_dim.dim_value
+    fixed_dim.dim_param = symbol
     for holder in graphs_in(graph):
         del holder.value_info[:]
         for value in holder.output:
@@ -136,7 +136,7 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         if name in symbols:
             fixed.symbols[name] = size
         else:
-            key, dim = _place(inputs, name, size)
+            key, dim = _parse_axis(inputs, name, size)
             if fixed.places.setdefault(key, size) != size:
                 raise RnnLowerError(f"'{name}' is set twice, as {fixed.places[key]} and as {size}")
             if isinstance(dim, str) and dim not in NO_NAMES and list(inputs[key[0]] or ()).count(dim) == 1:
@@ -169,7 +169,7 @@ def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
         yield from ((place(name, axis), each) for axis, each in enumerate(size))
 
 
-def _place(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], Dim]:
+def _parse_axis(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], Dim]:
     """The input and axis that INPUT[AXIS] names, and the size that it declares."""
     match = re.fullmatch(r"(.+)\[(\d{1,9})\]", name, re.DOTALL)
     if match is None or match[1] not in inputs:

@@ -44,20 +44,20 @@ def counted_shape(value: ir.Value, facts: Facts, inferred_only: bool = False) ->
 
     def shape(value: ir.Value, depth: int) -> list[Size] | None:
         if value not in known:
-            known[value] = _followed(value, text(value), lambda one: shape(one, depth + 1), depth)
+            known[value] = _followed(value, text(value), lambda source: shape(source, depth + 1), depth)
         return known[value]
 
-    found = shape(value, 0)
-    return None if found is None else list(map(_dim, found))
+    sizes = shape(value, 0)
+    return None if sizes is None else list(map(_dim, sizes))
 
 
 Shape = Callable[[ir.Value], "list[Size] | None"]
 
 
-def _dim(one: Size) -> Dim:
-    if one.number is not None:
-        return one.number
-    return one.of[0] if len(one.of) == 1 and one.times == 1 and not one.of[0].startswith("\0") else None
+def _dim(length: Size) -> Dim:
+    if length.number is not None:
+        return length.number
+    return length.of[0] if len(length.of) == 1 and length.times == 1 and not length.of[0].startswith("\0") else None
 
 
 def _followed(value: ir.Value, dims: Sequence[Dim] | None, shape: Shape, depth: int) -> list[Size] | None:
@@ -68,33 +68,35 @@ def _followed(value: ir.Value, dims: Sequence[Dim] | None, shape: Shape, depth: 
     follow = None if producer is None or producer.domain not in DEFAULT_DOMAINS else SHAPES.get(producer.op_type)
     if (dims is not None and None not in dims) or follow is None or producer is None or depth > DEEPEST:
         return known
-    found = follow(producer, value.index() or 0, shape)
-    if found is None or (known is not None and len(known) != len(found)):
+    inferred = follow(producer, value.index() or 0, shape)
+    if inferred is None or (known is not None and len(known) != len(inferred)):
         return known
-    made = [size(f"{_NAMELESS}{value.name}#{axis}") if one is None else one for axis, one in enumerate(found)]
+    sizes = [
+        size(f"{_NAMELESS}{value.name}#{axis}") if length is None else length for axis, length in enumerate(inferred)
+    ]
     return [
         new if dim is None else old
-        for dim, old, new in zip(dims or [None] * len(made), known or made, made, strict=True)
+        for dim, old, new in zip(dims or [None] * len(sizes), known or sizes, sizes, strict=True)
     ]
 
 
-Found = Sequence["Size | None"]
+InferredShape = Sequence["Size | None"]
 
 
-def _reshape(node: ir.Node, _: int, shape: Shape) -> Found | None:
+def _reshape(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     x, target = _input(node, 0), _target(node, 1, shape)
     if x is None or target is None or get_attribute(node, "allowzero", _INT, 0) != 0:
         return None
     have = shape(x) if {size(0), size(-1)} & {*target} else []
-    if size(0) in target and (have is None or any(one == size(0) for one in target[len(have) :])):
+    if size(0) in target and (have is None or any(dim == size(0) for dim in target[len(have) :])):
         return None
-    kept = [have[axis] if one == size(0) and have else one for axis, one in enumerate(target)]
-    others = product(one for one in kept if one != size(-1))
-    rest = None if have is None else product(have).over(others)
-    return [rest if one == size(-1) else one for one in kept]
+    copied = [have[axis] if dim == size(0) and have else dim for axis, dim in enumerate(target)]
+    divisor = product(dim for dim in copied if dim != size(-1))
+    rest = None if have is None else product(have).over(divisor)
+    return [rest if dim == size(-1) else dim for dim in copied]
 
 
-def _transpose(node: ir.Node, _: int, shape: Shape) -> Found | None:
+def _transpose(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     x = _input(node, 0)
     have = None if x is None else shape(x)
     if have is None:
@@ -103,7 +105,7 @@ def _transpose(node: ir.Node, _: int, shape: Shape) -> Found | None:
     return [have[axis] for axis in perm] if perm and sorted(perm) == list(range(len(have))) else None
 
 
-def _recurrent(node: ir.Node, index: int, shape: Shape) -> Found | None:
+def _recurrent(node: ir.Node, index: int, shape: Shape) -> InferredShape | None:
     """Y [T, num_directions, N, hidden_size], of layout 0; the rest stands in the facts."""
     x = _input(node, 0)
     have = None if x is None else shape(x)
@@ -112,11 +114,11 @@ def _recurrent(node: ir.Node, index: int, shape: Shape) -> Found | None:
     return [have[0], None, have[1], None]
 
 
-def _constant_of_shape(node: ir.Node, _: int, shape: Shape) -> Found | None:
+def _constant_of_shape(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     return _target(node, 0, shape)
 
 
-def _expand(node: ir.Node, _: int, shape: Shape) -> Found | None:
+def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     x, target = _input(node, 0), _target(node, 1, shape)
     have = None if x is None else shape(x)
     if have is None or target is None:
@@ -130,7 +132,7 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-SHAPES: dict[str, Callable[[ir.Node, int, Shape], Found | None]] = {
+SHAPES: dict[str, Callable[[ir.Node, int, Shape], InferredShape | None]] = {
     "Reshape": _reshape, "Transpose": _transpose, "Expand": _expand,
     "ConstantOfShape": _constant_of_shape, **dict.fromkeys(OP_TYPES, _recurrent),
 }  # fmt: skip
@@ -139,8 +141,8 @@ SHAPES: dict[str, Callable[[ir.Node, int, Shape], Found | None]] = {
 def _target(node: ir.Node, index: int, shape: Shape) -> Sequence[Size] | None:
     """What an input holds that is a shape; None where not even the number of its elements is known."""
     value = _input(node, index)
-    found = None if value is None else _value(value, shape, 0)
-    return None if found is None else found.elements
+    content = None if value is None else _value(value, shape, 0)
+    return None if content is None else content.elements
 
 
 def _value(value: ir.Value, shape: Shape, depth: int) -> SizeValue | None:
@@ -150,7 +152,7 @@ def _value(value: ir.Value, shape: Shape, depth: int) -> SizeValue | None:
     if node is None or node.domain not in DEFAULT_DOMAINS or depth > NESTED:
         return None
     if node.op_type == "Shape":
-        found = None if node.inputs[0] is None else shape(node.inputs[0])
-        return None if found is None else shape_sizes(node, found)
-    operands = [None if one is None else _value(one, shape, depth + 1) for one in node.inputs]
+        sizes = None if node.inputs[0] is None else shape(node.inputs[0])
+        return None if sizes is None else shape_sizes(node, sizes)
+    operands = [None if operand is None else _value(operand, shape, depth + 1) for operand in node.inputs]
     return computed_sizes(node, operands, lambda index: size(f"{UNKNOWN}{value.name}#{index}"))

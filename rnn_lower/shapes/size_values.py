@@ -27,7 +27,7 @@ class SizeValue:
     @property
     def numbers(self) -> list[int] | None:
         """The elements where all of them are known."""
-        numbers = [one.number for one in self.elements if one.number is not None]
+        numbers = [element.number for element in self.elements if element.number is not None]
         return numbers if len(numbers) == len(self.elements) else None
 
 
@@ -49,17 +49,20 @@ def computed_sizes(node: ir.Node, operands: Operands, unknown: Callable[[int], S
     """
     absent = SizeValue(1, ())
     pairs = zip(node.inputs, operands, strict=True)
-    rule, known = RULES.get(node.op_type), [one or absent for value, one in pairs if value is None or one is not None]
+    rule, known = (
+        RULES.get(node.op_type),
+        [operand or absent for value, operand in pairs if value is None or operand is not None],
+    )
     if rule is None or len(known) < len(operands) or not known:
         return None
     try:
-        found = rule(node, known)
+        result = rule(node, known)
     except (IndexError, ValueError, ZeroDivisionError):  # what is not there, or has other sizes
         return None
-    if found is None and unknown is not None and node.op_type in ARITHMETIC:
-        count = max(len(one.elements) for one in known)
-        found = SizeValue(max(one.rank for one in known), tuple(map(unknown, range(count))))
-    return found if found is not None and len(found.elements) <= LONGEST else None
+    if result is None and unknown is not None and node.op_type in ARITHMETIC:
+        count = max(len(operand.elements) for operand in known)
+        result = SizeValue(max(operand.rank for operand in known), tuple(map(unknown, range(count))))
+    return result if result is not None and len(result.elements) <= LONGEST else None
 
 
 def shape_sizes(node: ir.Node, shape: Sequence[Size]) -> SizeValue:
@@ -70,7 +73,7 @@ def shape_sizes(node: ir.Node, shape: Sequence[Size]) -> SizeValue:
 
 def _cast(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
     to = get_attribute(node, "to", _INT, None)
-    fits = all(one.number is None or abs(one.number) < 2**31 for one in operands[0].elements)
+    fits = all(element.number is None or abs(element.number) < 2**31 for element in operands[0].elements)
     return operands[0] if to == ir.DataType.INT64 or (to == ir.DataType.INT32 and fits) else None
 
 
@@ -100,12 +103,12 @@ def _gathered(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 
 def _joined(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue:
-    return SizeValue(1, tuple(element for one in operands for element in one.elements))
+    return SizeValue(1, tuple(element for operand in operands for element in operand.elements))
 
 
 def _sliced(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
     if len(operands) > 1:
-        bounds = [one.numbers for one in operands[1:]]
+        bounds = [operand.numbers for operand in operands[1:]]
     else:
         bounds = [get_attribute(node, name, _INTS, None) for name in ("starts", "ends")]
     step = bounds[3] if len(bounds) > 3 else [1]
@@ -116,10 +119,10 @@ def _sliced(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 def _broadcast(operands: Sequence[SizeValue]) -> tuple[int, Iterable[tuple[Size, ...]]]:
     """The rank, and tuples of elements. Raises ValueError where they do not match."""
-    counts = {len(one.elements) for one in operands}
+    counts = {len(operand.elements) for operand in operands}
     count = next(iter(counts - {1}), 1)
-    columns = (one.elements * (count if len(one.elements) == 1 else 1) for one in operands)
-    return max(one.rank for one in operands), zip(*columns, strict=True)
+    columns = (operand.elements * (count if len(operand.elements) == 1 else 1) for operand in operands)
+    return max(operand.rank for operand in operands), zip(*columns, strict=True)
 
 
 def _elementwise(function: Callable[..., Size | None], inputs: int = 2) -> Rule:
@@ -128,7 +131,7 @@ def _elementwise(function: Callable[..., Size | None], inputs: int = 2) -> Rule:
     def computed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
         rank, columns = _broadcast(operands)
         elements = [function(*column) for column in columns] if len(operands) == inputs else [None]
-        known = tuple(one for one in elements if one is not None)
+        known = tuple(element for element in elements if element is not None)
         return SizeValue(rank, known) if len(known) == len(elements) else None
 
     return computed
@@ -152,10 +155,10 @@ def _divide(a: Size, b: Size) -> Size | None:
     if a.number is not None and b.number:
         quotient = abs(a.number) // abs(b.number)  # the operator truncates
         return size(quotient if (a.number < 0) == (b.number < 0) else -quotient)
-    found = a.over(b)
-    if found is None or found.times < 0 or found.times.denominator > a.times.denominator:
+    ratio = a.over(b)
+    if ratio is None or ratio.times < 0 or ratio.times.denominator > a.times.denominator:
         return None  # the operator rounds
-    return found
+    return ratio
 
 
 def _numbers(function: Callable[[int, int], int]) -> Callable[[Size, Size], Size | None]:
@@ -177,7 +180,7 @@ def _equal(a: Size, b: Size) -> Size | None:
     """A size that is not known is not negative, and may be anything else."""
     if a == b:
         return ONE
-    if any(symbol.startswith(UNKNOWN) for one in (a, b) for symbol in one.of):
+    if any(symbol.startswith(UNKNOWN) for operand in (a, b) for symbol in operand.of):
         return None
     if a.number is not None and b.number is not None:
         return size(0)

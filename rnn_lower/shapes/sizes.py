@@ -34,20 +34,20 @@ class Size:
         """Whether it depends on the length of the stream."""
         return any(symbol.startswith(TIME) for symbol in self.of)
 
-    def __mul__(self, other: Size) -> Size:
-        return Size(self.times * other.times, tuple(sorted((*self.of, *other.of))))
+    def __mul__(self, factor: Size) -> Size:
+        return Size(self.times * factor.times, tuple(sorted((*self.of, *factor.of))))
 
-    def over(self, other: Size) -> Size | None:
+    def over(self, divisor: Size) -> Size | None:
         """The quotient where it is a size again: a whole number of what is left of the symbols."""
-        left = list(self.of)
-        for symbol in other.of:
-            if symbol not in left:
+        symbols = list(self.of)
+        for symbol in divisor.of:
+            if symbol not in symbols:
                 return None
-            left.remove(symbol)
-        if not other.times:
+            symbols.remove(symbol)
+        if not divisor.times:
             return None
-        found = Size(self.times / other.times, tuple(left))
-        return found if found.is_timed or found.times.denominator == 1 else None
+        quotient = Size(self.times / divisor.times, tuple(symbols))
+        return quotient if quotient.is_timed or quotient.times.denominator == 1 else None
 
     def at(self, symbols: Mapping[str, int]) -> int:
         """The number when its symbols are these."""
@@ -68,15 +68,15 @@ def product(sizes: Iterable[Size]) -> Size:
 
 def total(sizes: Iterable[Size], otherwise: str) -> Size:
     """The sum of numbers, else a symbol of its own."""
-    numbers = [one.number for one in sizes]
+    numbers = [dim.number for dim in sizes]
     known = [number for number in numbers if number is not None]
     return size(sum(known)) if len(known) == len(numbers) else size(otherwise)
 
 
 def broadcast(sizes: Iterable[Size], otherwise: str) -> Size:
     """What sizes of one axis come to when they are broadcast, else a symbol of its own."""
-    wide = {one for one in sizes if one != ONE}
+    wide = {dim for dim in sizes if dim != ONE}
     if len(wide) <= 1:
         return next(iter(wide), ONE)
-    numbers = {one for one in wide if one.number is not None}
+    numbers = {dim for dim in wide if dim.number is not None}
     return next(iter(numbers)) if len(numbers) == 1 else size(otherwise)

@@ -39,27 +39,27 @@ def outside(document: Document) -> str | None:
     None where there is more to carry over the only axis that is free. Raises RnnLowerError where that is one of a
     fixed size, and UnsupportedError where it is not known: nothing is left as it is unless the analysis finished.
     """
-    theirs, found, refused = set(external(document)), list[str](), None
+    theirs, candidates, refused = set(external(document)), list[str](), None
     free = _free(document)
-    for way in (*_fixed_axes(document), *free):
-        work, axis, size = opened(document.copied(), way)
+    for axis_name in (*_fixed_axes(document), *free):
+        work, axis, size = opened(document.copied(), axis_name)
         try:
             carried = _carried(work, axis, size)
         except UnsupportedError as error:
             if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
                 refused = refused or error
             continue
-        over = {one.read.describe() for one in carried if isinstance(one, Recurrence)}
-        if _is_more(work, carried, theirs) and (way in free or over & theirs):
-            if way in free:
+        over = {edit.read.describe() for edit in carried if isinstance(edit, Recurrence)}
+        if _is_more(work, carried, theirs) and (axis_name in free or over & theirs):
+            if axis_name in free:
                 return None
             raise RnnLowerError(
-                f"the state is an input already, but something else is carried over {way}; make it the stream"
-                f" (--time {way})"
+                f"the state is an input already, but something else is carried over {axis_name}; make it the stream"
+                f" (--time {axis_name})"
             )
-        found += [way] if theirs <= over else []
-    if found:
-        return found[0]
+        candidates += [axis_name] if theirs <= over else []
+    if candidates:
+        return candidates[0]
     if refused is not None:
         raise UnsupportedError(
             f"{refused}; the state is an input already, but whether anything else has to be carried is unknown; if not,"
@@ -75,7 +75,7 @@ def one_step(document: Document) -> str | None:
         return None
     shapes = [(node.layout, document.facts.shape(node.inputs["X"])) for node in nodes]
     batches = {shape[0 if layout else 1] for layout, shape in shapes if shape is not None}
-    if any(way not in batches for way in _free(document)):
+    if any(symbol not in batches for symbol in _free(document)):
         return None  # a free axis that is no batch may be the stream
     for name, axis, dim in _axes(document):
         if dim == 1:
@@ -85,8 +85,8 @@ def one_step(document: Document) -> str | None:
     return CALLS
 
 
-def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
-    analysis = CausalityAnalysis(document.model, document.facts, axes_of(document, way), baked=baked)
+def _carried(document: Document, axis: str, baked: int | None) -> list[Any]:
+    analysis = CausalityAnalysis(document.model, document.facts, axes_of(document, axis), baked=baked)
     analysis.run()
     return analysis.carried
 
@@ -94,9 +94,9 @@ def _carried(document: Document, way: str, baked: int | None) -> list[Any]:
 def _is_more(document: Document, carried: Sequence[Any], theirs: set[str]) -> bool:
     """Whether something is to be carried that the callers do not carry already."""
     return any(
-        (isinstance(one, CARRIED) and not (isinstance(one, Joined) and inputs_of(document.model, one.front)))
-        or (isinstance(one, Recurrence) and one.read.describe() not in theirs)
-        for one in carried
+        (isinstance(edit, CARRIED) and not (isinstance(edit, Joined) and inputs_of(document.model, edit.front)))
+        or (isinstance(edit, Recurrence) and edit.read.describe() not in theirs)
+        for edit in carried
     )
 
 
@@ -107,23 +107,23 @@ def _fixed_axes(document: Document) -> list[str]:
         for node in read_nodes(document.model, document.facts)
         for letter in node.operator.states
     ]
-    states = {one.name for value in initial if value is not None for one in inputs_of(document.model, value)}
+    states = {source.name for value in initial if value is not None for source in inputs_of(document.model, value)}
     return [place(name, axis) for name, axis, dim in _axes(document) if name not in states and isinstance(dim, int)]
 
 
 def stream_axis(document: Document, step: int | None) -> str:
     """Which axis is the stream where nobody says so: the only free one, or that of the nodes; or CALLS."""
-    if external(document) and (found := outside(document)) is not None:
-        return found
-    if step == 1 and (found := one_step(document)) is not None:
-        return found
-    ways = _free(document)
-    if len(ways) != 1:
-        text = "no input has a symbolic size" if not ways else f"the inputs have several sizes, {', '.join(ways)}"
+    if external(document) and (axis := outside(document)) is not None:
+        return axis
+    if step == 1 and (axis := one_step(document)) is not None:
+        return axis
+    free = _free(document)
+    if len(free) != 1:
+        text = "no input has a symbolic size" if not free else f"the inputs have several sizes, {', '.join(free)}"
         if one_step(document) is not None:
             raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes (use --step 1)")
-        raise RnnLowerError(f"{text}; choose the axis of the stream (--time {ways[0] if ways else 'INPUT[AXIS]'})")
-    return ways[0]
+        raise RnnLowerError(f"{text}; choose the axis of the stream (--time {free[0] if free else 'INPUT[AXIS]'})")
+    return free[0]
 
 
 def _shapes(document: Document) -> Shapes:
@@ -139,29 +139,29 @@ def _axes(document: Document) -> list[tuple[str, int, Dim]]:
 
 def _free(document: Document) -> list[str]:
     """What the sizes are called that are free."""
-    return list(dict.fromkeys(way for *_, way in free_dims(_shapes(document))))
+    return list(dict.fromkeys(name for *_, name in free_dims(_shapes(document))))
 
 
 def axes_of(document: Document, time: str) -> dict[str, int]:
     """Input and axis that have a size of this name, or are named by their place."""
-    ways, nameless = _free(document), (None, *NO_NAMES)
+    free, nameless = _free(document), (None, *NO_NAMES)
     named = [str(dim) for name, axis, dim in _axes(document) if time == place(name, axis) and dim not in nameless]
     time = named[0] if named else time  # given by its place although it has a name
-    found = [
+    streams = [
         (name, axis) for name, axis, dim in _axes(document) if time == (place(name, axis) if dim in nameless else dim)
     ]
-    if not found:
+    if not streams:
         raise RnnLowerError(
-            f"--time {time}: no input has a symbolic size of this name; there are {', '.join(ways) or 'none'}"
+            f"--time {time}: no input has a symbolic size of this name; there are {', '.join(free) or 'none'}"
         )
-    if len({name for name, _ in found}) < len(found):
-        raise RnnLowerError(f"--time {time}: more than one axis of input '{found[0][0]}' has this name")
-    return dict(found)
+    if len({name for name, _ in streams}) < len(streams):
+        raise RnnLowerError(f"--time {time}: more than one axis of input '{streams[0][0]}' has this name")
+    return dict(streams)
 
 
 def called(model: ir.Model, streams: Mapping[str, int]) -> str:
     """What `dims` calls the size of the stream."""
-    return next(way for name, axis, way in free_dims(declared_shapes(model)) if streams.get(name) == axis)
+    return next(symbol for name, axis, symbol in free_dims(declared_shapes(model)) if streams.get(name) == axis)
 
 
 def external(document: Document) -> list[str]:

@@ -59,7 +59,7 @@ class AxisInfo:
     @property
     def is_timed(self) -> bool:
         """Whether it is other than the same for every chunk: it carries the stream, or sizes of it."""
-        return self.axis is not None or any(one.is_timed for one in self.content or ())
+        return self.axis is not None or any(element.is_timed for element in self.content or ())
 
     @property
     def size_value(self) -> SizeValue | None:
@@ -81,8 +81,8 @@ class AxisInfo:
     @property
     def frames(self) -> Size:
         """How many frames it has."""
-        found = Size(1 / self.every, (TIME,))
-        return size(f"{TIME}-{self.late} of {found.times}") if self.late else found
+        count = Size(1 / self.every, (TIME,))
+        return size(f"{TIME}-{self.late} of {count.times}") if self.late else count
 
     @property
     def is_plain(self) -> bool:
@@ -98,7 +98,7 @@ class AxisInfo:
 
     def sized(self, length: Size) -> tuple[Size, ...]:
         """The shape with another size along the stream."""
-        return tuple(length if axis == self.axis else one for axis, one in enumerate(self.sizes))
+        return tuple(length if axis == self.axis else dim for axis, dim in enumerate(self.sizes))
 
     def moved(self, axis: int, shape: Sequence[Size], **changes: Any) -> AxisInfo:
         """The same frames in a value of another shape."""
@@ -106,8 +106,8 @@ class AxisInfo:
 
     def changed(self, shape: Sequence[Size] | None = None, **changes: Any) -> AxisInfo:
         """The same with other frames, as many as it has then, and perhaps other sizes beside them."""
-        found = dataclasses.replace(self, shape=tuple(shape or self.sizes), content=None, **changes)
-        return dataclasses.replace(found, shape=found.sized(with_lead(found.frames, found.lead)))
+        info = dataclasses.replace(self, shape=tuple(shape or self.sizes), content=None, **changes)
+        return dataclasses.replace(info, shape=info.sized(with_lead(info.frames, info.lead)))
 
     def ended(self, shape: Sequence[Size]) -> AxisInfo:
         """What tells of its frames up to the last one so far."""
@@ -150,10 +150,10 @@ class RuleContext:
 
     def input(self, index: int) -> AxisInfo:
         """An input that the operator requires."""
-        found = self.optional(index)
-        if found is None:
+        info = self.optional(index)
+        if info is None:
             raise self.refuse(f"input {index} is missing")
-        return found
+        return info
 
     def optional(self, index: int) -> AxisInfo | None:
         """An input that may be absent."""
@@ -178,8 +178,8 @@ class RuleContext:
     def integers(self, index: int, attribute: str, until: int) -> list[int] | None:
         """What became an input at an opset and was an attribute before; None when it is absent."""
         if self.opset < until:
-            found = self.attribute(attribute)
-            return None if found is None else [int(number) for number in np.atleast_1d(found)]
+            value = self.attribute(attribute)
+            return None if value is None else [int(number) for number in np.atleast_1d(value)]
         if self.optional(index) is None:
             return None
         array = self.known(index)
@@ -194,20 +194,20 @@ class RuleContext:
 
     def dtype(self, index: int) -> ir.DataType:
         value = self.node.inputs[index]
-        found = None if value is None else self.analysis.facts.dtype(value)
-        if found is None:
+        dtype = None if value is None else self.analysis.facts.dtype(value)
+        if dtype is None:
             raise self.refuse("the element type of its input is unknown")
-        return found
+        return dtype
 
     def may_lack_frames(self, info: AxisInfo) -> bool:
         """Whether a chunk of this value may have no frames, since they come late."""
         return bool(info.late) and self.analysis.step is None
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        found = self.node.attributes.get(name)
-        if found is not None and found.is_ref():
+        attribute = self.node.attributes.get(name)
+        if attribute is not None and attribute.is_ref():
             raise self.refuse(f"attribute '{name}' is that of a function")
-        return default if found is None else found.value
+        return default if attribute is None else attribute.value
 
     def axis(self, default: int, rank: int) -> int:
         """The attribute `axis`, counted from the front."""
@@ -217,13 +217,13 @@ class RuleContext:
         """A symbol for a size of the first output that is not known."""
         return f"{self.node.outputs[0].name}#{axis}"
 
-    def sizes(self, rank: int, place: int = 0) -> list[Size]:
+    def sizes(self, rank: int, index: int = 0) -> list[Size]:
         """The sizes of an output as inferred; what is not known has a symbol of its own."""
-        value = self.node.outputs[place]
-        found = self.analysis.facts.shape(value)
-        if found is None or len(found) != rank:
-            found = (None,) * rank
-        return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(found)]
+        value = self.node.outputs[index]
+        shape = self.analysis.facts.shape(value)
+        if shape is None or len(shape) != rank:
+            shape = (None,) * rank
+        return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(shape)]
 
 
 def along(ctx: RuleContext, info: AxisInfo) -> int:

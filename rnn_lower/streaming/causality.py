@@ -74,14 +74,14 @@ class CausalityAnalysis:
         axis = self._streams.get(str(value.name))
         if value.shape is None:
             return AxisInfo(None)
-        shape = [self._declared(value, place, plain_dim(dim)) for place, dim in enumerate(value.shape)]
+        shape = [self._declared(value, index, plain_dim(dim)) for index, dim in enumerate(value.shape)]
         if axis is not None:
             shape[axis] = size(TIME)
         return AxisInfo(tuple(shape), axis)
 
     @staticmethod
-    def _declared(value: ir.Value, place: int, dim: Dim) -> Size:
-        return size(f"{value.name}#{place}" if dim is None or dim in NO_NAMES else dim)
+    def _declared(value: ir.Value, axis: int, dim: Dim) -> Size:
+        return size(f"{value.name}#{axis}" if dim is None or dim in NO_NAMES else dim)
 
     def _info_of(self, value: ir.Value) -> AxisInfo:
         if value not in self.infos:  # weights
@@ -104,10 +104,10 @@ class CausalityAnalysis:
 
     def _graph(self, scope: Scope) -> list[AxisInfo]:
         for node in scope.graph:
-            found = self._node(node, scope)
-            for value, info in zip(node.outputs, found, strict=False):
+            infos = self._node(node, scope)
+            for value, info in zip(node.outputs, infos, strict=False):
                 self.infos[value] = self._refined(value, info)
-            for value in node.outputs[len(found) :]:
+            for value in node.outputs[len(infos) :]:
                 if value.uses() or value.is_graph_output():
                     text = f"{node.op_type} '{display_name(node)}' in {scope.path}"
                     raise UnsupportedError(
@@ -117,11 +117,11 @@ class CausalityAnalysis:
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
         """With the numbers that shape inference finds for sizes that a rule could not tell."""
-        found = self.facts.shape(value)
-        if info.shape is None or found is None or len(found) != len(info.shape) or info.content is not None:
+        inferred = self.facts.shape(value)
+        if info.shape is None or inferred is None or len(inferred) != len(info.shape) or info.content is not None:
             return info
-        pairs = enumerate(zip(info.shape, found, strict=True))
-        shape = [size(n) if isinstance(n, int) and k != info.axis and one.of else one for k, (one, n) in pairs]
+        pairs = enumerate(zip(info.shape, inferred, strict=True))
+        shape = [size(n) if isinstance(n, int) and k != info.axis and dim.of else dim for k, (dim, n) in pairs]
         return dataclasses.replace(info, shape=tuple(shape))
 
     def _node(self, node: ir.Node, scope: Scope) -> list[AxisInfo]:

@@ -21,7 +21,7 @@ LENGTHS = (5, 12, 1, 23, 40)
 
 
 def check_streaming(
-    original: Document, fused: Document, made: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
+    original: Document, fused: Document, model: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
 ) -> CheckReport:  # fmt: skip
     """Compare whole runs of the original with runs chunk by chunk, of random lengths, of what was made of it.
 
@@ -34,7 +34,7 @@ def check_streaming(
             f"input '{plan.left[0]}' carries a state, and --check does not know which output to feed"
             " back; drop --check, and compare with StreamingSession(..., states=...)"
         )
-    document, _ = files.open_model(made)
+    document, _ = files.open_model(model)
     judge, runner = Pair(original, original), Pair(document, document)
     comparison, chunked = Comparison(rtol, atol), ChunkedRuns(original, document, plan, seed)
     for index in range(runs):
@@ -65,23 +65,23 @@ def _compare_chunks(chunked: ChunkedRuns, index: int, judge: Pair, runner: Pair,
     for lengths in chunked.chunkings(feeds, index, sizes=(1,), mixed=2):
         session = StreamingSession(chunked.made, run=runner.original_results)
         try:
-            found = chunked.stream_through(session, feeds, lengths)
+            outputs = chunked.stream_through(session, feeds, lengths)
         except OriginalFails as error:
             raise RnnLowerError(f"the streaming model does not run chunk by chunk: {error}") from None
-        wanted = [chunked.begun(name, whole[name], result) for name, result in zip(names, found, strict=True)]
-        comparison.add(names, wanted, found)
+        wanted = [chunked.begun(name, whole[name], result) for name, result in zip(names, outputs, strict=True)]
+        comparison.add(names, wanted, outputs)
 
 
 def _compare_calls(chunked: ChunkedRuns, index: int, judge: Pair, fused: Pair, comparison: Comparison) -> None:
     """Compare runs one after another, and the first of them with the original, which begins anew each time."""
     names, runner = list(chunked.plan.outputs), Pair(chunked.made, chunked.made)
-    sessions = [StreamingSession(one.original, run=one.original_results) for one in (fused, runner)]
+    sessions = [StreamingSession(pair.original, run=pair.original_results) for pair in (fused, runner)]
     for feeds in chunked.calls(index):
         wanted, results = ([session.run(feeds)[name] for name in names] for session in sessions)
         comparison.add(names, wanted, results)
     feeds = next(chunked.calls(index))
     sessions[1].reset()
     first = sessions[1].run(feeds)
-    found = dict(zip(judge.output_names, judge.original_results(feeds), strict=True))
-    comparison.add(names, [found[name] for name in names], [first[name] for name in names])
+    expected = dict(zip(judge.output_names, judge.original_results(feeds), strict=True))
+    comparison.add(names, [expected[name] for name in names], [first[name] for name in names])
     chunked.chunks, chunked.borders = chunked.chunks + CALLS + 1, chunked.borders + CALLS - 1

@@ -32,9 +32,9 @@ class ChunkedRuns:
     remembered: so many steps an output looks back at, so that less would show some of the first states only.
     """
 
-    def __init__(self, original: Document, made: Document, plan: Plan, seed: int) -> None:
-        self.original, self.made, self.plan, self.seed = original, made, plan, seed
-        self.fixed_step = fixed_step(made, plan)
+    def __init__(self, original: Document, streaming: Document, plan: Plan, seed: int) -> None:
+        self.original, self.made, self.plan, self.seed = original, streaming, plan, seed
+        self.fixed_step = fixed_step(streaming, plan)
         self.step = self.fixed_step or plan.every
         self.remembered = min(-(-plan.reach // self.step), LONGEST)
         self.chunks = self.borders = 0
@@ -92,13 +92,13 @@ class ChunkedRuns:
                 chunk[name] = np.take(feeds[name], range(begin, begin + length), axis)
             parts.append(session.run(chunk))
             begin += length
-        found = []
+        outputs = []
         for name, what in plan.outputs.items():
             pieces = [part[name] for part in parts]
-            found.append(
+            outputs.append(
                 pieces[-1] if what == LAST else pieces[0] if isinstance(what, str) else np.concatenate(pieces, what)
             )
-        return found
+        return outputs
 
     def begun(self, name: str, whole: Any, result: Any) -> Any:
         """An output over the whole, without the frames that come when the stream goes on."""

@@ -18,22 +18,26 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
     """What a node makes of sizes, where it is known."""
     node, x = ctx.node, ctx.inputs[0] if ctx.inputs else None
     if node.op_type == "Shape":
-        found = None if x is None or x.shape is None else shape_sizes(node, x.shape)
+        content = None if x is None or x.shape is None else shape_sizes(node, x.shape)
     else:
-        operands = [None if one is None else one.size_value for one in ctx.inputs]
-        found = computed_sizes(node, operands) or _unknown(ctx, operands)
-    if found is None or len(found.elements) > LONGEST:
+        operands = [None if info is None else info.size_value for info in ctx.inputs]
+        content = computed_sizes(node, operands) or _unknown(ctx, operands)
+    if content is None or len(content.elements) > LONGEST:
         return None
     inferred = ctx.analysis.facts.shape(node.outputs[0])
-    return _info(found) if inferred is None or len(inferred) == found.rank else None
+    return _info(content) if inferred is None or len(inferred) == content.rank else None
 
 
 def _unknown(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:
     """A number that depends on the length of the stream in a way that is not followed; a Reshape may tell it."""
-    known = [one for one in operands[:2] if one is not None and len(one.elements) == 1]
-    if ctx.node.op_type not in ARITHMETIC or len(known) < 2 or not any(one.elements[0].is_timed for one in known):
+    known = [operand for operand in operands[:2] if operand is not None and len(operand.elements) == 1]
+    if (
+        ctx.node.op_type not in ARITHMETIC
+        or len(known) < 2
+        or not any(operand.elements[0].is_timed for operand in known)
+    ):
         return None
-    return SizeValue(max(one.rank for one in known), (size(f"{UNKNOWN}{ctx.fresh(0)}"),))
+    return SizeValue(max(operand.rank for operand in known), (size(f"{UNKNOWN}{ctx.fresh(0)}"),))
 
 
 def _info(value: SizeValue) -> AxisInfo:
@@ -76,7 +80,7 @@ class Constants:
         except Exception:  # what the evaluator cannot do is not known
             return
         pairs = zip([value for value in node.outputs if value.name], results, strict=True)
-        self._found.update((value, found) for value, found in pairs if found.size <= LONGEST)
+        self._found.update((value, array) for value, array in pairs if array.size <= LONGEST)
 
     def _is_small(self, value: ir.Value | None) -> bool:
         held = self._found.get(value) if value is not None and value in self._found else known_tensor(value)

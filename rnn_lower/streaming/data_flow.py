@@ -24,10 +24,10 @@ def reaches_output(model: ir.Model, value: ir.Value) -> bool:
     """Whether an output of the model depends on a value."""
     owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
 
-    def step(one: ir.Value) -> Iterable[ir.Value]:
-        users = [user for user, _ in one.uses()]
-        if one.is_graph_output() and id(one.graph) in owners:
-            users.append(owners[id(one.graph)])
+    def step(current: ir.Value) -> Iterable[ir.Value]:
+        users = [user for user, _ in current.uses()]
+        if current.is_graph_output() and id(current.graph) in owners:
+            users.append(owners[id(current.graph)])
         return (out for user in users for out in user.outputs)
 
     return not _closure(value, step).isdisjoint(model.graph.outputs)
@@ -41,15 +41,15 @@ def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
     """The outputs of the model that a value is, or is part of, without any computation."""
     owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
 
-    def step(one: ir.Value) -> Iterable[ir.Value]:
+    def step(current: ir.Value) -> Iterable[ir.Value]:
         users = [
-            user for user, place in one.uses() if user.op_type in MOVES and (not place or user.op_type == "Concat")
+            user for user, index in current.uses() if user.op_type in MOVES and (not index or user.op_type == "Concat")
         ]
-        found = [out for user in users for out in user.outputs]
-        owner = owners.get(id(one.graph)) if one.is_graph_output() else None
-        if owner is not None and owner.op_type == "If" and one.graph is not None:
-            found += [owner.outputs[place] for place, out in enumerate(one.graph.outputs) if out is one]
-        return found
+        results = [out for user in users for out in user.outputs]
+        owner = owners.get(id(current.graph)) if current.is_graph_output() else None
+        if owner is not None and owner.op_type == "If" and current.graph is not None:
+            results += [owner.outputs[index] for index, out in enumerate(current.graph.outputs) if out is current]
+        return results
 
     return _closure(value, step) & set(model.graph.outputs)
 
@@ -57,17 +57,17 @@ def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
 def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
     """The inputs that have to be given of which a value is, or is part, without any computation."""
 
-    def step(one: ir.Value) -> Iterable[ir.Value]:
-        node = one.producer()
+    def step(current: ir.Value) -> Iterable[ir.Value]:
+        node = current.producer()
         if node is None:
             return ()
         bodies = [body for _, body in subgraphs(node)]
         if node.op_type == "If":
-            return [body.outputs[one.index() or 0] for body in bodies]
+            return [body.outputs[current.index() or 0] for body in bodies]
         moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-        return [given for given in moved if given is not None] if node.op_type in MOVES else ()
+        return [operand for operand in moved if operand is not None] if node.op_type in MOVES else ()
 
-    required = {one for one in model.graph.inputs if not one.is_initializer()}
+    required = {source for source in model.graph.inputs if not source.is_initializer()}
     return _closure(value, step) & required
 
 

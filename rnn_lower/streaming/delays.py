@@ -52,16 +52,16 @@ def settle(ctx: RuleContext, passes: bool) -> None:
 
 def wait_for_each_other(ctx: RuleContext) -> None:
     """Where inputs of a node come late by different numbers of frames, the earlier ones are held back."""
-    timed = {place: info for place, info in enumerate(ctx.inputs) if info is not None and info.axis is not None}
-    late, cut = max((one.late for one in timed.values()), default=0), any(one.cut for one in timed.values())
-    dropped = min((one.dropped for one in timed.values()), default=0)
-    for place, info in timed.items():
+    timed = {index: info for index, info in enumerate(ctx.inputs) if info is not None and info.axis is not None}
+    late, cut = max((x.late for x in timed.values()), default=0), any(x.cut for x in timed.values())
+    dropped = min((x.dropped for x in timed.values()), default=0)
+    for index, info in timed.items():
         if info.late < late:
-            if any(one.every != info.every for one in timed.values()):
+            if any(x.every != info.every for x in timed.values()):
                 raise ctx.refuse("its inputs have different rates over time")
-            ctx.carry(held(ctx, info, late - info.late + 1, place, crop=0))
+            ctx.carry(held(ctx, info, late - info.late + 1, index, crop=0))
         if (info.late, info.cut, info.dropped) != (late, cut, dropped):
-            ctx.inputs[place] = info.changed(late=late, cut=cut, dropped=dropped)
+            ctx.inputs[index] = info.changed(late=late, cut=cut, dropped=dropped)
 
 
 def cropped(ctx: RuleContext, x: AxisInfo, first: int, behind: int, gone: bool = True) -> AxisInfo:

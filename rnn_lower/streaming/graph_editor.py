@@ -65,13 +65,13 @@ class Site:
         value = operand
         if value.producer() is None or value in self._named:
             value = self.behind.op("Identity", value, name="same")
-        self.message.input[:] = [name if one == value.name else one for one in self.message.input]
+        self.message.input[:] = [name if source == value.name else source for source in self.message.input]
         value.name = name
         self._named.add(value)
 
     def change(self, attributes: Mapping[str, Any]) -> None:
         for key, content in attributes.items():
-            there = next((one for one in self.message.attribute if one.name == key), None)
+            there = next((attribute for attribute in self.message.attribute if attribute.name == key), None)
             (there or self.message.attribute.add()).CopyFrom(helper.make_attribute(key, content))
 
     def replace(self, op_type: str) -> None:
@@ -145,8 +145,8 @@ class GraphEditor:
     def _forget_lengths(self) -> None:
         """Take back numbers that are declared as the length of the stream: those of the example of an export."""
         timed = {str(value.name): info for value, info in self.infos.items() if info.axis is not None}
-        for one in (*self.graph.value_info, *self.graph.output):
-            dims, info = one.type.tensor_type.shape.dim, timed.get(one.name)
+        for message in (*self.graph.value_info, *self.graph.output):
+            dims, info = message.type.tensor_type.shape.dim, timed.get(message.name)
             if info is not None and info.axis is not None and info.axis < len(dims):
                 dims[info.axis].ClearField("dim_value")
                 if info.late:  # of another size than others of this name, which runtimes would reuse the memory of
@@ -162,15 +162,15 @@ class GraphEditor:
         if value is None:
             return filled(shape, 0, dtype), shape
         try:
-            found, known = evaluate(self.document, self.infos, value, shape)
+            array, known = evaluate(self.document, self.infos, value, shape)
         except FromInput:
             raise
         except UnsupportedError as error:
             raise UnsupportedError(f"{owner}: {error}") from None
-        return found.astype(dtype.numpy()), known
+        return array.astype(dtype.numpy()), known
 
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:
-        if any(symbol not in self.symbols for one in shape for symbol in one.of):
+        if any(symbol not in self.symbols for dim in shape for symbol in dim.of):
             raise UnsupportedError(
                 f"{owner}: the size of its state does not follow from the inputs' sizes; fix them (--dim NAME=SIZE)"
             )
@@ -226,15 +226,15 @@ class GraphEditor:
             if (source, id(body)) in self._kept:  # the other branch has it too, which made an output of it
                 self._kept[source, id(body)].input[0] = value
                 return
-            for other in protobuf.graphs_of(node):
+            for branch in protobuf.graphs_of(node):
                 held = value
-                if other is not body or value in {out.name for out in body.output}:
+                if branch is not body or value in {out.name for out in body.output}:
                     held = self.names.unique(f"{name}/kept")
-                    other.node.append(helper.make_node("Identity", [source if other is not body else value], [held]))
-                if other is not body:
-                    self._kept[source, id(other)] = other.node[-1]
-                    self._bodies.append(other)
-                other.output.append(helper.make_tensor_value_info(held, int(dtype), None))
+                    branch.node.append(helper.make_node("Identity", [source if branch is not body else value], [held]))
+                if branch is not body:
+                    self._kept[source, id(branch)] = branch.node[-1]
+                    self._bodies.append(branch)
+                branch.output.append(helper.make_tensor_value_info(held, int(dtype), None))
             value = name if node is chain[0][0] else self.names.unique(f"{name}/taken")
             node.output.append(value)
         if value != name:
@@ -264,9 +264,9 @@ class GraphEditor:
 
     # -- the graph -------------------------------------------------------------------------------------------------
 
-    def are_alternatives(self, one: ir.Node, other: ir.Node) -> bool:
+    def are_alternatives(self, first: ir.Node, second: ir.Node) -> bool:
         """Whether two nodes lie in different branches of the same If, so that one of them runs at most."""
-        a, b = (self._chains[id(self.document.message(node))] for node in (one, other))
+        a, b = (self._chains[id(self.document.message(node))] for node in (first, second))
         return bool(a) and len(a) == len(b) and a[-1][0] is b[-1][0] and a[-1][1] is not b[-1][1]
 
     def is_nested(self, site: Site) -> bool:
@@ -285,21 +285,23 @@ class GraphEditor:
         gone: set[ir.Node] = set()
         unused: set[str | None] = set()
         written = (node for site in self._sites.values() for b in (site.before, site.behind) for node in b.nodes)
-        fed = {one.input for one in self.states} | {value.name for node in written for value in node.inputs if value}
+        fed = {state.input for state in self.states} | {
+            value.name for node in written for value in node.inputs if value
+        }
         waiting = list(self.replaced.values())
         while waiting:
             value = waiting.pop()
             if value.name in fed:
                 continue
             node = value.producer()
-            left = [user for user, index in value.uses() if user not in gone and (user, index) not in self.replaced]
-            if left or value.is_graph_output() or value.is_graph_input():
+            users = [user for user, index in value.uses() if user not in gone and (user, index) not in self.replaced]
+            if users or value.is_graph_output() or value.is_graph_input():
                 continue
             if node is None:
                 unused.add(value.name)
             elif len(node.outputs) == 1:
                 gone.add(node)
-                waiting += [given for given in node.inputs if given is not None]
+                waiting += [operand for operand in node.inputs if operand is not None]
         protobuf.remove_if(self.graph.initializer, lambda tensor: tensor.name in unused)
         return {id(self.document.message(node)) for node in gone}
 
@@ -356,25 +358,25 @@ def filled(shape: Sequence[Size], fill: Any, dtype: ir.DataType) -> np.ndarray:
     """An array of one value, of size 1 along axes whose size is not known."""
     if fill == -np.inf and dtype.is_integer():  # pooling: nothing may be larger than what was not there
         fill = np.iinfo(dtype.numpy()).min
-    return np.full([1 if one.number is None else one.number for one in shape], fill, dtype.numpy())
+    return np.full([1 if dim.number is None else dim.number for dim in shape], fill, dtype.numpy())
 
 
 def declared(name: str, dtype: ir.DataType, shape: Sequence[Size]) -> onnx.ValueInfoProto:
     """An input or output, as far as its sizes have names."""
     sizes = [
-        one.number if one.number is not None
-        else one.of[0] if len(one.of) == 1 and one.times == 1 and "#" not in one.of[0] else None
-        for one in shape
+        dim.number if dim.number is not None
+        else dim.of[0] if len(dim.of) == 1 and dim.times == 1 and "#" not in dim.of[0] else None
+        for dim in shape
     ]  # fmt: skip
     return helper.make_tensor_value_info(name, int(dtype), sizes)
 
 
-def computed_size(b: GraphBuilder, one: Size, symbols: Mapping[str, tuple[str, int]]) -> Operand:
+def computed_size(b: GraphBuilder, dim: Size, symbols: Mapping[str, tuple[str, int]]) -> Operand:
     """A size as a vector of one, read off the inputs."""
-    result: Operand = constant([one.times.numerator], INT64, "number")
-    for symbol in one.of:
+    result: Operand = constant([dim.times.numerator], INT64, "number")
+    for symbol in dim.of:
         source, axis = symbols[symbol]
         result = b.mul(result, b.size(ir.Value(name=source), axis, axis + 1), "product")
-    if one.times.denominator > 1:
-        result = b.div(result, constant([one.times.denominator], INT64, "number"), "quotient")
+    if dim.times.denominator > 1:
+        result = b.div(result, constant([dim.times.denominator], INT64, "number"), "quotient")
     return result

@@ -31,20 +31,20 @@ def evaluate(
 
     Raises FromInput when it is computed from an input, UnsupportedError when it depends on sizes in another way.
     """
-    if given := inputs_of(document.model, value):  # also where branches choose between parts of it
-        raise FromInput(f"its initial state is computed from input '{min(str(one.name) for one in given)}'")
-    one, *others = found = [_at(document, infos, value, number) for number in NUMBERS]
-    if all(np.array_equal(one, other) for other in others):
-        return one, tuple(map(size, one.shape))
-    if one.ndim == len(shape):  # rows that are merged with others are alike too
-        one = one[tuple(slice(0, 1) if each.of else slice(None) for each in shape)]
+    if sources := inputs_of(document.model, value):  # also where branches choose between parts of it
+        raise FromInput(f"its initial state is computed from input '{min(str(source.name) for source in sources)}'")
+    base, *larger = arrays = [_at(document, infos, value, number) for number in NUMBERS]
+    if all(np.array_equal(base, array) for array in larger):
+        return base, tuple(map(size, base.shape))
+    if base.ndim == len(shape):  # rows that are merged with others are alike too
+        base = base[tuple(slice(0, 1) if each.of else slice(None) for each in shape)]
     symbols = {symbol for axis in shape for symbol in axis.of}
     wanted = [tuple(axis.at(dict.fromkeys(symbols, number)) for axis in shape) for number in NUMBERS]
-    if [each.shape for each in found] != wanted or any(
-        not np.array_equal(np.broadcast_to(one, other.shape), other) for other in found
+    if [each.shape for each in arrays] != wanted or any(
+        not np.array_equal(np.broadcast_to(base, array.shape), array) for array in arrays
     ):
         raise UnsupportedError("its initial state is not the same for every row")
-    return one, tuple(shape)
+    return base, tuple(shape)
 
 
 def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value, number: int) -> np.ndarray:
@@ -52,28 +52,28 @@ def _at(document: Document, infos: Mapping[ir.Value, AxisInfo], value: ir.Value,
     nodes: dict[ir.Node, onnx.NodeProto] = {}
     held: dict[str, np.ndarray] = {}
 
-    def need(one: ir.Value) -> None:
-        name, tensor, info = str(one.name), known_tensor(one), infos.get(one)
-        if name in held or one.producer() in nodes:
+    def need(current: ir.Value) -> None:
+        name, tensor, info = str(current.name), known_tensor(current), infos.get(current)
+        if name in held or current.producer() in nodes:
             return
         if tensor is not None:
             held[name] = tensor.numpy()
         elif info is not None and info.content is not None:
             numbers = [axis.at(dict.fromkeys(axis.of, number)) for axis in info.content]
             held[name] = np.array(numbers if info.rank else numbers[0], np.int64)
-        elif (node := one.producer()) is None:
+        elif (node := current.producer()) is None:
             raise FromInput(f"its initial state is computed from input '{name}'")
         else:
-            for given in node.inputs:
-                if given is not None:
-                    need(given)
+            for operand in node.inputs:
+                if operand is not None:
+                    need(operand)
             if any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
                 raise UnsupportedError("its initial state is computed in the body of a node")
             nodes[node] = document.message(node)
 
     need(value)
     try:
-        (found,) = evaluate_nodes(nodes.values(), held, [str(value.name)], document.proto.opset_import)
+        (array,) = evaluate_nodes(nodes.values(), held, [str(value.name)], document.proto.opset_import)
     except Exception as error:  # whatever the evaluator trips over
         raise UnsupportedError(f"its initial state cannot be computed: {one_line(error)}") from None
-    return found
+    return array

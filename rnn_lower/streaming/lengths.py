@@ -49,25 +49,25 @@ def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> t
     root, b = _root(work, lengths, read.describe()), site.before
     if root.is_graph_input() and not root.is_initializer():
         assert root.dtype is not None
-        result, left = work.names.unique(f"{site.name}/lengths_out"), ir.Value(name=lengths.name)
+        result, remaining_steps = work.names.unique(f"{site.name}/lengths_out"), ir.Value(name=lengths.name)
         state = State(str(root.name), result, shape, root.dtype.name, site.owner, 0)
     else:
         try:
             first, shape = work.first(read.describe(), lengths, shape, INT32)
         except FromInput as error:
             raise UnsupportedError(f"{read.describe()}: sequence_lens: {error}") from None
-        state, left = work.take_state(site, "lengths", first, shape, 0)
+        state, remaining_steps = work.take_state(site, "lengths", first, shape, 0)
 
     def above_zero(value: Operand, name: str) -> Operand:
         relu = b.op("Relu", b.cast(value, INT32, DOUBLE, f"{name}_wide"), name=f"{name}_above")
         return b.cast(relu, DOUBLE, INT32, name)
 
     frames = b.cast(b.size(ir.Value(name=read.inputs["X"].name), 1 if read.layout else 0, 3), INT64, INT32, "frames")
-    beyond = above_zero(b.sub(left, frames, "rest"), "beyond")
-    used = b.sub(above_zero(left, "not_ended"), beyond, "now")
+    beyond = above_zero(b.sub(remaining_steps, frames, "rest"), "beyond")
+    used = b.sub(above_zero(remaining_steps, "not_ended"), beyond, "now")
     more = b.cast(b.cast(beyond, INT32, BOOL, "more"), BOOL, INT32, "one_more")
     rest = b.sub(b.add(beyond, more, "counted"), constant(1, INT32), "left")
-    mask = b.less(b.cast(left, INT32, DOUBLE, "wide"), constant(0, DOUBLE), "ended")
+    mask = b.less(b.cast(remaining_steps, INT32, DOUBLE, "wide"), constant(0, DOUBLE), "ended")
     remaining = b.op("Cast", rest, name="out", to=int(ir.DataType[state.dtype]))
     work.hand_on(site, remaining, dataclasses.replace(state, node=read.describe()))
     assert isinstance(used, ir.Value)
@@ -89,11 +89,11 @@ def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
     reason = f"{owner}: its sequence_lens '{value.name}' serve"
     if value.is_graph_output():
         raise UnsupportedError(f"{reason} as an output too, where the remaining steps would be wrong")
-    for user, place in value.uses():
+    for user, index in value.uses():
         if user.op_type in ("Cast", "Identity"):
             _check_uses(work, user.outputs[0], owner)
             continue
         x = work.infos.get(user.inputs[0]) if user.op_type in OP_TYPES and user.inputs[0] is not None else None
-        if place != 4 or x is None or x.axis is None:
+        if index != 4 or x is None or x.axis is None:
             what = f"{user.op_type} '{display_name(user)}'"
             raise UnsupportedError(f"{reason} {what} too, where the remaining steps would be wrong")

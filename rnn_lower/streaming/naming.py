@@ -36,8 +36,10 @@ def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
         raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would name several states; add {{node}} to it")
     protobuf.rename(model.graph, names)
     states = tuple(
-        dataclasses.replace(one, input=names.get(one.input, one.input), output=names.get(one.output, one.output))
-        for one in plan.states
+        dataclasses.replace(
+            state, input=names.get(state.input, state.input), output=names.get(state.output, state.output)
+        )
+        for state in plan.states
     )
     return dataclasses.replace(plan, states=states, seen=names.get(plan.seen or "", plan.seen))
 
@@ -64,17 +66,17 @@ def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
             kinds.setdefault((state.dtype, _rows(state)), []).append(state)
     b = graph_builder(model, "states")
     behind = b.body()
-    made = [_pack(b, behind, states, rows) for (_, rows), states in kinds.items()]
-    gone = {name for states in kinds.values() for one in states for name in (one.input, one.output)}
+    packed_states = [_pack(b, behind, states, rows) for (_, rows), states in kinds.items()]
+    gone = {name for states in kinds.values() for state in states for name in (state.input, state.output)}
     for side in (graph.input, graph.output):
         protobuf.remove_if(side, lambda value: value.name in gone)
-    for state in made:
+    for state in packed_states:
         graph.input.append(declared(state.input, ir.DataType[state.dtype], state.shape))
         graph.output.append(declared(state.output, ir.DataType[state.dtype], state.shape))
     put_around(graph, b, behind.nodes)
-    seen = next((one for one in made if plan.seen is not None and plan.seen in one.parts), None)
+    seen = next((state for state in packed_states if plan.seen is not None and plan.seen in state.parts), None)
     theirs = tuple(state for state in plan.states if state.first is None)
-    return dataclasses.replace(plan, states=(*made, *theirs), seen=plan.seen if seen is None else seen.input)
+    return dataclasses.replace(plan, states=(*packed_states, *theirs), seen=plan.seen if seen is None else seen.input)
 
 
 def _rows(state: State) -> Size:

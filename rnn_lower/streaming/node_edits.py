@@ -49,7 +49,7 @@ def tell_sizes(work: GraphEditor, site: Site, sizes: Sequence[Size]) -> None:
     b, shape = site.before, _numbers(each.number or 0 for each in sizes)
     for index, each in enumerate(sizes):
         if each.number is None:
-            here = _numbers(int(index == other) for other in range(len(sizes)))
+            here = _numbers(int(index == axis) for axis in range(len(sizes)))
             shape = b.add(shape, b.mul(here, computed_size(b, each, work.symbols)))
     site.feed(1, shape)
 

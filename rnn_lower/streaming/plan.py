@@ -71,23 +71,25 @@ class Plan:
 
     def first(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The values before the first chunk, by input; sizes: of the symbols."""
-        found = {}
+        values = {}
         for state in self.states:
             if state.first is not None:
                 pairs = zip(state.shape, state.first.shape, strict=True)
-                shape = [have if GROWS in one.of else one.at(sizes) for one, have in pairs]
-                found[state.input] = np.broadcast_to(state.first, shape).copy()
-        return found
+                shape = [have if GROWS in dim.of else dim.at(sizes) for dim, have in pairs]
+                values[state.input] = np.broadcast_to(state.first, shape).copy()
+        return values
 
     def write(self, model: onnx.ModelProto) -> None:
         data = dataclasses.asdict(self) | {"schema": SCHEMA, "states": [_packed(state) for state in self.states]}
-        entry = next((one for one in model.metadata_props if one.key == KEY), None) or model.metadata_props.add(key=KEY)
+        entry = next((prop for prop in model.metadata_props if prop.key == KEY), None) or model.metadata_props.add(
+            key=KEY
+        )
         entry.value = json.dumps(data)
 
 
 def read_plan(model: onnx.ModelProto) -> Plan | None:
     """The plan of a model that was made by `stream`, None for another one. Raises RnnLowerError for a newer one."""
-    text = next((one.value for one in model.metadata_props if one.key == KEY), None)
+    text = next((prop.value for prop in model.metadata_props if prop.key == KEY), None)
     if text is None:
         return None
     try:
@@ -96,7 +98,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
             raise RnnLowerError("the streaming model was made by another version; make it again (rnn-lower stream)")
         data["left"], data["cut"] = tuple(data.get("left", ())), tuple(data.get("cut", ()))
         data["states"] = tuple(map(_unpacked, data["states"]))
-        data["symbols"] = {name: (place[0], place[1]) for name, place in data["symbols"].items()}
+        data["symbols"] = {name: (site[0], site[1]) for name, site in data["symbols"].items()}
         plan = Plan(**data)
         if not _is_of(plan, model):
             raise ValueError
@@ -117,15 +119,15 @@ def _is_of(plan: Plan, model: onnx.ModelProto) -> bool:
     are_numbers = all(type(number) is int for number in (*axes, *frames, *kinds))
     input_names = {*plan.inputs, *plan.left, *(name for name, _ in plan.symbols.values())}
     input_names |= {state.input for state in plan.states} | ({plan.reset} if plan.reset is not None else set())
-    given = {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *(state.output for state in plan.states)}
-    return are_numbers and input_names <= inputs and given <= outputs and plan.every > 0
+    output_names = {*plan.outputs, *plan.late, *plan.cut, *plan.warm_up, *(state.output for state in plan.states)}
+    return are_numbers and input_names <= inputs and output_names <= outputs and plan.every > 0
 
 
 def _packed(state: State) -> dict[str, Any]:
     first: Any = None
     if state.first is not None:
         first = {"shape": state.first.shape, "npy": _text(state.first) if state.first.any() else None}
-    shape = [[str(one.times), list(one.of)] for one in state.shape]
+    shape = [[str(dim.times), list(dim.of)] for dim in state.shape]
     return {**dataclasses.asdict(dataclasses.replace(state, first=None)), "shape": shape, "first": first}
 
 
@@ -136,7 +138,7 @@ def _unpacked(data: dict[str, Any]) -> State:
             first["shape"], onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(data["dtype"]))
         )
         first = zeros if first["npy"] is None else _array(first["npy"], zeros)
-    shape = tuple(Size(Fraction(times), tuple(of)) for times, of in data["shape"])
+    shape = tuple(Size(Fraction(times), tuple(symbols)) for times, symbols in data["shape"])
     return State(**{**data, "shape": shape, "first": first, "parts": tuple(data["parts"])})
 
 

@@ -63,13 +63,13 @@ def einsum(ctx: RuleContext) -> list[AxisInfo]:
     equation = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
     if "." in equation:
         raise ctx.refuse("its equation has an ellipsis")
-    left, arrow, made = equation.partition("->")
-    terms = left.split(",")
+    inputs, arrow, result = equation.partition("->")
+    terms = inputs.split(",")
     if not arrow:
-        made = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
+        result = "".join(sorted(label for label in set(inputs) - {","} if inputs.count(label) == 1))
     if [ctx.input(index).rank for index in range(len(ctx.inputs))] != list(map(len, terms)):
         raise ctx.refuse("the ranks of its inputs do not match its equation")
-    return [mapped(ctx, terms, made, "it sums over label '{}', which is the stream")]
+    return [mapped(ctx, terms, result, "it sums over label '{}', which is the stream")]
 
 
 def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
@@ -109,19 +109,19 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it keeps the aspect ratio")
     axes = [int(axis) % x.rank for axis in ctx.attribute("axes", range(x.rank))]
     shape = ctx.sizes(x.rank)
-    shape = [shape[axis] if axis in axes else one for axis, one in enumerate(x.sizes)]
+    shape = [shape[axis] if axis in axes else dim for axis, dim in enumerate(x.sizes)]
     for index, axis in enumerate(axes):
-        found = _resized(ctx, x.sizes[axis], index, len(axes))
-        if axis == time and found != x.sizes[time]:
+        resized = _resized(ctx, x.sizes[axis], index, len(axes))
+        if axis == time and resized != x.sizes[time]:
             raise ctx.refuse("it resizes the stream over time")
-        if found is not None and (found.number is not None or found == x.sizes[axis]):
-            shape[axis] = found
+        if resized is not None and (resized.number is not None or resized == x.sizes[axis]):
+            shape[axis] = resized
     if ctx.may_lack_frames(x):
         raise ctx.refuse("it resizes delayed frames, and a chunk may have none")
     return [x.moved(time, shape)]
 
 
-def _resized(ctx: RuleContext, one: Size, index: int, count: int) -> Size | None:
+def _resized(ctx: RuleContext, dim: Size, index: int, count: int) -> Size | None:
     """The size that a Resize makes of that of an axis."""
     if ctx.optional(3) is not None:
         sizes = ctx.content(3)
@@ -130,8 +130,8 @@ def _resized(ctx: RuleContext, one: Size, index: int, count: int) -> Size | None
     if scales is None or scales.size != count:
         return None
     if scales[index] == 1:
-        return one
-    return None if one.number is None else size(int(np.floor(one.number * scales[index])))
+        return dim
+    return None if dim.number is None else size(int(np.floor(dim.number * scales[index])))
 
 
 def not_channels(ctx: RuleContext) -> list[AxisInfo]:
@@ -158,11 +158,11 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
     """Normalizes over an axis and all behind it."""
     x = ctx.x()
     infos = _normalized(ctx, x, range(ctx.axis(-1, x.rank), x.rank))
-    for index, given in enumerate(ctx.inputs[1:], 1):  # they are broadcast to all of the input
-        if given is not None and (given.shape is None or given.rank > x.rank):
+    for index, info in enumerate(ctx.inputs[1:], 1):  # they are broadcast to all of the input
+        if info is not None and (info.shape is None or info.rank > x.rank):
             raise ctx.refuse(f"the shape of input {index} does not follow from its input shape")
         back = along(ctx, x) - x.rank
-        if given is not None and given.rank >= -back and given.sizes[back] != ONE:
+        if info is not None and info.rank >= -back and info.sizes[back] != ONE:
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
     if any(out.uses() or out.is_graph_output() for out in ctx.node.outputs[1:]):
         raise ctx.refuse("its mean and deviation are used")

@@ -14,8 +14,10 @@ from rnn_lower.streaming.state_caches import KEEPS_NUMBERS, Position
 def keeps_numbers(ctx: RuleContext) -> bool:
     """Whether a value that holds the numbers of its frames still does."""
     if ctx.node.op_type == "Add":
-        others = [ctx.known(place) for place, one in enumerate(ctx.inputs) if one is not None and one.axis is None]
-        return len(others) == 1 and others[0] is not None and not others[0].any()
+        constants = [
+            ctx.known(index) for index, info in enumerate(ctx.inputs) if info is not None and info.axis is None
+        ]
+        return len(constants) == 1 and constants[0] is not None and not constants[0].any()
     return ctx.node.op_type in KEEPS_NUMBERS
 
 
@@ -24,8 +26,8 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     data, indices = ctx.input(0), ctx.input(1)
     if data.axis is None or not indices.counts or ctx.axis(0, data.rank) != data.axis or indices.axis is None:
         return shapes.gather(ctx)
-    others = [one for axis, one in enumerate(indices.sizes) if axis != indices.axis]
-    if not data.is_plain or data.outer != ONE or indices.sizes[indices.axis] != data.frames or set(others) - {ONE}:
+    dims = [dim for axis, dim in enumerate(indices.sizes) if axis != indices.axis]
+    if not data.is_plain or data.outer != ONE or indices.sizes[indices.axis] != data.frames or set(dims) - {ONE}:
         raise ctx.refuse("it selects frames by the indices of another stream")
     ctx.analysis.numbered.add(ctx.node)
     ctx.edit(take_each, [data.axis + k for k in range(indices.rank) if k != indices.axis])
@@ -61,5 +63,5 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it does not select one row of a table for each frame")
     axis = axes[0] % table.rank
     ctx.carry(Position(ctx.node, ir.DataType.INT64, ctx.analysis.numbered))
-    shape = [frames if place == axis else one for place, one in enumerate(table.shape)]
+    shape = [frames if index == axis else dim for index, dim in enumerate(table.shape)]
     return [AxisInfo(tuple(shape), axis, every=1 / frames.times)]

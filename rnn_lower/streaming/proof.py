@@ -75,14 +75,14 @@ class StreamProof:
 
 
 def prove_streaming(
-    original: Document, made: Document, plan: Plan, points: int = 2, seed: int = 0, seconds: float = 300.0
+    original: Document, streaming: Document, plan: Plan, points: int = 2, seed: int = 0, seconds: float = 300.0
 ) -> StreamProof:
     """Compare whole runs of the original with chunks of a streaming model at random points.
 
     seconds: of this thread, after which what is not proved is out of scope.
     """
     check_numbers(points=points, seed=seed)
-    original, made = inlined_document(original), inlined_document(made)
+    original, streaming = inlined_document(original), inlined_document(streaming)
     deadline, reason = time.thread_time() + seconds, ""
     outputs, states = tuple(plan.outputs), tuple(state.output for state in plan.states)
 
@@ -90,26 +90,28 @@ def prove_streaming(
         return StreamProof(result, why, outputs, states, points, chunked.chunks, chunked.borders)
 
     for folded in (True, False):  # a constant sum of biases is rounded where the lowered graph holds it
-        chunked = ChunkedRuns(original, made, plan, seed)
+        chunked = ChunkedRuns(original, streaming, plan, seed)
         try:
-            found = None
+            difference = None
             for point in range(points):
                 field = Field(seed * 1000 + point)
                 limits = limits_of(original)
-                models = [ModelInterpreter(field, one, folded, limits, deadline) for one in (original, made)]
+                models = [
+                    ModelInterpreter(field, document, folded, limits, deadline) for document in (original, streaming)
+                ]
                 compare = _difference if plan.inputs else _difference_of_calls
-                found = found or compare(chunked, point, field, models)
+                difference = difference or compare(chunked, point, field, models)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
             return verdict(OUT_OF_SCOPE, str(error) or "a Scan of no steps")
-        if found is None:
+        if difference is None:
             return verdict(PROVED, "")
-        reason = reason or found
+        reason = reason or difference
     return verdict(DIFFERENT, reason)
 
 
 def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """Where chunks and the whole part, or None."""
-    original, made = models
+    original, streaming = models
 
     def whole(feeds: Feeds) -> tuple[Feeds, dict[str, Array]]:
         chunk = _random_elements(field, feeds)
@@ -120,7 +122,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
         raise OutOfScopeError(f"the original cannot be computed with the sampled inputs: {sampled}")
     (feeds, wanted), end = sampled, Feeds()
     for lengths in runs.chunkings(feeds, index, sizes=(1, 2, 3), mixed=1):
-        session = StreamingSession(runs.made.proto, run=lambda chunk: made.outputs(_elements(field, chunk)))
+        session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
         try:
             results = runs.stream_through(session, feeds, lengths)
         except (WrongError, RnnLowerError) as error:
@@ -138,22 +140,24 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
 
 def _difference_of_calls(runs: ChunkedRuns, index: int, field: Field, models: Sequence[ModelInterpreter]) -> str | None:
     """Where runs one after another part from those of the original, whose nodes remember their states."""
-    original, made = models
+    original, streaming = models
     original.held = {}
-    session = StreamingSession(runs.made.proto, run=lambda chunk: made.outputs(_elements(field, chunk)))
+    session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
     for number, feeds in enumerate(runs.calls(index)):
         chunk, held = _random_elements(field, feeds), _elements(field, session.state)
         try:
-            found = session.run(chunk)
+            results = session.run(chunk)
             wanted = dict(zip(_output_names(runs), original.outputs({**held, **chunk}), strict=True))
         except (WrongError, RnnLowerError) as error:
             return f"in run {number}: {error}"
         runs.chunks, runs.borders = runs.chunks + 1, runs.borders + (number > 0)
         for name in runs.plan.outputs:
-            if why := _parts(wanted[name], found[name]):
+            if why := _parts(wanted[name], results[name]):
                 return f"output '{name}' of run {number} {why}"
     for state in runs.plan.states:
-        if state.shape and not any(np.array_equal(session.state[state.input], one) for one in original.held.values()):
+        if state.shape and not any(
+            np.array_equal(session.state[state.input], array) for array in original.held.values()
+        ):
             return f"state '{state.input}' belongs to no node"
     return None
 
@@ -171,8 +175,8 @@ def _parts(expected: Array, result: Array) -> str:
     """How two arrays differ, or nothing."""
     if expected.shape != result.shape:
         return f"is of shape {list(result.shape)}, and {list(expected.shape)}"
-    places = np.argwhere(expected != result)
-    return f"differs at {places[0].tolist()} from what it is" if len(places) else ""
+    indices = np.argwhere(expected != result)
+    return f"differs at {indices[0].tolist()} from what it is" if len(indices) else ""
 
 
 def _elements(field: Field, chunk: Mapping[str, Any]) -> Feeds:

@@ -15,7 +15,7 @@ def recurrent(ctx: RuleContext) -> list[AxisInfo]:
     read, x = read_node(ctx.node, ctx.opset, ctx.scope.path, ctx.analysis.facts), ctx.input(0)
     time, batch = (1, 0) if read.layout else (0, 1)
     for index in (1, 2, 3, 7):
-        if (given := ctx.optional(index)) is not None and given.is_timed:
+        if (info := ctx.optional(index)) is not None and info.is_timed:
             raise ctx.refuse("its weights depend on the stream")
     if along(ctx, x) == time:
         infos = _over_time(ctx, read, x, batch)
@@ -51,10 +51,10 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
 
 def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time: int) -> list[AxisInfo]:
     """Each frame is a sequence of its own, one row of the batch."""
-    places = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
-    for index, place in places.items():
-        given = ctx.optional(index)
-        if given is not None and (given.axis != place or given.sizes[place] != x.sizes[along(ctx, x)]):
+    axes = {4: 0, 5: 0 if read.layout else 1, 6: 0 if read.layout else 1}
+    for index, axis in axes.items():
+        info = ctx.optional(index)
+        if info is not None and (info.axis != axis or info.sizes[axis] != x.sizes[along(ctx, x)]):
             raise ctx.refuse(f"its {'lengths' if index == 4 else 'initial states'} differ from frame to frame")
     directions, units = size(read.num_directions), size(read.hidden_size)
     steps, rows = x.sizes[time], x.sizes[along(ctx, x)]
@@ -75,8 +75,8 @@ def choice(ctx: RuleContext) -> list[AxisInfo]:
     if condition.content is not None and len(condition.content) == 1 and condition.content[0].number is not None:
         names = names[:1] if condition.content[0].number else names[1:]  # the other one never runs
         return ctx.analysis.branch(ctx.scope, ctx.node.attributes[names[0]].as_graph())
-    then, other = (ctx.analysis.branch(ctx.scope, ctx.node.attributes[name].as_graph()) for name in names)
-    return [_agreed(ctx, a, b) for a, b in zip(then, other, strict=True)]
+    then, otherwise = (ctx.analysis.branch(ctx.scope, ctx.node.attributes[name].as_graph()) for name in names)
+    return [_agreed(ctx, a, b) for a, b in zip(then, otherwise, strict=True)]
 
 
 def _agreed(ctx: RuleContext, a: AxisInfo, b: AxisInfo) -> AxisInfo:

@@ -91,7 +91,7 @@ def _hand_on(
         site.rename(final, old or new)
     elif not old:
         put(outputs, index, new)
-    if any(one.input == state.input for one in work.states):  # shared with the other branch
+    if any(existing.input == state.input for existing in work.states):  # shared with the other branch
         work.surface(site, final, state)
     elif state.first is None and old in {value.name for value in work.graph.output}:
         work.states.append(dataclasses.replace(state, output=old))
@@ -102,9 +102,9 @@ def _hand_on(
 def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) -> None:
     """An initial state that is an input already stays one. Raises UnsupportedError where it serves another, too."""
     index = next(index for user, index in initial.uses() if user is read.node)
-    for user, other in initial.uses():
+    for user, position in initial.uses():
         same = user is read.node or work.are_alternatives(read.node, user)
-        if not same or other != index or initial.is_graph_output():
+        if not same or position != index or initial.is_graph_output():
             raise UnsupportedError(
                 f"{read.describe()}: its initial state '{initial.name}' is used elsewhere too; give the node its"
                 " own input"
@@ -152,8 +152,8 @@ def _give_back(work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.
     site, index, source = work.at(read.node), STATES[letter][1], str(initial.name)
     if work.is_nested(site) or initial.dtype is None:
         raise UnsupportedError(f"{read.describe()}: its state in a branch is not an output; make it one")
-    given = index < len(site.message.output) and site.message.output[index]
-    final = site.output(index) if given else site.divert(f"{letter}_last", index)
+    has_output = index < len(site.message.output) and site.message.output[index]
+    final = site.output(index) if has_output else site.divert(f"{letter}_last", index)
     shape = site.behind.op("Shape", ir.Value(name=source), name="shape")
     result = work.names.unique(f"{read.name}/{letter}_out")
     site.rename(site.behind.op("Reshape", final, shape, name="state"), result)

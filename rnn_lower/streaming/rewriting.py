@@ -181,12 +181,12 @@ def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> 
 
 def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
     """Make inputs constants, and fold what follows from them."""
-    for name, given in values.items():
-        value = next((one for one in model.graph.inputs if one.name == name), None)
+    for name, content in values.items():
+        value = next((source for source in model.graph.inputs if source.name == name), None)
         if value is None:
-            known = ", ".join(str(one.name) for one in model.graph.inputs) or "none"
+            known = ", ".join(str(source.name) for source in model.graph.inputs) or "none"
             raise RnnLowerError(f"no input is called '{name}' (--set); inputs: {known}")
-        array = _as_declared(value, given)
+        array = _as_declared(value, content)
         model.graph.inputs.remove(value)
         value.const_value = ir.tensor(array, name=name)
         value.shape = ir.Shape(array.shape)
@@ -194,14 +194,14 @@ def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
     fold(model)
 
 
-def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
+def _as_declared(value: ir.Value, content: Any) -> np.ndarray:
     """A value in the type and shape that the input declares."""
     if value.dtype is None:
         raise RnnLowerError(f"input '{value.name}' declares no element type, so it cannot be set")
     try:
-        array = np.asarray(given).astype(value.dtype.numpy())
+        array = np.asarray(content).astype(value.dtype.numpy())
     except (TypeError, ValueError):
-        raise RnnLowerError(f"{given!r} is no value for input '{value.name}' of type {value.dtype.name}") from None
+        raise RnnLowerError(f"{content!r} is no value for input '{value.name}' of type {value.dtype.name}") from None
     shape = array.shape if value.shape is None else tuple(map(plain_dim, value.shape))
     if len(shape) > array.ndim and array.size == 1 and all(isinstance(n, int) for n in shape):
         array = np.full([n for n in shape if isinstance(n, int)], array.reshape(()), array.dtype)
@@ -212,20 +212,20 @@ def _as_declared(value: ir.Value, given: Any) -> np.ndarray:
 
 
 def _nothing_runs(analysis: CausalityAnalysis, document: Document) -> bool:
-    carried = any(isinstance(one, (Recurrence, *CARRIED)) for one in analysis.carried)
+    carried = any(isinstance(edit, (Recurrence, *CARRIED)) for edit in analysis.carried)
     return not carried and any(True for _ in recurrent_nodes(document.model))
 
 
 def _symbols(model: ir.Model, streams: Mapping[str, int]) -> dict[str, tuple[str, int]]:
     """Where the sizes of states can be read off: an input and an axis for each symbol."""
-    found: dict[str, tuple[str, int]] = {}
-    for value in sorted(model.graph.inputs, key=lambda one: one.name not in streams):
+    symbols: dict[str, tuple[str, int]] = {}
+    for value in sorted(model.graph.inputs, key=lambda source: source.name not in streams):
         for axis, dim in enumerate(value.shape or ()):
             known = plain_dim(dim)
             if not isinstance(known, int) and streams.get(str(value.name)) != axis:
                 vague = known is None or known in NO_NAMES
-                found.setdefault(f"{value.name}#{axis}" if vague else str(known), (str(value.name), axis))
-    return found
+                symbols.setdefault(f"{value.name}#{axis}" if vague else str(known), (str(value.name), axis))
+    return symbols
 
 
 def _waits(info: AxisInfo) -> int:
@@ -236,12 +236,12 @@ def _waits(info: AxisInfo) -> int:
 def _reach(analysis: CausalityAnalysis) -> int:
     """Frames of the input that an output looks back at, at most, states of recurrent nodes aside."""
     frames = Fraction(0)
-    for one in analysis.carried:
-        if isinstance(one, (Cache, DelayBuffer, Joined)):
+    for edit in analysis.carried:
+        if isinstance(edit, (Cache, DelayBuffer, Joined)):
             value = next(
-                value for value in one.node.inputs if value is not None and analysis.infos[value].axis is not None
+                value for value in edit.node.inputs if value is not None and analysis.infos[value].axis is not None
             )
-            frames += analysis.infos[value].every * one.length
+            frames += analysis.infos[value].every * edit.length
     return math.ceil(frames)
 
 

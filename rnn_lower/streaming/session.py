@@ -59,22 +59,22 @@ class StreamingSession:
         self._check(feeds, begins)
         began = self._started(feeds) if begins else self._begin
         held = began if begins else self._state
-        given = {**feeds, **{name: array for name, array in held.items() if name not in feeds}}
-        self._check_rows(given)
-        if self.plan.reset is not None and self.plan.reset not in given:
-            given[self.plan.reset] = np.zeros(self._rows(given), bool)
-        results = dict(zip(self._outputs, self._run(given), strict=True))
+        inputs = {**feeds, **{name: array for name, array in held.items() if name not in feeds}}
+        self._check_rows(inputs)
+        if self.plan.reset is not None and self.plan.reset not in inputs:
+            inputs[self.plan.reset] = np.zeros(self._rows(inputs), bool)
+        results = dict(zip(self._outputs, self._run(inputs), strict=True))
         self._begin = began
         self._state = {state.input: np.asarray(results[state.output]) for state in self.plan.states}
-        return {name: self._without_warm_up(name, results[name], given) for name in self.plan.outputs}
+        return {name: self._without_warm_up(name, results[name], inputs) for name in self.plan.outputs}
 
     def _without_warm_up(self, name: str, result: Any, chunk: Feeds) -> Any:
         """An output without the frames of the warm-up."""
         axis, first = self.plan.outputs[name], self.plan.warm_up.get(name)
         if first is None or self.plan.seen is None or not isinstance(axis, int):
             return result
-        source, place = next(iter(self.plan.inputs.items()))
-        before = int(np.ravel(chunk[self.plan.seen])[0]) // chunk[source].shape[place] * result.shape[axis]
+        source, frame_axis = next(iter(self.plan.inputs.items()))
+        before = int(np.ravel(chunk[self.plan.seen])[0]) // chunk[source].shape[frame_axis] * result.shape[axis]
         return np.take(result, range(min(result.shape[axis], max(0, first - before)), result.shape[axis]), axis)
 
     def reset(self, rows: Any = None) -> None:
@@ -86,7 +86,7 @@ class StreamingSession:
         for state in self.plan.states:
             if state.input not in self._state:
                 continue
-            if any(GROWS in one.of for one in state.shape):
+            if any(GROWS in dim.of for dim in state.shape):
                 raise RnnLowerError(
                     f"state '{state.input}' delays frames, the same number for all rows; reset all rows"
                 )
@@ -98,9 +98,9 @@ class StreamingSession:
             if first is None:
                 raise RnnLowerError(f"the initial value of state '{state.input}' is unknown; reset all rows")
             now = np.array(self._state[state.input])
-            place = (slice(None),) * state.rows + (np.asarray(rows, None if np.size(rows) else np.int64),)
+            index = (slice(None),) * state.rows + (np.asarray(rows, None if np.size(rows) else np.int64),)
             try:
-                now[place] = np.broadcast_to(first, now.shape)[place]
+                now[index] = np.broadcast_to(first, now.shape)[index]
             except IndexError as error:
                 raise RnnLowerError(f"rows {rows!r} of state '{state.input}': {error}") from None
             after[state.input] = now
@@ -134,7 +134,7 @@ class StreamingSession:
     def _check(self, feeds: Feeds, begins: bool) -> None:
         """What is not caught here could be broadcast to something else."""
         held = {state.input for state in self.plan.states if not begins or state.first is not None}
-        lacking = [one for one in self._inputs if one not in feeds and one not in held and one != self.plan.reset]
+        lacking = [name for name in self._inputs if name not in feeds and name not in held and name != self.plan.reset]
         if lacking:
             raise RnnLowerError(f"the chunk lacks {', '.join(lacking)}")
         if unknown := [name for name in feeds if name not in self._known]:
@@ -154,12 +154,12 @@ class StreamingSession:
         """The states must be of the batch of the chunk: one of another size could be broadcast without an error."""
         sizes = self._sizes(chunk)
         for state in self.plan.states:
-            if not state.shape or not all(symbol in sizes for one in state.shape for symbol in one.of):
+            if not state.shape or not all(symbol in sizes for dim in state.shape for symbol in dim.of):
                 continue
-            wanted, found = [one.at(sizes) for one in state.shape], list(np.shape(chunk[state.input]))
-            if found != wanted:
+            wanted, shape = [dim.at(sizes) for dim in state.shape], list(np.shape(chunk[state.input]))
+            if shape != wanted:
                 raise RnnLowerError(
-                    f"state '{state.input}' is of shape {found}, where this chunk needs {wanted}; start over (reset())"
+                    f"state '{state.input}' is of shape {shape}, where this chunk needs {wanted}; start over (reset())"
                 )
 
     def _started(self, feeds: Feeds) -> Feeds:
@@ -168,8 +168,8 @@ class StreamingSession:
         return {**self.plan.first(self._sizes(feeds)), **theirs}
 
     def _sizes(self, feeds: Feeds) -> dict[str, int]:
-        places = self.plan.symbols.items()
-        return {symbol: feeds[name].shape[axis] for symbol, (name, axis) in places if name in feeds}
+        sites = self.plan.symbols.items()
+        return {symbol: feeds[name].shape[axis] for symbol, (name, axis) in sites if name in feeds}
 
     def _rows(self, chunk: Feeds) -> int:
         state: State = next(state for state in self.plan.states if state.first is not None)
@@ -214,5 +214,5 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
             raise RnnLowerError(f"states: there is no input '{chunk}' with an output '{back}'")
     held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())
     known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
-    left = {name: what for name, what in known.outputs.items() if name not in states.values()}
-    return dataclasses.replace(known, outputs=left, states=(*known.states, *held))
+    own_outputs = {name: what for name, what in known.outputs.items() if name not in states.values()}
+    return dataclasses.replace(known, outputs=own_outputs, states=(*known.states, *held))

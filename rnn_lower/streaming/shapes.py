@@ -24,9 +24,9 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
     Raises ValueError for a result that the inputs cannot have.
     """
     pairs = [(info, term) for info, term in zip(ctx.inputs, terms, strict=False) if info is not None]
-    one = same_frames(ctx, [info for info, _ in pairs])
+    x = same_frames(ctx, [info for info, _ in pairs])
     labels = {term[info.axis] for info, term in pairs if info.axis is not None}
-    stream, length = labels.pop(), one.sizes[along(ctx, one)]
+    stream, length = labels.pop(), x.sizes[along(ctx, x)]
     if any(term.count(stream) > 1 for _, term in pairs):
         raise ctx.refuse("it selects a diagonal of the stream")
     if lost and not {stream, *labels} <= set(result):
@@ -48,7 +48,7 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
     ]
     shape = [broadcast(column, ctx.fresh(axis)) for axis, column in enumerate(columns)]
     shape[result.index(stream)] = length
-    return one.moved(result.index(stream), shape)
+    return x.moved(result.index(stream), shape)
 
 
 def transpose(ctx: RuleContext) -> list[AxisInfo]:
@@ -65,63 +65,63 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output shape is unknown")
     if ctx.attribute("allowzero", 0) and size(0) in target:
         raise ctx.refuse("its output has an axis of size 0 (allowzero)")
-    unknown = [k for k, one in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in one.of)]
+    unknown = [k for k, dim in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in dim.of)]
     if len(unknown) == 1 and size(-1) not in target:
         stays = unknown[0] == x.axis and x.is_plain
         if ctx.may_lack_frames(x) and not stays:
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
         ctx.edit(take_the_rest, unknown[0], len(target), 0 if stays else -1)
-        target = tuple(size(0 if stays else -1) if k == unknown[0] else one for k, one in enumerate(target))
-    if len([one for one in target if one == size(-1)]) > 1:
+        target = tuple(size(0 if stays else -1) if k == unknown[0] else dim for k, dim in enumerate(target))
+    if len([dim for dim in target if dim == size(-1)]) > 1:
         raise ctx.refuse("its shape has more than one -1")
-    copied = [x.sizes[k] if one == size(0) and k < x.rank else one for k, one in enumerate(target)]
+    copied = [x.sizes[k] if dim == size(0) and k < x.rank else dim for k, dim in enumerate(target)]
     if (freed := _freed(ctx, x, copied)) is not None:
         return [freed]
     resolved = _resolved(x, copied)
     if resolved is None:
         raise ctx.refuse("the size of -1 in its shape is unknown")
-    made = _regrouped(ctx, x, resolved)
-    if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != made.axis:
-        guessed = (resolved[k] if one == size(-1) else one for k, one in enumerate(target))
-        same = [k < x.rank and one == x.sizes[k] for k, one in enumerate(copied)]
-        sizes = tuple(size(0) if one.is_timed and same[k] else one for k, one in enumerate(guessed))
-        if any(one.is_timed for one in sizes):
+    info = _regrouped(ctx, x, resolved)
+    if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:
+        guessed = (resolved[k] if dim == size(-1) else dim for k, dim in enumerate(target))
+        same = [k < x.rank and dim == x.sizes[k] for k, dim in enumerate(copied)]
+        sizes = tuple(size(0) if dim.is_timed and same[k] else dim for k, dim in enumerate(guessed))
+        if any(dim.is_timed for dim in sizes):
             raise ctx.refuse("its frames are delayed, and its shape has -1 for another size")
         ctx.edit(tell_sizes, sizes)
-    return [made]
+    return [info]
 
 
 def _resolved(x: AxisInfo, shape: Sequence[Size]) -> list[Size] | None:
     """A shape with what -1 stands for in it; None where that is unknown."""
-    rest = product(x.sizes).over(product(one for one in shape if one != size(-1)))
+    rest = product(x.sizes).over(product(dim for dim in shape if dim != size(-1)))
     if rest is None:
         return None if size(-1) in shape else list(shape)
-    return [rest if one == size(-1) else one for one in shape]
+    return [rest if dim == size(-1) else dim for dim in shape]
 
 
 def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     """With the stream's length in place of the one that the export has fixed, where that is the only reading of it."""
-    if ctx.analysis.baked is None or any(one.is_timed for one in shape):
+    if ctx.analysis.baked is None or any(dim.is_timed for dim in shape):
         return None
-    found = []
-    for axis, one in enumerate(shape):
-        share = size(one.number or 0).over(size(ctx.analysis.baked))
+    candidates = []
+    for axis, dim in enumerate(shape):
+        share = size(dim.number or 0).over(size(ctx.analysis.baked))
         if share is None or not share.number:
             continue
-        made = _resolved(x, [share * size(TIME) if k == axis else each for k, each in enumerate(shape)])
-        if made is None:
+        resolved = _resolved(x, [share * size(TIME) if k == axis else each for k, each in enumerate(shape)])
+        if resolved is None:
             continue
         try:
-            info = _regrouped(ctx, x, made)
+            info = _regrouped(ctx, x, resolved)
         except UnsupportedError:
             continue
-        numbers = [-1 if k == axis else each.number for k, each in enumerate(made)]
+        numbers = [-1 if k == axis else each.number for k, each in enumerate(resolved)]
         if info.axis == axis and None not in numbers:
-            found.append((info, tuple(n for n in numbers if n is not None)))
-    if len(found) != 1:
+            candidates.append((info, tuple(n for n in numbers if n is not None)))
+    if len(candidates) != 1:
         return None
-    ctx.edit(replace_arguments, {1: found[0][1]}, ("shape",), 5)
-    return found[0][0]
+    ctx.edit(replace_arguments, {1: candidates[0][1]}, ("shape",), 5)
+    return candidates[0][0]
 
 
 def flatten(ctx: RuleContext) -> list[AxisInfo]:
@@ -135,14 +135,14 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
     before = product(x.sizes[: along(ctx, x)]) * x.outer
     if product(shape) != product(x.sizes):
         raise ctx.refuse("its output shape does not follow from its input shape")
-    for axis, one in enumerate(shape):
+    for axis, dim in enumerate(shape):
         outer = before.over(product(shape[:axis]))
-        if outer is None or not one.is_timed:
+        if outer is None or not dim.is_timed:
             continue
-        inner = one.over(outer * x.frames)
+        inner = dim.over(outer * x.frames)
         if inner is not None and not inner.is_timed:
             return x.moved(axis, shape, outer=outer)
-        grouped = (outer * x.frames).over(one)
+        grouped = (outer * x.frames).over(dim)
         if grouped is not None and grouped.number and x.late:
             raise ctx.refuse("it merges several frames, which are delayed")
         if grouped is not None and grouped.number:  # several frames become one
@@ -155,8 +155,8 @@ def squeeze(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(1, "axes", 13)
     if axes is None:
         raise ctx.refuse("it lists no axes, so a stream of one frame would lose its axis")
-    kept = [axis for axis in range(x.rank) if axis not in {axis % x.rank for axis in axes}]
-    return [mapped(ctx, [range(x.rank)], kept, "it removes the axis of the stream")]
+    result = [axis for axis in range(x.rank) if axis not in {axis % x.rank for axis in axes}]
+    return [mapped(ctx, [range(x.rank)], result, "it removes the axis of the stream")]
 
 
 def unsqueeze(ctx: RuleContext) -> list[AxisInfo]:
@@ -176,9 +176,9 @@ def split(ctx: RuleContext) -> list[AxisInfo]:
     if axis == along(ctx, x):
         raise ctx.refuse("it splits the stream over time")
     results = []
-    for place in range(len(ctx.node.outputs)):
+    for index in range(len(ctx.node.outputs)):
         shape = list(x.sizes)
-        shape[axis] = ctx.sizes(x.rank, place)[axis]
+        shape[axis] = ctx.sizes(x.rank, index)[axis]
         results.append(x.moved(along(ctx, x), shape))
     return results
 
@@ -201,14 +201,14 @@ def concat(ctx: RuleContext) -> list[AxisInfo]:
 
 def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:
     """One of several values that carry the stream, which have to do so in the same way."""
-    found = {dataclasses.replace(info, shape=None, axis=0) for info in infos if info.axis is not None}
-    if not found:
+    kinds = {dataclasses.replace(info, shape=None, axis=0) for info in infos if info.axis is not None}
+    if not kinds:
         raise ctx.refuse("it computes with the length of the stream")
-    if len({info.every for info in found}) > 1:
+    if len({info.every for info in kinds}) > 1:
         raise ctx.refuse("its inputs have different rates over time")
-    if len({info.lead for info in found}) > 1:
+    if len({info.lead for info in kinds}) > 1:
         raise ctx.refuse("its inputs are padded by different numbers of frames")
-    if len(found) > 1:
+    if len(kinds) > 1:
         raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
     return next(info for info in infos if info.axis is not None)
 
@@ -295,7 +295,7 @@ def _shortened(
 
 def _keep_ranges(ctx: RuleContext, ranges: Mapping[int, tuple[int, int, int]]) -> None:
     """Let a Slice take these ranges."""
-    columns = [tuple(each[place] for each in ranges.values()) for place in range(3)]
+    columns = [tuple(each[index] for each in ranges.values()) for index in range(3)]
     arguments = {1: columns[0], 2: columns[1], 3: tuple(ranges)}
     if ctx.opset >= 10:
         arguments[4] = columns[2]
@@ -317,8 +317,8 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
         if data.late:
             raise ctx.refuse("it selects the last frame of a delayed value; use Slice ([-1:])")
         return [data.ended([*data.sizes[:axis], *(ONE,) * chosen.ndim, *data.sizes[axis + 1 :]])]
-    rows, places = range(data.rank), [f"index {k}" for k in range(indices.rank)]
-    return [mapped(ctx, [rows, places], [*rows[:axis], *places, *rows[axis + 1 :]], "")]
+    rows, labels = range(data.rank), [f"index {k}" for k in range(indices.rank)]
+    return [mapped(ctx, [rows, labels], [*rows[:axis], *labels, *rows[axis + 1 :]], "")]
 
 
 def expand(ctx: RuleContext) -> list[AxisInfo]:
@@ -335,8 +335,8 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
     if x.axis is None:
         return [_spread(ctx, x, shape, have)]
     time = x.axis + rank - x.rank
-    others = [one for axis, one in enumerate(want) if axis != time]
-    if want[time] not in (ONE, have[time]) or any(one.is_timed for one in others):
+    dims = [dim for axis, dim in enumerate(want) if axis != time]
+    if want[time] not in (ONE, have[time]) or any(dim.is_timed for dim in dims):
         raise ctx.refuse("it broadcasts the stream over time")
     shape[time] = have[time]
     return [x.moved(time, shape)]
@@ -353,7 +353,7 @@ def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence
     """The same values in every frame."""
     if x.is_timed:
         raise ctx.refuse("it computes with the length of the stream")
-    timed = [axis for axis, one in enumerate(shape) if one.is_timed]
+    timed = [axis for axis, dim in enumerate(shape) if dim.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
         raise ctx.refuse("it makes a shape of the length of the stream")
     info = AxisInfo(tuple(shape), timed[0], every=Fraction(shape[timed[0]].times.denominator))
@@ -367,9 +367,9 @@ def tile(ctx: RuleContext) -> list[AxisInfo]:
     x, repeats = ctx.input(0), ctx.input(1).content if ctx.opset >= 6 else None
     if repeats is None or x.shape is None or len(repeats) != x.rank:
         raise ctx.refuse("its number of repeats is unknown")
-    shape = [one * times for one, times in zip(x.shape, repeats, strict=True)]
+    shape = [dim * times for dim, times in zip(x.shape, repeats, strict=True)]
     if x.axis is None:
         return [_spread(ctx, x, shape, x.shape)]
-    if repeats[x.axis] != ONE or any(one.is_timed for one in repeats):
+    if repeats[x.axis] != ONE or any(dim.is_timed for dim in repeats):
         raise ctx.refuse("it repeats the stream over time")
     return [x.moved(x.axis, shape)]

@@ -176,9 +176,9 @@ class Position:
 
     def _is_read(self, value: ir.Value) -> bool:
         """Whether anything but nodes that take each frame reads what a Range counts."""
-        others = [user for user, index in value.uses() if user not in self.numbered or index != 1]
+        users = [user for user, index in value.uses() if user not in self.numbered or index != 1]
         return value.is_graph_output() or any(
-            user.op_type not in (*KEEPS_NUMBERS, "Add") or any(map(self._is_read, user.outputs)) for user in others
+            user.op_type not in (*KEEPS_NUMBERS, "Add") or any(map(self._is_read, user.outputs)) for user in users
         )
 
 
@@ -236,7 +236,7 @@ class DelayBuffer(Frames):
         enough = above_zero(b.sub(frames, number(self.length - self.stride), "surplus"), "enough")
         ready = b.div(enough, number(self.stride), "ready")
         used, end = b.mul(ready, number(self.stride), "used"), number(-self.lead if self.lead else END)
-        kept = b.op("Slice", joined, used, end, number(self.axis), name="held")
+        buffered = b.op("Slice", joined, used, end, number(self.axis), name="held")
         if self.crop is not None:
             last = b.add(ready, number(self.crop), "last")
             part = b.op("Slice", joined, number(self.crop), last, number(self.axis), name="ready_frames")
@@ -247,9 +247,9 @@ class DelayBuffer(Frames):
             pads = b.concat([none[0], lacking, *none[1:]], 0, "pads")
             site.feed(self.index, b.op("Pad", joined, pads, name="whole"))
             output = str(site.output().name)
-            made = site.divert("made")
-            site.rename(site.behind.op("Slice", made, number(0), ready, number(self.axis), name="complete"), output)
-        work.hand_on(site, kept, state)
+            result = site.divert("made")
+            site.rename(site.behind.op("Slice", result, number(0), ready, number(self.axis), name="complete"), output)
+        work.hand_on(site, buffered, state)
 
     def _delay(self, work: GraphEditor, site: Site) -> None:
         """The same where chunks are of one length: as many frames come as there are, and the first mean nothing."""
@@ -267,10 +267,10 @@ class DelayBuffer(Frames):
         work.check_sizes(site.owner, shape)
         state, held = work.take_state(site, "held", filled(shape, self.fill, self.dtype), shape, None)
         whole = b.concat([held, site.input(self.index)], axis, "with_held")
-        kept = last_frames(b, whole, axis, length + self.lead, "held")
+        buffered = last_frames(b, whole, axis, length + self.lead, "held")
         if self.lead:  # which the next chunk has again
-            kept = b.slice(kept, axis, 0, -self.lead, "held_without_lead")
-        work.hand_on(site, kept, state)
+            buffered = b.slice(buffered, axis, 0, -self.lead, "held_without_lead")
+        work.hand_on(site, buffered, state)
         site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, 0, -length, "delayed"))
 
 

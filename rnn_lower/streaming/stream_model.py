@@ -65,36 +65,36 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):
         raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map names of inputs to values")
     target = find_target(options.target)
-    found = streamed(document, requested, options.dims)
-    found = dataclasses.replace(found, plan=_arranged(found, requested))
-    if requested.keep_native and found.late and requested.step is None:
+    model = streamed(document, requested, options.dims)
+    model = dataclasses.replace(model, plan=_arranged(model, requested))
+    if requested.keep_native and model.late and requested.step is None:
         raise UnsupportedError(
-            f"{found.late[0]}: its frames are delayed, so the first chunks have none, which native operators do not"
+            f"{model.late[0]}: its frames are delayed, so the first chunks have none, which native operators do not"
             " support; drop --keep-native"
         )
-    length = requested.step or found.length
-    dims: Dims | None = {found.time: length} if found.time is not None and length is not None else None
+    length = requested.step or model.length
+    dims: Dims | None = {model.time: length} if model.time is not None and length is not None else None
     if dims and requested.step is not None and options.form == "auto" and "unroll" in target.forms:
         options = dataclasses.replace(options, form="unroll")
     options = dataclasses.replace(options, dims=dims)
-    if found.late and requested.step is None and options.form in ("auto", "scan"):
-        options = _for_empty_chunks(options, target, str(found.late[0]))
+    if model.late and requested.step is None and options.form in ("auto", "scan"):
+        options = _for_empty_chunks(options, target, str(model.late[0]))
     if requested.keep_native and options.target is not None:
         options = dataclasses.replace(options, keep_native=True)
     elif requested.keep_native:
         options = dataclasses.replace(options, select=lambda _: False)
-    ready, left = prepared(Document(found.document.proto, found.document.folder).copied(), options)
+    ready, remaining_options = prepared(Document(model.document.proto, model.document.folder).copied(), options)
     if options.target is not None:
         legalize_rest(ready.model, target, ready.facts, _is_made)
-    records = lower_document(ready, left)
+    records = lower_document(ready, remaining_options)
     if options.target is not None:
-        _check_made(ready.copied().fixed(left.dims) if left.dims else ready, target)
-    for name, frames in found.plan.late.items():
+        _check_made(ready.copied().fixed(remaining_options.dims) if remaining_options.dims else ready, target)
+    for name, frames in model.plan.late.items():
         logger.info("output '%s' is delayed by %d frames", name, frames)
-    for name, frames in found.plan.warm_up.items():
+    for name, frames in model.plan.warm_up.items():
         logger.info("the first %d frames of output '%s' are the warm-up and are invalid", frames, name)
-    kept = sum(1 for _ in recurrent_nodes(found.document.model)) - len(records)
-    return StreamResult(ready, left.dims, records, found, kept)
+    native_count = sum(1 for _ in recurrent_nodes(model.document.model)) - len(records)
+    return StreamResult(ready, remaining_options.dims, records, model, native_count)
 
 
 def _is_made(node: ir.Node) -> bool:
@@ -112,16 +112,16 @@ def _check_made(document: Document, target: Target) -> None:
             )
 
 
-def _arranged(found: StreamedModel, requested: StreamOptions) -> Plan:
+def _arranged(streamed_model: StreamedModel, requested: StreamOptions) -> Plan:
     """The plan with states packed and named as requested, in the model too."""
-    plan, model = found.plan, found.document.proto
+    plan, model = streamed_model.plan, streamed_model.document.proto
     if requested.states == "packed":
         plan = packed(model, plan)
     elif requested.states != "each":
         raise RnnLowerError(f"states is {requested.states!r}; it must be 'each' or 'packed'")
     if requested.state_names is not None:
         plan = renamed(model, plan, requested.state_names)
-    if plan is not found.plan:
+    if plan is not streamed_model.plan:
         plan.write(model)
     return plan
 
@@ -151,52 +151,53 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     if str(destination) == "-" or (path.exists() and not path.is_file()) or not (held or _has_states(path)):
         yield lambda commit: commit()
         return
-    place = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
-    if place.exists() and not (place.is_file() and (_has_states(path) or _is_ours(place))):
+    states_path = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
+    if states_path.exists() and not (states_path.is_file() and (_has_states(path) or _is_ours(states_path))):
         raise RnnLowerError(
-            f"{place}: the initial states would overwrite this file, which is not rnn_lower's; move it away"
+            f"{states_path}: the initial states would overwrite this file, which is not rnn_lower's; move it away"
         )
-    made, before = (
-        place.with_name(f".{stale_files.stem_of(place)}.{secrets.token_hex(8)}{stale_files.TMP}") for _ in range(2)
+    staged, before = (
+        states_path.with_name(f".{stale_files.stem_of(states_path)}.{secrets.token_hex(8)}{stale_files.TMP}")
+        for _ in range(2)
     )
 
     def put(commit: Callable[[], None], file: BinaryIO) -> None:
         file.close()  # Windows renames no open file
         with signals_blocked():
-            if place.exists():
-                os.replace(place, before)
+            if states_path.exists():
+                os.replace(states_path, before)
             try:
                 commit()
             except BaseException:
                 if before.exists():
-                    os.replace(before, place)
+                    os.replace(before, states_path)
                 raise
             if held:
-                os.replace(made, place)
+                os.replace(staged, states_path)
             before.unlink(missing_ok=True)
 
     try:
         try:
-            if place.is_dir():
+            if states_path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with stale_files.folder_lock(place.parent) as locked:
+            with stale_files.folder_lock(states_path.parent) as locked:
                 if locked:
-                    stale_files.remove_unfinished(place)
-            with stale_files.create_locked(made) as file:
+                    stale_files.remove_unfinished(states_path)
+            with stale_files.create_locked(staged) as file:
                 np.savez(file, **held)  # type: ignore[arg-type]
                 _sign(file)
                 files.sync(file)
                 yield lambda commit: put(commit, file)
         except OSError as error:
-            raise RnnLowerError(f"{place}: cannot be written: {error.strerror or error}") from None
+            raise RnnLowerError(f"{states_path}: cannot be written: {error.strerror or error}") from None
     finally:
-        made.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
 
 
-def _is_ours(place: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether a file holds states that an earlier run has written, whatever has become of the model."""
     try:
-        with zipfile.ZipFile(place) as archive:
+        with zipfile.ZipFile(path) as archive:
             return archive.comment == MARK
     except (OSError, zipfile.BadZipFile):
         return False

@@ -68,10 +68,10 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     source = Document(source.proto, source.folder)
     step = fixed_step(source, plan)
     work = source.copied().proto
-    protobuf.remove_if(work.metadata_props, lambda one: one.key == KEY)
+    protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
     if step is None and states and not _is_free(source, plan, False):
         work = source.copied().fixed({place(name, axis): 1 for name, axis in plan.inputs.items()}).proto
-        protobuf.remove_if(work.metadata_props, lambda one: one.key == KEY)
+        protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
         _scanned(work, plan, 1, source)
     elif step is None:
         _in_one_chunk(work, plan)
@@ -115,25 +115,27 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
     graph = work.graph
     b = graph_builder(work, "whole")
     constants = {tensor.name for tensor in graph.initializer}
-    inputs = [one for one in graph.input if one.name not in fed | constants and one.type.tensor_type.shape.dim]
-    outputs = [one for one in graph.output if one.name not in fed]
-    changed = {one.name: b.names.unique(f"{one.name}/frame") for one in (*inputs, *outputs)}
+    inputs = [
+        message for message in graph.input if message.name not in fed | constants and message.type.tensor_type.shape.dim
+    ]
+    outputs = [message for message in graph.output if message.name not in fed]
+    changed = {message.name: b.names.unique(f"{message.name}/frame") for message in (*inputs, *outputs)}
     protobuf.rename(graph, changed, declared=False)
     behind = b.body()
-    for one in inputs:
-        name_value(b.squeeze(ir.Value(name=one.name), [0]), changed[one.name])
-    for one in outputs:
-        name_value(behind.unsqueeze(ir.Value(name=changed[one.name]), [0]), one.name)
+    for message in inputs:
+        name_value(b.squeeze(ir.Value(name=message.name), [0]), changed[message.name])
+    for message in outputs:
+        name_value(behind.unsqueeze(ir.Value(name=changed[message.name]), [0]), message.name)
     put_around(graph, b, behind.nodes)
     for value in (*inputs, *outputs):
         dims = value.type.tensor_type.shape.dim
         if value.type.tensor_type.HasField("shape"):
             dims.insert(0, onnx.TensorShapeProto.Dimension(dim_value=1))
     symbols = {name: (where, at + (where in changed)) for name, (where, at) in plan.symbols.items()}
-    kinds = dict.fromkeys((one.name for one in outputs), 0)
-    kept = {name: LAST for name in plan.outputs if name not in kinds}
+    kinds = dict.fromkeys((message.name for message in outputs), 0)
+    last = {name: LAST for name in plan.outputs if name not in kinds}
     plan = dataclasses.replace(
-        plan, inputs=dict.fromkeys((one.name for one in inputs), 0), outputs={**kinds, **kept}, symbols=symbols
+        plan, inputs=dict.fromkeys((message.name for message in inputs), 0), outputs={**kinds, **last}, symbols=symbols
     )
     if not inputs:
         raise RnnLowerError("the model has no inputs besides its states")
@@ -152,12 +154,12 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
         analysis.run()
     except UnsupportedError:
         return False
-    if any(not isinstance(one, Recurrence) for one in analysis.carried) or axes_of(work, symbol) != dict(plan.inputs):
+    if any(not isinstance(edit, Recurrence) for edit in analysis.carried) or axes_of(work, symbol) != dict(plan.inputs):
         return False
     fed = {state.input: state.output for state in plan.states}
-    for one in analysis.carried if exactly else ():
-        for letter in one.read.operator.states:
-            first, last = one.read.inputs.get(f"initial_{letter}"), one.read.outputs.get(f"Y_{letter}")
+    for edit in analysis.carried if exactly else ():
+        for letter in edit.read.operator.states:
+            first, last = edit.read.inputs.get(f"initial_{letter}"), edit.read.outputs.get(f"Y_{letter}")
             inputs = set() if first is None else {str(value.name) for value in inputs_of(work.model, first)}
             outputs = set() if last is None else {str(value.name) for value in outputs_of(work.model, last)}
             if len(inputs) != 1 or first is None or not first.is_graph_input() or fed.get(min(inputs)) not in outputs:
@@ -197,7 +199,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     """The model as the body of a Scan over chunks."""
     if (opset_of(model) or 0) < 9:
         raise UnsupportedError(f"a Scan over chunks needs opset 9; the model is at opset {opset_of(model)}")
-    if grown := next((one for one in plan.states if any(GROWS in each.of for each in one.shape)), None):
+    if grown := next((state for state in plan.states if any(GROWS in each.of for each in state.shape)), None):
         raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
     graph = model.graph
     b = graph_builder(model, "whole")
@@ -210,7 +212,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     fed = [state.output for state in plan.states]
     again = {name: names.unique(f"{name}/again") for name in plan.outputs if name in fed}
     body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
-    shapes = {str(one.name): source.facts.shape(one) for one in source.model.graph.outputs}
+    shapes = {str(value.name): source.facts.shape(value) for value in source.model.graph.outputs}
     body.input.extend(_typed(declared[state.input], inside[state.input], shapes) for state in plan.states)
     body.input.extend(_typed(declared[name], inside[name], shapes) for name in plan.inputs)
     body.output.extend(_typed(results[name], inside[name], shapes) for name in fed)

@@ -36,9 +36,9 @@ def cut_behind(model: ir.Model, name: str, axis: int) -> None:
     """Let a Slice cut off what a ConvTranspose does, which is found by its output."""
     node = next(node for node in model.graph.all_nodes() if node.outputs[0].name == name)
     pads = list(node.attributes["pads"].as_ints())
-    place, count = axis - 2, len(pads) // 2
-    ends = pads[place], -pads[place + count] or 2**63 - 1, axis
-    pads[place] = pads[place + count] = 0
+    index, count = axis - 2, len(pads) // 2
+    ends = pads[index], -pads[index + count] or 2**63 - 1, axis
+    pads[index] = pads[index + count] = 0
     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
     output, whole = node.outputs[0], ir.Value(name=f"{name}/whole", type=node.outputs[0].type)
     numbers = [
@@ -47,7 +47,7 @@ def cut_behind(model: ir.Model, name: str, axis: int) -> None:
         )
         for k, n in enumerate(ends)
     ]
-    cut = ir.node("Slice", [whole, *(one.outputs[0] for one in numbers)], name=f"{node.name}/cut")
+    cut = ir.node("Slice", [whole, *(number.outputs[0] for number in numbers)], name=f"{node.name}/cut")
     output.replace_all_uses_with(cut.outputs[0], replace_graph_outputs=True)
     cut.outputs[0].name, output.name, cut.outputs[0].type = name, whole.name, output.type
     cut.replace_input_with(0, output)
@@ -147,36 +147,36 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
         raise PaddedError(ctx.node, axis)
     if x.late:
         ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
-    made = x.changed(
+    info = x.changed(
         shape, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride,
         trail=rest, blame=_beyond(ctx, rest) if rest else x.blame,
     )  # fmt: skip
     if rest:
-        ctx.carry(Overlap(ctx.node, made.sized(size(rest)), axis, rest, ctx.dtype(0)))
-    return made
+        ctx.carry(Overlap(ctx.node, info.sized(size(rest)), axis, rest, ctx.dtype(0)))
+    return info
 
 
 def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
-    place, count = axis - 2, x.rank - 2
+    index, count = axis - 2, x.rank - 2
     kernel = ctx.attribute("kernel_shape")
     if kernel is None:
         weights = ctx.input(1)
-        if weights.shape is None or weights.sizes[place + 2].number is None:
+        if weights.shape is None or weights.sizes[index + 2].number is None:
             raise ctx.refuse("the size of its kernel is unknown")
-        kernel = [one.number for one in weights.sizes[2:]]
+        kernel = [dim.number for dim in weights.sizes[2:]]
     if ctx.attribute("ceil_mode", 0):
         raise ctx.refuse("it rounds the number of frames up (ceil_mode)")
     auto = ctx.attribute("auto_pad", "NOTSET") or "NOTSET"
     pads = ctx.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
-    reach = (kernel[place] - 1) * ctx.attribute("dilations", [1] * count)[place] + 1
-    stride = ctx.attribute("strides", [1] * count)[place]
+    reach = (kernel[index] - 1) * ctx.attribute("dilations", [1] * count)[index] + 1
+    stride = ctx.attribute("strides", [1] * count)[index]
     if auto in ("SAME_UPPER", "SAME_LOWER") and stride == 1 and count == 1:
         less = (reach - 1) // 2
         more = reach - 1 - less
         return _Window(reach, 1, *((less, more) if auto == "SAME_UPPER" else (more, less)))
     if auto not in ("NOTSET", "VALID") and (reach, stride) != (1, 1):
         raise ctx.refuse(f"how it pads over time depends on the length of the stream (auto_pad {auto})")
-    return _Window(reach, stride, pads[place], pads[place + count])
+    return _Window(reach, stride, pads[index], pads[index + count])
 
 
 def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
@@ -266,15 +266,15 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         if axes is None:
             raise ctx.refuse("its axes are computed")
         full = [0] * 2 * x.rank
-        for place, one in enumerate(axes):
-            full[one % x.rank], full[one % x.rank + x.rank] = pads[place], pads[place + len(axes)]
+        for position, padded_axis in enumerate(axes):
+            full[padded_axis % x.rank], full[padded_axis % x.rank + x.rank] = pads[position], pads[position + len(axes)]
         pads = full
     shape = ctx.sizes(x.rank)
-    for other in range(x.rank):
-        if not pads[other] and not pads[other + x.rank]:
-            shape[other] = x.sizes[other]
-        elif (have := x.sizes[other].number) is not None:
-            shape[other] = size(have + pads[other] + pads[other + x.rank])
+    for index in range(x.rank):
+        if not pads[index] and not pads[index + x.rank]:
+            shape[index] = x.sizes[index]
+        elif (have := x.sizes[index].number) is not None:
+            shape[index] = size(have + pads[index] + pads[index + x.rank])
     before, behind = pads[axis], pads[axis + x.rank]
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
@@ -285,8 +285,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
-    given = np.zeros(()) if ctx.optional(2) is None else ctx.known(2)
-    fill = given.ravel()[0] if given is not None and given.size else 0
+    value = np.zeros(()) if ctx.optional(2) is None else ctx.known(2)
+    fill = value.ravel()[0] if value is not None and value.size else 0
     if x.late and before and ctx.analysis.step is not None:
         ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
     if mode != "constant":
@@ -295,16 +295,16 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or ctx.optional(3) is not None:
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
-    if given is None:
+    if value is None:
         raise ctx.refuse("the value that it pads with is computed")
-    left = tuple(0 if place in (axis, axis + x.rank) else number for place, number in enumerate(pads))
-    made = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
+    remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))
+    info = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     if before:
-        cached = made.sized(size(before))
-        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=left, crop=end))
+        cached = info.sized(size(before))
+        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=remaining_pads, crop=end))
     else:
-        ctx.edit(replace_arguments, {1: left})
-    return [made]
+        ctx.edit(replace_arguments, {1: remaining_pads})
+    return [info]
 
 
 def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
