@@ -183,10 +183,10 @@ class Pair:
         if proof is not None and proof.whole and proof.ok:
             return []
         proved = set() if proof is None else {(node.name, node.path) for node in proof.nodes if node.ok}
-        kept = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
+        remaining = {name for node, _ in recurrent_nodes(self.lowered.model) for name in _results(node)}
         indices = [
             index for index, node in enumerate(self.nodes)
-            if (node.name, node.path) not in proved and not kept & set(_results(node.node))
+            if (node.name, node.path) not in proved and not remaining & set(_results(node.node))
         ]  # fmt: skip
         return [index for index in indices if index not in self._dead] if indices else []
 
@@ -263,8 +263,8 @@ class Pair:
 
 def _unknown_operator(error: Exception) -> str:
     """The operator that onnxruntime says it does not have, or nothing."""
-    found = re.search(r"(\w+)\(-?\d+\) is not a registered function/op|No Op registered for (\w+)", str(error))
-    return "" if found is None else found[1] or found[2]
+    match = re.search(r"(\w+)\(-?\d+\) is not a registered function/op|No Op registered for (\w+)", str(error))
+    return "" if match is None else match[1] or match[2]
 
 
 def _results(node: ir.Node) -> tuple[str, ...]:
@@ -329,12 +329,12 @@ def _needs_defaults(node: RecurrentNode) -> bool:
 
 def _downstream(model: ir.Model, values: set[ir.Value], nodes: set[ir.Node]) -> set[str]:
     """Names of outputs that depend on some of these values or nodes."""
-    found = set(values)
+    dependent = set(values)
     for node in model.graph:
         inside = list(with_bodies([node]))
-        if not nodes.isdisjoint(inside) or any(not found.isdisjoint(one.inputs) for one in inside):
-            found |= set(node.outputs)
-    return {str(value.name) for value in model.graph.outputs if value in found}
+        if not nodes.isdisjoint(inside) or any(not dependent.isdisjoint(inner.inputs) for inner in inside):
+            dependent |= set(node.outputs)
+    return {str(value.name) for value in model.graph.outputs if value in dependent}
 
 
 def _is_finite(value: Any) -> bool:

@@ -47,7 +47,7 @@ class Comparison:
                 new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, which rounding may decide")
             self._filled |= {name} if _has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
-            self._varied |= set() if _identical(first, wanted) or _one_value(first, wanted) else {name}
+            self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}
             old = self._reports.get(name, new)
             worst = old if (old.ok, -old.max_abs_error) < (new.ok, -new.max_abs_error) else new
             self._reports[name] = dataclasses.replace(
@@ -71,8 +71,8 @@ def _is_discrete(a: Any, b: Any) -> bool:
     """Whether both are integers, truth values or texts of one type and shape."""
     if isinstance(a, list) or isinstance(b, list):
         return False
-    one, other = np.asarray(a), np.asarray(b)
-    return one.dtype == other.dtype and one.shape == other.shape and one.dtype.kind not in "fcV"
+    array_a, array_b = np.asarray(a), np.asarray(b)
+    return array_a.dtype == array_b.dtype and array_a.shape == array_b.shape and array_a.dtype.kind not in "fcV"
 
 
 def _identical(a: Any, b: Any) -> bool:
@@ -81,12 +81,12 @@ def _identical(a: Any, b: Any) -> bool:
     return np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def _one_value(a: Any, b: Any) -> bool:
+def _is_uniform(a: Any, b: Any) -> bool:
     """Whether all of both, whatever their shapes, is one and the same value."""
     if isinstance(a, list):
         return False
-    both = np.concatenate([np.ravel(a), np.ravel(b)])
-    return bool(both.size) and bool(np.all(both == both[0]))
+    values = np.concatenate([np.ravel(a), np.ravel(b)])
+    return bool(values.size) and bool(np.all(values == values[0]))
 
 
 def _has_content(value: Any) -> bool:

@@ -37,16 +37,16 @@ def ranges(model: ir.Model, inputs: Sequence[ir.Value]) -> dict[str, np.ndarray]
         if node.op_type in PASS_ON and read:
             source[node.outputs[0]] = source[read[0]]  # type: ignore[index]
         for value in read:
-            name, numbers = source[value], _that_matter(node, node.inputs.index(value))  # type: ignore[index]
+            name, numbers = source[value], _significant_values(node, node.inputs.index(value))  # type: ignore[index]
             numbers_of.setdefault(name, set()).update(POSITIONS if numbers is None else numbers)
             if node.op_type == "Gather" and value is node.inputs[1] and numbers:
                 rows[name] = min(rows.get(name, sys.maxsize), len(numbers))
-    chosen = ((name, [one for one in sorted(all_) if -rows.get(name, one + 1) <= one < rows.get(name, one + 1)])
+    chosen = ((name, [n for n in sorted(all_) if -rows.get(name, n + 1) <= n < rows.get(name, n + 1)])
               for name, all_ in numbers_of.items())  # fmt: skip
     return {name: np.array(numbers) for name, numbers in chosen if numbers}
 
 
-def _that_matter(node: ir.Node, index: int) -> Sequence[int] | None:
+def _significant_values(node: ir.Node, index: int) -> Sequence[int] | None:
     """The integers that a node tells apart in what it reads; None where nobody knows them."""
     if node.op_type == "Gather" and index == 1:
         return _rows(node.inputs[0], get_attribute(node, "axis", ir.AttributeType.INT, 0))

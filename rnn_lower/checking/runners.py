@@ -46,7 +46,7 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     else:
         proto = onnx.ModelProto()
         proto.CopyFrom(document.proto)
-        folder = _one_folder(proto, document.folder) if external else None
+        folder = _data_folder(proto, document.folder) if external else None
         if change is not None:
             change(proto)
         session = _session(_bridged(proto).SerializeToString(), folder, threads)
@@ -66,19 +66,19 @@ def open_onnxruntime(document: Document, path: str | None = None, change: Change
     return run
 
 
-def _one_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
+def _data_folder(model: onnx.ModelProto, folder: Path | None) -> Path:
     """Name the data files of a copy by where they really are, links followed, since onnxruntime goes by that."""
     assert folder is not None
-    found = set()
+    folders = set()
     for tensor in filter(protobuf.is_external, protobuf.tensors(model)):
-        place = protobuf.locate(tensor, folder)
-        found.add(place.path.parent)
+        location = protobuf.locate(tensor, folder)
+        folders.add(location.path.parent)
         for entry in tensor.external_data:
             if entry.key == "location":
-                entry.value = place.path.name
-    if len(found) > 1:
-        raise RnnLowerError(f"the weights are in {len(found)} folders; move them to one folder to compare the models")
-    return found.pop()
+                entry.value = location.path.name
+    if len(folders) > 1:
+        raise RnnLowerError(f"the weights are in {len(folders)} folders; move them to one folder to compare the models")
+    return folders.pop()
 
 
 def open_reference(

@@ -176,12 +176,12 @@ def missing(name: str) -> str | None:
     """Why a runtime cannot be run here, or None."""
     distribution = RUNNERS[name][0]
     try:
-        found = importlib.metadata.version(distribution)
+        installed = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return f"{distribution} is not installed"
     lines = TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
-    if lines and not found.startswith(tuple(f"{line}." for line in lines)):
-        return f"{distribution} {found} is installed, and this is for {' or '.join(lines)}"
+    if lines and not installed.startswith(tuple(f"{line}." for line in lines)):
+        return f"{distribution} {installed} is installed, and this is for {' or '.join(lines)}"
     if name == "tinygrad" and shutil.which("clang") is None:
         return "tinygrad's CPU device needs clang, which is not installed"
     return None
@@ -203,8 +203,8 @@ def open_runtime(name: str, document: Document) -> runners.Run:
         model = document.embedded()
         names = {tensor.name for tensor in model.graph.initializer}
         protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # defaults, which stay
-        given = {value.name: feeds[value.name] for value in model.graph.input}
-        fix_proto_dims(model, {place(key, axis): n for key, a in given.items() for axis, n in enumerate(a.shape)})
-        return RUNNERS[name][1](model, given)
+        inputs = {value.name: feeds[value.name] for value in model.graph.input}
+        fix_proto_dims(model, {place(key, axis): n for key, a in inputs.items() for axis, n in enumerate(a.shape)})
+        return RUNNERS[name][1](model, inputs)
 
     return run

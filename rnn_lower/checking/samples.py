@@ -88,19 +88,19 @@ def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -
 
 def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
     """Inputs that a caller may leave out -> what they are then. Before IR version 4 nobody could give another."""
-    found: dict[str, np.ndarray] = {}
-    left = LARGEST_DEFAULTS
+    defaults: dict[str, np.ndarray] = {}
+    budget = LARGEST_DEFAULTS
     for value in model.graph.inputs if (model.ir_version or 0) >= 4 else ():
         tensor = value.const_value
-        if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes > left:
+        if tensor is None or tensor.dtype == ir.DataType.STRING or tensor.nbytes > budget:
             continue
         if any(user.op_type == "Dropout" for user, _ in value.uses()):  # training gives other numbers each time
             continue
         array = tensor.numpy()
         if tensor.dtype not in _FLOATS or np.all(np.isfinite(array.astype(np.float64))):
-            found[str(value.name)] = array
-            left -= tensor.nbytes
-    return found
+            defaults[str(value.name)] = array
+            budget -= tensor.nbytes
+    return defaults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Samples:
         self.weights = {str(value.name) for name, value in read if name in ("W", "R", "B", "P")}
         times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
         self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
-        self._kept: dict[Symbol, int] = {}
+        self._accepted_sizes: dict[Symbol, int] = {}
 
     def candidates(self, index: int) -> Iterator[Feeds]:
         """Sets of inputs to be tried until the model takes one, for run number `index`.
@@ -144,14 +144,14 @@ class Samples:
         After sizes of their own come those that have worked before; then equal ones, which suit models that tie
         dimensions without saying so; then longer and longer last axes, which suit those that take sound.
         """
-        plans: list[_Plan] = [_Plan(), *([_Plan(known=self._kept)] if self._kept else [])]
+        plans: list[_Plan] = [_Plan(), *([_Plan(known=self._accepted_sizes)] if self._accepted_sizes else [])]
         plans += [_Plan(common=SIZES[(index + 1) % len(SIZES)]), _Plan(), _Plan(common=SIZES[(index + 3) % len(SIZES)])]
-        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(known=self._kept)]
+        plans += [_Plan(last=size) for size in GROWN] + [_Plan(), _Plan(common=1), _Plan(known=self._accepted_sizes)]
         for attempt, plan in enumerate(plans):
             draw = _Draw(self, index, attempt, plan)
             feeds = {str(value.name): draw.sample(value) for value in self.inputs}
-            others = self.defaults if index % 3 == 1 and attempt < 4 else {}
-            yield feeds | {name: draw.other(name, default) for name, default in others.items()}
+            defaults = self.defaults if index % 3 == 1 and attempt < 4 else {}
+            yield feeds | {name: draw.non_default(name, default) for name, default in defaults.items()}
 
     def keep(self, feeds: Feeds) -> None:
         """Remember the sizes of inputs that the model took."""
@@ -159,7 +159,7 @@ class Samples:
             for axis, size in enumerate(feeds[str(value.name)].shape):
                 name = self.ties.find(symbol(value, axis))
                 if not isinstance(name, int):
-                    self._kept[name] = size
+                    self._accepted_sizes[name] = size
 
 
 class _Draw:
@@ -199,7 +199,7 @@ class _Draw:
             return np.asarray(self.rng.choice(samples.ranges[name], shape).astype(value.dtype.numpy()))
         return self.array(value.dtype, shape, (1.0,) if name in samples.weights else self.scales)
 
-    def other(self, name: str, default: np.ndarray) -> np.ndarray:
+    def non_default(self, name: str, default: np.ndarray) -> np.ndarray:
         """Another value than a default, of its kind; the same where nothing tells what else it may be."""
         if name in self.samples.limits:
             return self.lengths(name, list(default.shape)).astype(default.dtype)
@@ -242,11 +242,11 @@ class _Ties:
             size = self._stands_for[size]
         return size
 
-    def tie(self, one: Symbol, other: Symbol) -> None:
-        one, other = self.find(one), self.find(other)
-        if one == other or (isinstance(one, int) and isinstance(other, int)):
+    def tie(self, first: Symbol, second: Symbol) -> None:
+        first, second = self.find(first), self.find(second)
+        if first == second or (isinstance(first, int) and isinstance(second, int)):
             return
-        source, goal = (other, one) if isinstance(one, int) else (one, other)
+        source, goal = (second, first) if isinstance(first, int) else (first, second)
         self._stands_for[source] = goal
 
 
@@ -292,8 +292,8 @@ def _lengths(rng: np.random.Generator, shape: list[int], length: int, index: int
         mask = (np.arange(length) < rows[:, None]).astype(np.int32)
         return mask if time == 1 else mask.T
     result = rng.integers(0, length + 1, shape).astype(np.int32)
-    for place, special in enumerate((length, 0, max(0, length - 1))):
-        row = (place + index) % 3 if result.size < 3 else place
+    for position, special in enumerate((length, 0, max(0, length - 1))):
+        row = (position + index) % 3 if result.size < 3 else position
         if row < result.size:
             result.flat[row] = special
     return result

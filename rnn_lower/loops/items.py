@@ -47,7 +47,7 @@ class Items:
     def __init__(self, b: GraphBuilder, facts: Facts) -> None:
         self.b, self._facts = b, facts
         self.ranks: dict[ir.Value, int] = {}
-        self._made: dict[Any, ir.Value] = {}
+        self._values: dict[Any, ir.Value] = {}
         self._parts: dict[ir.Value, list[Any]] = {}
 
     # -- what is known -----------------------------------------------------------------------------------------------
@@ -112,10 +112,10 @@ class Items:
         if item is None or isinstance(item, ir.Value):
             return item
         key = key_of(item)
-        if key not in self._made:
+        if key not in self._values:
             write = self._row if isinstance(item, Row) else self._table if isinstance(item, Table) else self._constant
-            self._made[key] = write(item)  # type: ignore[arg-type]
-        return self._made[key]
+            self._values[key] = write(item)  # type: ignore[arg-type]
+        return self._values[key]
 
     def _constant(self, numbers: np.ndarray) -> ir.Value:
         array = np.asarray(numbers)

@@ -27,7 +27,7 @@ ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class RemainingLoop:
     """A loop that stays as it is, and why."""
 
     node: ir.Node
@@ -49,18 +49,18 @@ def loops(model: ir.Model) -> Iterator[tuple[ir.Node, Scope]]:
             yield node, scope
 
 
-def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Kept]]:
+def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[RemainingLoop]]:
     """Unroll what can be, in place: the loops that are gone, and those that stay. Constants are folded on the way.
 
     max_nodes: how many may be written.
     """
     fold(model)
-    done, kept = list[str](), list[Kept]()
+    done, remaining = list[str](), list[RemainingLoop]()
     for _ in range(ROUNDS):
         for node, _ in loops(model):
             _split_gemms(node.attributes["body"].as_graph())
         facts, names, count = Facts(model).settled(), Names(taken_names(model)), len(done)
-        pool, gone, kept = ConstantPool(names, model.ir_version < 4), set[ir.Node](), []
+        pool, gone, remaining = ConstantPool(names, model.ir_version < 4), set[ir.Node](), []
         for node, scope in list(loops(model)):
             if node in gone:
                 continue
@@ -74,14 +74,14 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Kept]
                 gone.update(inside)
                 done.append(describe(node))
             except NotCountedError as error:
-                kept.append(Kept(node, scope.path, _with_advice(str(error), model)))
+                remaining.append(RemainingLoop(node, scope.path, _with_advice(str(error), model)))
         for value in pool.initializers:
             model.graph.register_initializer(value)
         if len(done) == count:
             break
         fold(model)
         simplify(model)
-    return done, kept
+    return done, remaining
 
 
 def _split_gemms(body: ir.Graph) -> None:
@@ -94,13 +94,15 @@ def _split_gemms(body: ir.Graph) -> None:
         for value, flag in zip(node.inputs[:2], ("transA", "transB"), strict=True):
             turned = get_attribute(node, flag, ir.AttributeType.INT, 0)
             factors.append(ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", [1, 0])]) if turned else value)
-        made = [one for one in factors if isinstance(one, ir.Node)]
-        made.append(ir.Node("", "MatMul", [one.outputs[0] if isinstance(one, ir.Node) else one for one in factors]))
+        new_nodes = [factor for factor in factors if isinstance(factor, ir.Node)]
+        new_nodes.append(
+            ir.Node("", "MatMul", [factor.outputs[0] if isinstance(factor, ir.Node) else factor for factor in factors])
+        )
         if len(node.inputs) > 2 and node.inputs[2] is not None and beta == 1:
-            made.append(ir.Node("", "Add", [made[-1].outputs[0], node.inputs[2]]))
-        for index, one in enumerate(made[:-1]):
-            one.outputs[0].name = f"{node.outputs[0].name}/part_{index}"
-        convenience.replace_nodes_and_values(body, node, [node], made, node.outputs, made[-1].outputs)
+            new_nodes.append(ir.Node("", "Add", [new_nodes[-1].outputs[0], node.inputs[2]]))
+        for index, part in enumerate(new_nodes[:-1]):
+            part.outputs[0].name = f"{node.outputs[0].name}/part_{index}"
+        convenience.replace_nodes_and_values(body, node, [node], new_nodes, node.outputs, new_nodes[-1].outputs)
 
 
 def _with_advice(why: str, model: ir.Model) -> str:
@@ -111,9 +113,9 @@ def _with_advice(why: str, model: ir.Model) -> str:
     return f"{why}; fix sizes of the inputs ({', '.join(f'--dim {name}=N' for name in free[:4])})"
 
 
-def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, facts: Facts, left: int) -> int:
+def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, facts: Facts, max_nodes: int) -> int:
     """Put the steps of a loop in its place; how many nodes these are."""
-    unroller = Unroller(b, facts, left)
+    unroller = Unroller(b, facts, max_nodes)
     try:
         results = unroller.results(node, {})
         pairs = [(old, unroller.items.value(item)) for old, item in zip(node.outputs, results, strict=True)

@@ -146,15 +146,15 @@ def of_all_rows(call: Call, steps: int, opset: int) -> list[Item] | None:
 
 def _shifted(call: Call, rank: int, opset: int) -> dict[str, Any] | None:
     """The attributes with which a node does to all rows what it does to one of a rank."""
-    op_type, others = call.node.op_type, [item for item in call.inputs if not isinstance(item, Row)]
+    op_type, operands = call.node.op_type, [item for item in call.inputs if not isinstance(item, Row)]
     own = {name: attribute.value for name, attribute in call.node.attributes.items()}
     if op_type in UNARY:
         return own
     if op_type in BINARY and opset >= BROADCASTS:
-        return own if all((call.items.rank(item) or 0) <= rank for item in others) else None
-    if op_type == "MatMul" and rank >= 2 and isinstance(call.inputs[0], Row) and len(others) == 1:
-        return own if call.items.rank(others[0]) == 2 else None
+        return own if all((call.items.rank(item) or 0) <= rank for item in operands) else None
+    if op_type == "MatMul" and rank >= 2 and isinstance(call.inputs[0], Row) and len(operands) == 1:
+        return own if call.items.rank(operands[0]) == 2 else None
     if op_type == "Split" and rank and isinstance(call.inputs[0], Row):
         axis = own.get("axis", 0)
-        return {**own, "axis": axis + 1 if axis >= 0 else axis} if len(others) < 2 else None
+        return {**own, "axis": axis + 1 if axis >= 0 else axis} if len(operands) < 2 else None
     return None

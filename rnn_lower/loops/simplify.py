@@ -98,7 +98,7 @@ class _Rewriter:
         starts, ends, axes, steps = (
             integers(node, name, k, constant) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
         )
-        computed = [one for one in node.inputs[1:] if one is not None and constant(one) is None]
+        computed = [operand for operand in node.inputs[1:] if operand is not None and constant(operand) is None]
         if value is None or shape is None or starts is None or ends is None or computed or set(steps or [1]) != {1}:
             return None
         cuts = []
@@ -150,10 +150,10 @@ class _Rewriter:
         if len(rows) < len(makers) or sizes is None:
             return
         b = self._builder(node)
-        made = b.reshape(b.concat(rows, 0, "rows"), [len(rows), *sizes], "stacked")
-        assert isinstance(made, ir.Value)
-        made.type = node.outputs[0].type
-        self._replace(node, [node], b, node.outputs, [made])
+        stacked = b.reshape(b.concat(rows, 0, "rows"), [len(rows), *sizes], "stacked")
+        assert isinstance(stacked, ir.Value)
+        stacked.type = node.outputs[0].type
+        self._replace(node, [node], b, node.outputs, [stacked])
 
 
 def _sizes(shape: Sequence[Dim]) -> list[int] | None:

@@ -35,11 +35,11 @@ class NotCountedError(UnsupportedError):
 class Unroller:
     """Writes the steps of one loop into `b`. Raises NotCountedError; what is written then must be dropped.
 
-    left: how many nodes may be written.
+    max_nodes: how many nodes may be written.
     """
 
-    def __init__(self, b: GraphBuilder, facts: Facts, left: int) -> None:
-        self.b, self._facts, self._left = b, facts, left
+    def __init__(self, b: GraphBuilder, facts: Facts, max_nodes: int) -> None:
+        self.b, self._facts, self._max_nodes = b, facts, max_nodes
         self.items = Items(b, facts)
         self._written: dict[Any, list[Item]] = {}
         self._steps = 1
@@ -141,7 +141,7 @@ class Unroller:
             if rows is None:
                 raise NotCountedError("the length of its sequences is unknown")
             return rows
-        order = [axis % rank, *(other for other in range(rank) if other != axis % rank)]  # type: ignore[operator, arg-type]
+        order = [axis % rank, *(k for k in range(rank) if k != axis % rank)]  # type: ignore[operator, arg-type]
         known = self.items.array(item)
         if known is not None:
             return tuple(np.transpose(known, order))
@@ -175,11 +175,11 @@ class Unroller:
         """Raise when the steps take too many nodes, estimated from the first two."""
         written = len(self.b.nodes) - before
         estimate = written if step < 2 or count is None else written * count // step
-        if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._left:
+        if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._max_nodes:
             steps = f"{count} steps" if count is not None else f"more than {step} steps"
             raise NotCountedError(
                 f"unrolling {steps} takes about {max(estimate, count or step)} nodes; the limit leaves"
-                f" {self._left} (--max-nodes N)"
+                f" {self._max_nodes} (--max-nodes N)"
             )
 
     # -- one step ------------------------------------------------------------------------------------------------------

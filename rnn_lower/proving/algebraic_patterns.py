@@ -33,30 +33,30 @@ def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.
 
     limits: of the clips of recurrent nodes, which are meant where only a rounded inverse is held.
     """
-    node = _made_by(value, "Clip", "Min", "Sub", "Add")
+    node = _producer(value, "Clip", "Min", "Sub", "Add")
     if node is None:
         return None
     plain = {"Clip": _clip, "Min": _min_of_max}.get(node.op_type)
-    found = _sum(node, limits) if plain is None else plain(node)
-    return found if found is not None and found[1] <= found[2] else None
+    clip = _sum(node, limits) if plain is None else plain(node)
+    return clip if clip is not None and clip[1] <= clip[2] else None
 
 
 def sigmoid_of(value: ir.Value | None) -> ir.Value | None:
     """x where a value is 1 / (e^-x + 1)."""
-    grown, one = _plus(_inverted(value))
-    return _minus(_operand(_made_by(grown, "Exp"))) if one == 1.0 else None
+    grown, addend = _plus(_inverted(value))
+    return _minus(_operand(_producer(grown, "Exp"))) if addend == 1.0 else None
 
 
 def unlimited(value: ir.Value | None, limits: Collection[float]) -> ir.Value | None:
     """x where a value is clip(x, -l, l), beyond which tanh is 1. limits: of recurrent nodes, which count once."""
-    found = clip_of(value, limits)
-    if found is None or not -found[1] == found[2] >= TANH_IS_ONE:
+    clip = clip_of(value, limits)
+    if clip is None or not -clip[1] == clip[2] >= TANH_IS_ONE:
         return None
-    inner = clip_of(found[0], limits)
-    return found[0] if found[2] not in limits or (inner is not None and inner[1:] == found[1:]) else None
+    inner = clip_of(clip[0], limits)
+    return clip[0] if clip[2] not in limits or (inner is not None and inner[1:] == clip[1:]) else None
 
 
-def _made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     value = _bare(value)
     node = None if value is None else value.producer()
     return node if node is not None and node.domain == "" and node.op_type in op_types else None
@@ -76,23 +76,23 @@ def _number(value: ir.Value | None) -> float | None:
     return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype.kind in "fV" else None
 
 
-def _operand(node: ir.Node | None, place: int = 0) -> ir.Value | None:
-    return node.inputs[place] if node is not None and place < len(node.inputs) else None
+def _operand(node: ir.Node | None, index: int = 0) -> ir.Value | None:
+    return node.inputs[index] if node is not None and index < len(node.inputs) else None
 
 
 def _clip(node: ir.Node) -> tuple[ir.Value, float, float] | None:
     bounds = []
-    for place, name in enumerate(("min", "max"), 1):
+    for index, name in enumerate(("min", "max"), 1):
         attribute = node.attributes.get(name)
-        bounds.append(_number(_operand(node, place)) if attribute is None else float(attribute.value))
-    return _found(_operand(node), *bounds)
+        bounds.append(_number(_operand(node, index)) if attribute is None else float(attribute.value))
+    return _clip_bounds(_operand(node), *bounds)
 
 
 def _min_of_max(node: ir.Node) -> tuple[ir.Value, float, float] | None:
-    inner = _made_by(_operand(node), "Max")
+    inner = _producer(_operand(node), "Max")
     if inner is None or len(node.inputs) != 2 or len(inner.inputs) != 2:
         return None
-    return _found(_operand(inner), _number(inner.inputs[1]), _number(node.inputs[1]))
+    return _clip_bounds(_operand(inner), _number(inner.inputs[1]), _number(node.inputs[1]))
 
 
 def _two_sides(
@@ -101,30 +101,30 @@ def _two_sides(
     """min(x, high) for what is above zero, less the same of -x"""
     (above, high), (below, low) = _at_most(positive, limits), _at_most(negative, limits)
     x, mirrored = _above_zero(above), _minus(_above_zero(below))
-    return _found(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
+    return _clip_bounds(x, None if low is None else -low, high) if _bare(x) is _bare(mirrored) else None
 
 
 def _sum(node: ir.Node, limits: Collection[float]) -> tuple[ir.Value, float, float] | None:
     """high - max(0, width - max(0, x - low)), or the difference of both sides of zero; each as a sum too."""
     rest, high = _plus(node.outputs[0])
     if high is None:
-        one, other = node.inputs[0], _operand(node, 1)
+        first, second = node.inputs[0], _operand(node, 1)
         if node.op_type == "Sub":
-            return _two_sides(one, other, limits)
-        return _two_sides(other, _minus(one), limits) or _two_sides(one, _minus(other), limits)
+            return _two_sides(first, second, limits)
+        return _two_sides(second, _minus(first), limits) or _two_sides(first, _minus(second), limits)
     minus, width = _plus(_above_zero(_minus(rest)))
     x = _above_zero(_minus(minus))
     if width is None or x is None:
         return None
     inner, negative = _plus(x)
     if negative is not None and width in (high + negative, float(np.float32(high + negative))):
-        return _found(inner, -negative, high)
-    return _found(x, 0.0, high) if width == high else None
+        return _clip_bounds(inner, -negative, high)
+    return _clip_bounds(x, 0.0, high) if width == high else None
 
 
 def _above_zero(value: ir.Value | None) -> ir.Value | None:
     """x where a value is max(0, x)"""
-    node = _made_by(value, "Relu", "Max", "Clip")
+    node = _producer(value, "Relu", "Max", "Clip")
     if node is None or node.op_type == "Relu":
         return _operand(node)
     if node.op_type == "Clip" and "min" in node.attributes:
@@ -149,7 +149,7 @@ def _at_most(value: ir.Value | None, limits: Collection[float]) -> tuple[ir.Valu
 
 def _inverted(value: ir.Value | None) -> ir.Value | None:
     """x where a value is 1 / x"""
-    node = _made_by(value, "Reciprocal", "Div")
+    node = _producer(value, "Reciprocal", "Div")
     if node is None or node.op_type == "Reciprocal":
         return _operand(node)
     return _operand(node, 1) if _number(_operand(node)) == 1.0 else None
@@ -157,14 +157,14 @@ def _inverted(value: ir.Value | None) -> ir.Value | None:
 
 def _plus(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
     """(x, c) where a value is x + c"""
-    node = _made_by(value, "Add", "Sub")
+    node = _producer(value, "Add", "Sub")
     number = _number(_operand(node, 1))
     return _operand(node), -number if number is not None and node is not None and node.op_type == "Sub" else number
 
 
 def _minus(value: ir.Value | None) -> ir.Value | None:
     """x where a value is -x"""
-    node = _made_by(value, "Mul", "Neg", "Sub")
+    node = _producer(value, "Mul", "Neg", "Sub")
     if node is None or node.op_type == "Neg":
         return _operand(node)
     if node.op_type == "Sub":
@@ -172,5 +172,5 @@ def _minus(value: ir.Value | None) -> ir.Value | None:
     return _operand(node) if _number(_operand(node, 1)) == -1.0 else None
 
 
-def _found(x: ir.Value | None, low: float | None, high: float | None) -> tuple[ir.Value, float, float] | None:
+def _clip_bounds(x: ir.Value | None, low: float | None, high: float | None) -> tuple[ir.Value, float, float] | None:
     return None if x is None or low is None or high is None else (x, low, high)

@@ -20,13 +20,13 @@ MOST_NODES = 64
 
 def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
     """What a value holds; None when that is known at run time only. Raises OutOfScopeError when nobody can tell."""
-    found = constant(value)
-    chain = [] if value is None or found is not None else _chain(value)
+    known_value = constant(value)
+    chain = [] if value is None or known_value is not None else _chain(value)
     if value is None or not chain:
-        return found
+        return known_value
     outside = {name.name: name for node in chain for name in node.inputs if name is not None and name.name}
-    made = {out.name for node in chain for out in node.outputs}
-    feeds = {str(name): constant(one) for name, one in outside.items() if name not in made}
+    computed = {out.name for node in chain for out in node.outputs}
+    feeds = {str(name): constant(source) for name, source in outside.items() if name not in computed}
     known = {name: array for name, array in feeds.items() if array is not None}
     try:
         nodes = [ir.to_proto(node) for node in chain]
@@ -37,16 +37,16 @@ def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
 
 def _chain(value: ir.Value) -> list[ir.Node]:
     """The nodes that move constants to a value, first things first; none if anything else is among them."""
-    found: dict[ir.Node, None] = {}
+    chain: dict[ir.Node, None] = {}
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if known_tensor(one) is not None:
+        source = waiting.pop()
+        if known_tensor(source) is not None:
             continue
-        node = None if one.is_graph_input() else one.producer()
-        if node is None or node.op_type not in MOVES or node.domain not in DEFAULT_DOMAINS or len(found) == MOST_NODES:
+        node = None if source.is_graph_input() else source.producer()
+        if node is None or node.op_type not in MOVES or node.domain not in DEFAULT_DOMAINS or len(chain) == MOST_NODES:
             return []
-        found.pop(node, None)  # what is needed later stands before all that needs it
-        found[node] = None
+        chain.pop(node, None)  # what is needed later stands before all that needs it
+        chain[node] = None
         waiting += [needed for needed in node.inputs if needed is not None and needed.name]
-    return list(reversed(found))
+    return list(reversed(chain))

@@ -34,7 +34,7 @@ class ElementTypes:
         self._types: dict[ir.Value, DType] = dict(inputs)
         self._dtype, self._opset = dtype, opset
 
-    def of(self, value: ir.Value | None) -> DType:
+    def dtype_of(self, value: ir.Value | None) -> DType:
         """The element type of a value that was followed to, or of a constant."""
         if value is None:
             return None
@@ -43,7 +43,7 @@ class ElementTypes:
             if value.const_value is not None:
                 self._types[value] = value.const_value.dtype
             elif node is not None and node.op_type == "Constant":
-                self._types[value] = _of_literal(node)
+                self._types[value] = _literal_dtype(node)
         return self._types.get(value)
 
     def follow(self, nodes: Iterable[ir.Node]) -> None:
@@ -60,12 +60,14 @@ class ElementTypes:
 
     def expect(self, value: ir.Value, dtype: DType) -> None:
         """Compare the type of a value with that of the node's output; raises WrongError."""
-        _agree(self.of(value), dtype, f"'{value.name}' is {_name(self.of(value))} instead of {_name(dtype)}")
+        _agree(
+            self.dtype_of(value), dtype, f"'{value.name}' is {_name(self.dtype_of(value))} instead of {_name(dtype)}"
+        )
 
     def _results(self, node: ir.Node) -> Sequence[DType]:
-        operands = [self.of(value) for value in node.inputs]
+        operands = [self.dtype_of(value) for value in node.inputs]
         if node.op_type == "Constant":
-            return [_of_literal(node)]
+            return [_literal_dtype(node)]
         if node.op_type == "If":
             return self._if(node)
         if node.op_type == "Loop":
@@ -91,7 +93,7 @@ class ElementTypes:
             if variables.setdefault(formal.type_str, dtype) != dtype:
                 raise WrongError(f"{node.op_type} of {_name(variables[formal.type_str])} and {_name(dtype)}")
         return [
-            _of_formal(schema.outputs[min(index, len(schema.outputs) - 1)], variables)
+            _formal_dtype(schema.outputs[min(index, len(schema.outputs) - 1)], variables)
             for index in range(len(node.outputs))
         ]
 
@@ -106,15 +108,15 @@ class ElementTypes:
         return goal
 
     def _if(self, node: ir.Node) -> Sequence[DType]:
-        found = []
+        branches = []
         for name in ("then_branch", "else_branch"):
             body = node.attributes[name].as_graph()
             self.follow(body)
-            found.append([self._declared(value) for value in body.outputs])
-        pairs = list(zip(*found, strict=False))
-        for one, other in pairs:
-            _agree(one, other, f"{node.op_type} '{node.name}' of {_name(one)} and {_name(other)}")
-        return [one or other for one, other in pairs]
+            branches.append([self._declared(value) for value in body.outputs])
+        pairs = list(zip(*branches, strict=False))
+        for then, orelse in pairs:
+            _agree(then, orelse, f"{node.op_type} '{node.name}' of {_name(then)} and {_name(orelse)}")
+        return [then or orelse for then, orelse in pairs]
 
     def _carried(self, node: ir.Node, operands: Sequence[DType], states: int, first: int) -> Sequence[DType]:
         """first: how many outputs of the body precede its states."""
@@ -129,17 +131,17 @@ class ElementTypes:
         return results
 
     def _declared(self, value: ir.Value) -> DType:
-        self.declare(value, dtype := self.of(value))
+        self.declare(value, dtype := self.dtype_of(value))
         return dtype or value.dtype
 
 
-def _agree(one: DType, other: DType, text: str) -> None:
+def _agree(first: DType, second: DType, text: str) -> None:
     """Raise WrongError where two types that are known differ."""
-    if None not in (one, other) and one != other:
+    if None not in (first, second) and first != second:
         raise WrongError(text)
 
 
-def _of_formal(formal: onnx.defs.OpSchema.FormalParameter, variables: Mapping[str, ir.DataType]) -> DType:
+def _formal_dtype(formal: onnx.defs.OpSchema.FormalParameter, variables: Mapping[str, ir.DataType]) -> DType:
     if formal.type_str in variables:
         return variables[formal.type_str]
     if len(formal.types) != 1:
@@ -148,7 +150,7 @@ def _of_formal(formal: onnx.defs.OpSchema.FormalParameter, variables: Mapping[st
     return next((dtype for dtype in ir.DataType if only == f"tensor({_name(dtype)})"), None)
 
 
-def _of_literal(node: ir.Node) -> DType:
+def _literal_dtype(node: ir.Node) -> DType:
     """The element type of what a Constant node holds."""
     attribute = next(iter(node.attributes.values()), None)
     if attribute is None:

@@ -74,7 +74,7 @@ def _matmul(call: Call) -> str:
     return "" if alike else f"MatMul of shapes {a.shape} and {b.shape}"
 
 
-def _of_all(dtype: type) -> Callable[[Call], str]:
+def _full_reduction(dtype: type) -> Callable[[Call], str]:
     """A reduction along all axes."""
 
     def check(call: Call) -> str:
@@ -99,7 +99,7 @@ def _slice(call: Call) -> str:
 USES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("Add", "Div", "Greater", "Less", "Max", "Min", "Mul", "Sub"), _binary),
     "Abs": _float, "Cast": _cast, "Clip": _clip, "Conv": _conv, "MatMul": _matmul, "Neg": _float,
-    "ReduceMax": _of_all(np.int64), "ReduceSum": _of_all(np.uint64), "Slice": _slice,
+    "ReduceMax": _full_reduction(np.int64), "ReduceSum": _full_reduction(np.uint64), "Slice": _slice,
 }  # fmt: skip
 """Why a use is out of scope, or nothing. Raises WrongError where no runtime runs it."""
 
@@ -170,7 +170,7 @@ class EmittedInterpreter(Interpreter):
         if call.node not in self._bounds:
             known = [known_tensor(value) is not None for value in call.node.inputs]
             numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
-            self._bounds[call.node] = [0 if one is None else int(np.abs(one).max(initial=0)) for one in numbers]
+            self._bounds[call.node] = [0 if array is None else int(np.abs(array).max(initial=0)) for array in numbers]
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
             if most > longest and count.any() and self.field.small(count) is not None:
                 raise OutOfScopeError(f"lengths that are compared with {most}")
@@ -180,10 +180,10 @@ class EmittedInterpreter(Interpreter):
         condition = self._operands(node)[0]
         if condition is None or condition.dtype != np.uint64 or condition.size != 1:
             return super()._if(node)
-        one, other = self._branches(node)
-        if len(one) != len(other) or not all(map(np.array_equal, one, other)):
+        then, orelse = self._branches(node)
+        if len(then) != len(orelse) or not all(map(np.array_equal, then, orelse)):
             raise OutOfScopeError("If with a condition that depends on floats")
-        return one
+        return then
 
     def _is_inside_group(self, node: ir.Node) -> bool:
         """Whether a node's result goes into nothing but what is known as one function of one number."""
@@ -194,7 +194,9 @@ class EmittedInterpreter(Interpreter):
             while waiting:
                 inside.add(node_inside := waiting.pop())
                 values = [value for value in node_inside.inputs if value is not None and value is not group.argument]  # type: ignore[union-attr]
-                waiting += [made for value in values if (made := value.producer()) in nodes and made not in inside]
+                waiting += [
+                    producer for value in values if (producer := value.producer()) in nodes and producer not in inside
+                ]
         users = [user for value in node.outputs for user, _ in value.uses()]
         return node in inside and all(user in inside for user in users)
 

@@ -65,9 +65,9 @@ class Field:
         whole = (mantissas * 2.0**53).astype(np.int64) % self.prime
         result: Array = whole.astype(np.uint64) * self._powers[exponents - 53 + _EXPONENTS] % self._p
         if not finite.all():
-            for place in np.flatnonzero(~finite):
-                self.symbols.add(str(numbers[place]))
-                result[place] = self._key(f"symbol {numbers[place]}") % self._p
+            for index in np.flatnonzero(~finite):
+                self.symbols.add(str(numbers[index]))
+                result[index] = self._key(f"symbol {numbers[index]}") % self._p
         return result
 
     def number(self, number: float) -> Array:
@@ -133,13 +133,13 @@ class Field:
             product = a.astype(np.float64) @ np.concatenate(self._pieces(b), axis=1)
             parts = product.reshape(len(a), _PIECES, b.shape[1]).swapaxes(0, 1)
         total: Array = np.zeros((), np.uint64)
-        for place, part in enumerate(parts):
-            total = self.add(total, self._scaled(part, place * _PIECE))
+        for index, part in enumerate(parts):
+            total = self.add(total, self._scaled(part, index * _PIECE))
         return total
 
     def _pieces(self, a: Array) -> list[Array]:
         mask = np.uint64((1 << _PIECE) - 1)
-        return [(a >> np.uint64(place * _PIECE) & mask).astype(np.float64) for place in range(_PIECES)]
+        return [(a >> np.uint64(index * _PIECE) & mask).astype(np.float64) for index in range(_PIECES)]
 
     def _scaled(self, product: Array, bits: int) -> Array:
         return np.asarray(product.astype(np.uint64) % self._p * np.uint64(pow(2, bits, self.prime)) % self._p)

@@ -27,9 +27,11 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     if not ours:
         return after
     opset = opset_of(after)
-    other = next((f for f in ours if default_opset({e.domain: e.version for e in f.opset_import}) != opset), None)
-    if other is not None:
-        raise CallError(f"function {other.domain}.{other.name} has another opset than the model that calls it")
+    mismatched = next((f for f in ours if default_opset({e.domain: e.version for e in f.opset_import}) != opset), None)
+    if mismatched is not None:
+        raise CallError(
+            f"function {mismatched.domain}.{mismatched.name} has another opset than the model that calls it"
+        )
     names = [(function.domain, function.name) for function in ours]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
@@ -40,9 +42,9 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     text = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}
     for function in result.functions:  # into which the inliner writes what it knows of values that it has moved
         known = text[function.domain, function.name]
-        kept = [info for info in function.value_info if info.name in known]
+        infos = [info for info in function.value_info if info.name in known]
         del function.value_info[:]
-        function.value_info.extend(kept)
+        function.value_info.extend(infos)
     domains = {domain for domain, _ in names}
     for holder in (result, *result.functions):
         protobuf.remove_if(holder.opset_import, lambda entry: entry.domain in domains)

@@ -175,10 +175,10 @@ class Interpreter:
             raise OutOfScopeError("If with a condition that is not a boolean")
         if condition.dtype == np.bool_:
             return self._body(node.attributes["then_branch" if condition.all() else "else_branch"].as_graph(), [])
-        then, other = self._branches(node)
-        if len(then) != len(other) or any(a.shape != b.shape for a, b in zip(then, other, strict=False)):
+        then, orelse = self._branches(node)
+        if len(then) != len(orelse) or any(a.shape != b.shape for a, b in zip(then, orelse, strict=False)):
             raise OutOfScopeError("If with branches of two shapes and a condition that depends on floats")
-        pairs = ([self._as_element(a), self._as_element(b)] for a, b in zip(then, other, strict=True))
+        pairs = ([self._as_element(a), self._as_element(b)] for a, b in zip(then, orelse, strict=True))
         return [between(self.field, condition.reshape(()), a, b) for a, b in pairs]
 
     def _as_element(self, array: Array) -> Array:

@@ -89,27 +89,30 @@ class _Diff:
         infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
         gone = {name for node in old.node for name in node.output} - {name for node in new.node for name in node.output}
         gone -= {value.name for value in infos}
-        kept = [value for value in old.value_info if value.name not in gone]
+        old_infos = [value for value in old.value_info if value.name not in gone]
         near = emitted | _above(new) | _reshaped(new, emitted)
         in_body = old is not self._before.graph
         outputs = {value.name for value in old.output} if in_body else near
         inputs = {value.name for value in old.input} if in_body else set[str]()
         for name, before, after, free in (
-            ("value_info", kept, infos, near), ("output", old.output, new.output, outputs or near),
+            ("value_info", old_infos, infos, near), ("output", old.output, new.output, outputs or near),
             ("input", old.input, new.input, inputs),
         ):  # fmt: skip
-            if not _equal(self._without_unsaid(before, after, free), list(after)):
+            if not _equal(self._verified_infos(before, after, free), list(after)):
                 yield f"{path}: {name} has changed"
 
-    def _without_unsaid(
+    def _verified_infos(
         self, old: Sequence[onnx.ValueInfoProto], new: Iterable[onnx.ValueInfoProto], near: Container[str]
     ) -> list[onnx.ValueInfoProto]:
         text = {info.name: info for info in new}
         return [
-            info if text.get(info.name, info) == info else self._unsaid(info, text[info.name], near) for info in old
+            info if text.get(info.name, info) == info else self._verified_info(info, text[info.name], near)
+            for info in old
         ]
 
-    def _unsaid(self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]) -> onnx.ValueInfoProto:
+    def _verified_info(
+        self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]
+    ) -> onnx.ValueInfoProto:
         """What is declared of a value, without sizes that were rightly taken back.
 
         Of those that emitted nodes take or give sizes may go that nothing confirms, and of others where one cannot be.
@@ -136,8 +139,8 @@ class _Diff:
             graphs = protobuf.graphs_in(inferred(self._before, follow=True).graph)
         except RnnLowerError:  # then nothing was taken back for what it would have found
             return {}
-        found = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
-        return {name: sizes for name, sizes in found.items() if sizes is not None}
+        shapes = {info.name: sizes_of(info) for graph in graphs for info in graph.value_info}
+        return {name: sizes for name, sizes in shapes.items() if sizes is not None}
 
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
         """What differs of initializers; those that recurrent nodes alone have read may go, for others that do."""
@@ -145,12 +148,12 @@ class _Diff:
         used = {*_used(new), *(_named_by_training(self._before) if old is self._before.graph else ())}
         inputs, replaceable = {value.name for value in new.input}, _read_by_recurrent(old)
         for key, tensor in there.items():
-            name, other = key[1], here.get(key)
-            if other is None and name in used:
+            name, counterpart = key[1], here.get(key)
+            if counterpart is None and name in used:
                 yield f"{path}: initializer '{name}' is missing, and used"
-            elif other is None and name not in replaceable:
+            elif counterpart is None and name not in replaceable:
                 yield f"{path}: initializer '{name}' is missing"
-            elif other is not None and any(self.messages("", tensor, other)):
+            elif counterpart is not None and any(self.messages("", tensor, counterpart)):
                 yield f"{path}: initializer '{name}' has changed"
         used_by_others = set(_used(new, emitted=False))
         for _, name in sorted(here.keys() - there.keys()):
@@ -174,8 +177,8 @@ class _Diff:
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):
                 yield f"{path}: a body of an emitted node has sparse initializers"
-        made, by_others = {name for node in old.node for name in node.output}, set(_used(new, emitted=False))
-        for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - made):
+        old_outputs, by_others = {name for node in old.node for name in node.output}, set(_used(new, emitted=False))
+        for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - old_outputs):
             if name in by_others:
                 yield f"{path}: '{name}' has changed"
         for a, b in zip(before, after, strict=False):
@@ -204,7 +207,7 @@ def _replaced(
 def _initializers(graph: onnx.GraphProto) -> dict[tuple[str, str], Any]:
     """By kind and name."""
     dense = {("dense", tensor.name): tensor for tensor in graph.initializer}
-    return {**dense, **{("sparse", one.values.name): one for one in graph.sparse_initializer}}
+    return {**dense, **{("sparse", sparse.values.name): sparse for sparse in graph.sparse_initializer}}
 
 
 def _pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
@@ -216,11 +219,11 @@ def _pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
     elif folder is None:
         yield str(sorted((entry.key, entry.value) for entry in tensor.external_data)).encode()
     else:
-        place = protobuf.locate(tensor, folder)
-        with open(place.path, "rb") as file:
-            file.seek(place.offset)
-            for start in range(0, place.length, size):
-                yield file.read(min(size, place.length - start))
+        location = protobuf.locate(tensor, folder)
+        with open(location.path, "rb") as file:
+            file.seek(location.offset)
+            for start in range(0, location.length, size):
+                yield file.read(min(size, location.length - start))
 
 
 def _unknown_fields(message: Any) -> list[tuple[int, int, str]]:
@@ -248,21 +251,21 @@ def _in_bytes(message: Any) -> bytes:
 
 def _above(graph: protobuf.Holder) -> set[str]:
     """What the emitted nodes of a graph and of its bodies are computed from, its nodes being in their order."""
-    found: set[str] = set()
+    sources: set[str] = set()
     for node in reversed(graph.node):
         inner = set().union(*map(_above, protobuf.graphs_of(node)))
-        if inner or _emitted(node) or not found.isdisjoint(node.output):
-            found |= {*node.input, *inner}
-    return found
+        if inner or _emitted(node) or not sources.isdisjoint(node.output):
+            sources |= {*node.input, *inner}
+    return sources
 
 
 def _reshaped(graph: onnx.GraphProto, emitted: set[str]) -> set[str]:
     """What the nodes of a graph, in their order, make of emitted values by changing the shape alone."""
-    found: set[str] = set()
+    reshaped: set[str] = set()
     for node in graph.node:
-        if node.op_type in RESHAPES and node.input and node.input[0] in emitted | found:
-            found.update(node.output)
-    return found
+        if node.op_type in RESHAPES and node.input and node.input[0] in emitted | reshaped:
+            reshaped.update(node.output)
+    return reshaped
 
 
 def _emitted(node: onnx.NodeProto) -> bool:

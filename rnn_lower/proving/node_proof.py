@@ -152,9 +152,9 @@ class _Comparison:
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
-    def _size(self, *places: tuple[str, int]) -> int | None:
+    def _size(self, *input_axes: tuple[str, int]) -> int | None:
         """The first of some axes of inputs whose size is known."""
-        for name, axis in places:
+        for name, axis in input_axes:
             shape = self._shapes.get(name)
             if shape is not None and isinstance(size := shape[axis], int):
                 return size
@@ -197,8 +197,8 @@ class _Comparison:
             raise OutOfScopeError("sequence_lens above 0 of a sequence without steps")
         for index, case in enumerate(sizes):
             yield Case(*case, point=index % self.points)
-        others = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
-        yield from (Case(*sizes[-1], point=point) for point in others)
+        remaining_points = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
+        yield from (Case(*sizes[-1], point=point) for point in remaining_points)
 
     def _inputs_at(self, field: Field, case: Case, folded: bool) -> tuple[dict[str, Any], dict[ir.Value, Array]]:
         """The images of constants, and random elements for all that is known at run time only.
@@ -272,10 +272,10 @@ class _Comparison:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
             return f"a constant is {min(interpreter.field.symbols - own)}, which is not an input of the node"
-        left = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
+        expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
-            wanted = left[output]
+            wanted = expected[output]
             if actual.shape != wanted.shape and not _both_empty(wanted, actual):
                 return f"'{name}' is of shape {list(actual.shape)} instead of {list(wanted.shape)}, {case}"
             if actual.dtype != np.uint64:
@@ -310,8 +310,8 @@ def _both_empty(expected: Array, actual: Array) -> bool:
 
 def _all_in(values: Array, ordered: Array) -> bool:
     """Whether all values are among others, which are in order; np.isin would put those in order each time."""
-    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return bool(np.all(ordered[places] == values))
+    indices = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return bool(np.all(ordered[indices] == values))
 
 
 def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:

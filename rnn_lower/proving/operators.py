@@ -98,10 +98,10 @@ Operator = Callable[[Call], Any]
 def pointwise(call: Call) -> Array:
     """A random function of the elements at each position."""
     attributes = sorted((name, repr(attribute.value)) for name, attribute in call.node.attributes.items())
-    name, (first, *others) = f"{call.node.op_type} {attributes}", call.elements()
+    name, (first, *rest) = f"{call.node.op_type} {attributes}", call.elements()
     result = call.field.function(name, first)
-    for other in others:
-        result = call.field.function(name, call.field.add(call.field.function("next", result), other))
+    for operand in rest:
+        result = call.field.function(name, call.field.add(call.field.function("next", result), operand))
     return result
 
 
@@ -266,12 +266,12 @@ def _gemm(call: Call) -> Array:
 def _einsum(call: Call) -> Array:
     equation = call.attribute("equation")
     equation = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
-    left, arrow, result = equation.partition("->")
-    terms, labels = left.split(","), sorted(set(left) - {","})
+    inputs, arrow, result = equation.partition("->")
+    terms, labels = inputs.split(","), sorted(set(inputs) - {","})
     if "." in equation or any(len(set(term)) < len(term) for term in terms):
         raise OutOfScopeError("Einsum with an ellipsis or a diagonal")
     if not arrow:
-        result = "".join(label for label in labels if left.count(label) == 1)
+        result = "".join(label for label in labels if inputs.count(label) == 1)
     labels = [*result, *(label for label in labels if label not in result)]
     factors = []
     for index, term in enumerate(terms):

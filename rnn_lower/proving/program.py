@@ -114,11 +114,11 @@ class Program(Graph):
 
     def _check_constants(self) -> None:
         """Raise WrongError where floats make NaN or an infinity of finite constants: no field element is either."""
-        made: dict[ir.Value | None, np.ndarray | None] = {}
+        known: dict[ir.Value | None, np.ndarray | None] = {}
         for node in self.all_nodes:
-            if node.op_type not in ARITHMETIC or not all(value in made or _is_small(value) for value in node.inputs):
+            if node.op_type not in ARITHMETIC or not all(value in known or _is_small(value) for value in node.inputs):
                 continue
-            operands = [made.get(value, constant(value)) for value in node.inputs]
+            operands = [known.get(value, constant(value)) for value in node.inputs]
             if any(array is None or array.dtype.kind not in "fV" for array in operands):
                 continue
             try:
@@ -126,7 +126,7 @@ class Program(Graph):
                     (result,) = evaluate_node(node, operands, self.opset)
             except Exception:  # shapes that do not fit, which are seen when it runs
                 continue
-            made[node.outputs[0]] = result
+            known[node.outputs[0]] = result
             if not _is_finite(result) and all(map(_is_finite, operands)):
                 raise WrongError(f"{node.op_type} '{node.name}' computes no finite number from constants")
 

@@ -137,7 +137,7 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
         there = paired.get(scope.graph)
         wanted = [out for out in node.outputs if out.name and (out.uses() or out.is_graph_output())]
         replaced = [None if there is None else outputs[there.graph].get(out.name) for out in wanted]
-        if not wanted or _is_kept(node, replaced):
+        if not wanted or _is_unchanged(node, replaced):
             continue
         name = node.name or wanted[0].name or node.op_type
         if there is None or None in replaced:
@@ -185,14 +185,14 @@ def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]
     return nodes, reads_others
 
 
-def _is_kept(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
+def _is_unchanged(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
     """Whether it is still there, as `model_diff` sees it: the same operator with the same outputs, not marked."""
     producers = {None if value is None else value.producer() for value in there}
-    kept = next(iter(producers))
-    if len(producers) > 1 or kept is None or MARK in kept.metadata_props:
+    producer = next(iter(producers))
+    if len(producers) > 1 or producer is None or MARK in producer.metadata_props:
         return False
-    same = [value.name for value in kept.outputs] == [value.name for value in node.outputs]
-    return same and kept.op_type == node.op_type and kept.domain == node.domain
+    same = [value.name for value in producer.outputs] == [value.name for value in node.outputs]
+    return same and producer.op_type == node.op_type and producer.domain == node.domain
 
 
 def _counterparts(
@@ -203,13 +203,13 @@ def _counterparts(
     A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
     """
     functions = {ours.graph: theirs for ours, theirs in paired.items() if isinstance(ours, ir.Function)}
-    found = {}
+    counterparts = {}
     for name, value in zip(INPUTS, node.inputs, strict=False):
         owner = None if value is None else owner_of(value)  # of an input of a function, the graph in it
         scope = None if owner is None else functions.get(owner, paired.get(owner))  # type: ignore[arg-type]
         if value is not None and scope is not None:
-            found[name] = names[scope.graph].get(str(value.name))
-    return {name: value for name, value in found.items() if value is not None}
+            counterparts[name] = names[scope.graph].get(str(value.name))
+    return {name: value for name, value in counterparts.items() if value is not None}
 
 
 def _by_name(graph: Graph) -> dict[str, ir.Value]:
@@ -232,8 +232,8 @@ def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:
             if twin is None or twin.op_type != node.op_type or MARK in twin.metadata_props:
                 continue
             bodies, its_bodies = (
-                dict(zip((name for name, _ in subgraphs(one)), scope.bodies_of(one), strict=True))
-                for scope, one in zip(pair, (node, twin), strict=True)
+                dict(zip((name for name, _ in subgraphs(owner)), scope.bodies_of(owner), strict=True))
+                for scope, owner in zip(pair, (node, twin), strict=True)
             )
             waiting += [(body, its_bodies[name]) for name, body in bodies.items() if name in its_bodies]
 

@@ -157,7 +157,9 @@ class _Evaluator(ModelInterpreter):
         outputs = [onnx.ValueInfoProto(name=value.name) for value in node.outputs if value.name]
         graph = onnx.helper.make_graph([ir.to_proto(node)], "one", list(inputs.values()), outputs, constants)
         domains = {"": self._graph.opset} | ({} if node.domain in DEFAULT_DOMAINS else {node.domain: 1})
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(*one) for one in domains.items()])
+        model = onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid(*opset) for opset in domains.items()]
+        )
         try:
             inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         except Exception as error:
@@ -170,7 +172,9 @@ class _Evaluator(ModelInterpreter):
 
 def _attributes(node: ir.Node) -> str:
     held = {name: attribute.value for name, attribute in node.attributes.items()}
-    return repr(sorted((name, one.tobytes() if hasattr(one, "tobytes") else repr(one)) for name, one in held.items()))
+    return repr(
+        sorted((name, value.tobytes() if hasattr(value, "tobytes") else repr(value)) for name, value in held.items())
+    )
 
 
 def prove_whole(
@@ -180,7 +184,7 @@ def prove_whole(
 
     exact_sizes: beyond every number that the nodes count to or compare with, too; out of scope where that is large.
     """
-    documents = [Document(inlined(one.embedded())) for one in (before, after)]
+    documents = [Document(inlined(source.embedded())) for source in (before, after)]
     models = [document.model for document in documents]
     changed = list(_interface(*models))
     if changed:
@@ -210,7 +214,7 @@ def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
     ours, theirs = _repeating(before), _repeating(after)
     chosen = sorted(ours - theirs) if ours - theirs else sorted(theirs - ours)
     names = {tuple(v.name for v in n.outputs): n.name for model in (before, after) for n, _ in nodes(model)}
-    return [(names.get(outs) or next((one for one in outs if one), "") or op, op) for op, outs in chosen]
+    return [(names.get(outs) or next((output for output in outs if output), "") or op, op) for op, outs in chosen]
 
 
 def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
@@ -239,23 +243,23 @@ def _difference(
         for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
             field = Field(seed * 1000 + draw % points)
             inputs = _draw(field, models[1], sizes, np.random.default_rng((seed, draw, index)), exact_sizes)
-            both, failed = list[list[Array]](), list[WrongError]()
+            results, failed = list[list[Array]](), list[WrongError]()
             for document in documents:
                 try:
-                    both.append(_Evaluator(field, document, folded, limits, deadline).outputs(inputs))
+                    results.append(_Evaluator(field, document, folded, limits, deadline).outputs(inputs))
                 except NoStepsError:
                     pass
                 except WrongError as error:
                     failed.append(error)
-            if failed and both:
+            if failed and results:
                 raise failed[0]
-            if len(both) < len(documents):
+            if len(results) < len(documents):
                 continue  # of sizes with which neither runs
             count += 1
-            for value, a, b in zip(models[0].graph.outputs, *both, strict=True):
+            for value, a, b in zip(models[0].graph.outputs, *results, strict=True):
                 empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
                 if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
-                    shapes = {name: one.shape for name, one in inputs.items()}
+                    shapes = {name: array.shape for name, array in inputs.items()}
                     return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}", count
             check_time(deadline)
     if not count:
@@ -288,8 +292,8 @@ def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
 
 def _beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Sizes beyond the numbers that anything is compared with, or that a loop counts to."""
-    found = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
-    large = sorted(number for number in found if number > max(SIZES))
+    numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
+    large = sorted(number for number in numbers if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
         raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
     for number in large[-4:]:
@@ -307,7 +311,7 @@ def _draw(
     field: Field, model: ir.Model, sizes: Mapping[str, int], rng: np.random.Generator, lengths: bool
 ) -> dict[str, Array]:
     """Random inputs. lengths: integers count steps, from one too few to one too many."""
-    found: dict[str, Array] = {}
+    feeds: dict[str, Array] = {}
     steps = [size for value in model.graph.inputs for size in _sized(value, sizes)]
     most = max(steps, default=0) + 2 if all(steps) else 1  # beyond an empty sequence is nowhere
     low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
@@ -316,11 +320,11 @@ def _draw(
             raise OutOfScopeError(f"input '{value.name}' declares no shape")
         shape = _sized(value, sizes)
         if value.dtype.is_floating_point():
-            found[str(value.name)] = field.random(shape)
+            feeds[str(value.name)] = field.random(shape)
         elif value.dtype == ir.DataType.BOOL:
-            found[str(value.name)] = rng.integers(0, 2, shape).astype(bool)
+            feeds[str(value.name)] = rng.integers(0, 2, shape).astype(bool)
         elif value.dtype.is_integer():
-            found[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
+            feeds[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
         else:
             raise OutOfScopeError(f"input '{value.name}' of {value.dtype.name}")
-    return found
+    return feeds

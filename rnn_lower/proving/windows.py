@@ -81,7 +81,7 @@ def _conv_transpose(call: Call) -> Array:
     x, weights, group = call.real(0), call.real(1), call.attribute("group", 1)
     count = x.ndim - 2
     strides, dilations, extra = (
-        _numbers(call, *one, count) for one in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+        _numbers(call, *attribute, count) for attribute in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
     if call.attribute("output_shape") or call.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
         raise OutOfScopeError("ConvTranspose with output_shape or auto_pad")
@@ -148,8 +148,8 @@ def _resized_units(call: Call, size: int, to: Array) -> Array:
     """What a Resize makes of unit vectors. to: sizes where they are integers, else scales."""
     inputs = ["x", "", "to"] if to.dtype == np.float32 else ["x", "", "", "to"]
     node = helper.make_node("Resize", inputs, ["y"])
-    left = (each for key, each in call.node.attributes.items() if key not in ("axes", "extrapolation_value"))
-    node.attribute.extend(ir.to_proto(attribute) for attribute in left)
+    attributes = (each for key, each in call.node.attributes.items() if key not in ("axes", "extrapolation_value"))
+    node.attribute.extend(ir.to_proto(attribute) for attribute in attributes)
     feeds: dict[str, Any] = {"x": np.eye(size, dtype=np.float32), "to": to}
     return evaluate([node], feeds, ["y"], [helper.make_opsetid("", call.opset)])[0]
 

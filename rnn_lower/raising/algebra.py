@@ -79,13 +79,13 @@ class Sum:
         same = np.all(matrix == 1) if matrix.ndim == 1 else np.array_equal(matrix, np.eye(atom.columns))
         return atom if same and atom.columns == self.columns else None
 
-    def plus(self, other: Sum, sign: float = 1.0) -> Sum:
+    def plus(self, addend: Sum, sign: float = 1.0) -> Sum:
         """Their sum, or difference."""
-        a, b = _alike(self, other)
+        a, b = _broadcast(self, addend)
         terms = dict(a.terms)
         for atom, matrix in b.terms.items():
             terms[atom] = terms[atom] + sign * matrix if atom in terms else sign * matrix
-        return _of(terms, a.number + sign * b.number, a, b)
+        return _make_sum(terms, a.number + sign * b.number, a, b)
 
     def times(self, factors: np.ndarray) -> Sum:
         """Each column times a number."""
@@ -108,23 +108,23 @@ def same(a: Sum, b: Sum) -> bool:
     )
 
 
-def _alike(a: Sum, b: Sum) -> tuple[Sum, Sum]:
+def _broadcast(a: Sum, b: Sum) -> tuple[Sum, Sum]:
     """Both with as many columns: a number serves for all."""
     if a.columns == b.columns:
         return a, b
     if not (a.columns == 1 and a.is_number()) and not (b.columns == 1 and b.is_number()):
         raise NoGuessError
     columns = max(a.columns, b.columns)
-    a, b = (dataclasses.replace(one, number=np.broadcast_to(one.number, columns)) for one in (a, b))
+    a, b = (dataclasses.replace(operand, number=np.broadcast_to(operand.number, columns)) for operand in (a, b))
     return a, b
 
 
-def _of(terms: Mapping[Atom, np.ndarray], number: np.ndarray, *sources: Sum) -> Sum:
+def _make_sum(terms: Mapping[Atom, np.ndarray], number: np.ndarray, *sources: Sum) -> Sum:
     """A sum that lies in time as what it is made of does."""
-    rows = [one.row for one in sources if one.row is not None]
+    rows = [source.row for source in sources if source.row is not None]
     return Sum(
-        terms, number, max(one.rank for one in sources), rows[0] if rows else None,
-        any(one.flipped for one in sources), any(one.batch_first for one in sources),
+        terms, number, max(source.rank for source in sources), rows[0] if rows else None,
+        any(source.flipped for source in sources), any(source.batch_first for source in sources),
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ class Algebra:
         """Whether a node runs once for each step."""
         return self._body is not None and node.graph is self._body
 
-    def of(self, value: ir.Value | None) -> Sum:
+    def sum_of(self, value: ir.Value | None) -> Sum:
         """The sum that a value is. Raises NoGuessError where its columns are not known."""
         if value is None:
             raise NoGuessError
@@ -184,7 +184,7 @@ class Algebra:
             if node.inputs[0] is not None:
                 self._known.setdefault(node.inputs[0], self.read(node.inputs[0]))
             return self.constant(node.inputs[1]) is not None
-        parts = [one for one in node.inputs if one is not None and self.constant(one) is None]
+        parts = [operand for operand in node.inputs if operand is not None and self.constant(operand) is None]
         return len(parts) == 1 and parts[0].producer() is not None and self._is_followed(parts[0])
 
     def definition(self, value: ir.Value) -> Sum:
@@ -248,10 +248,10 @@ class Algebra:
         self, kind: str, arguments: Sequence[Sum], parameters: tuple[Any, ...] = (), value: ir.Value | None = None
     ) -> Sum:
         """An atom that works column by column."""
-        columns = max(one.columns for one in arguments)
-        wide = tuple(one.plus(Sum({}, np.zeros(columns), 0)) for one in arguments)
+        columns = max(argument.columns for argument in arguments)
+        wide = tuple(argument.plus(Sum({}, np.zeros(columns), 0)) for argument in arguments)
         atom = Atom(kind, columns, value, parameters, wide)
-        return _of({atom: np.ones(columns)}, np.zeros(columns), *wide)
+        return _make_sum({atom: np.ones(columns)}, np.zeros(columns), *wide)
 
 
 Rule = Callable[[Algebra, ir.Node, int], "Sum | None"]
@@ -259,8 +259,8 @@ Rule = Callable[[Algebra, ir.Node, int], "Sum | None"]
 
 def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     """A product with a constant matrix, of what is read or of parts of it; of anything else as one value."""
-    left, weights = node.inputs[0], algebra.constant(node.inputs[1])
-    if left is None or weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
+    operand, weights = node.inputs[0], algebra.constant(node.inputs[1])
+    if operand is None or weights is None or weights.ndim < 2 or weights.size != weights.shape[-1] * weights.shape[-2]:
         return None
     matrix = weights.reshape(weights.shape[-2:]).astype(np.float64)
     alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
@@ -268,22 +268,22 @@ def _matmul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
         if alpha != 1 or beta not in (0, 1) or get_attribute(node, "transA", ir.AttributeType.INT, 0):
             return None
         matrix = matrix.T if get_attribute(node, "transB", ir.AttributeType.INT, 0) else matrix
-    x = algebra.of(left)
-    parts = x.is_linear() and not x.number.any() and all(np.isin(one, (0, 1)).all() for one in x.terms.values())
-    x = x if parts else algebra.refer(left, x)
+    x = algebra.sum_of(operand)
+    parts = x.is_linear() and not x.number.any() and all(np.isin(factor, (0, 1)).all() for factor in x.terms.values())
+    x = x if parts else algebra.refer(operand, x)
     if x.columns != len(matrix):
         return None
-    terms = {atom: one @ matrix for atom, one in x.terms.items()}
+    terms = {atom: factor @ matrix for atom, factor in x.terms.items()}
     result = dataclasses.replace(x, terms=terms, number=np.zeros(len(matrix.T)))
     alone = len(node.inputs) < 3 or node.inputs[2] is None or beta == 0
-    return result if alone else result.plus(algebra.of(node.inputs[2]))
+    return result if alone else result.plus(algebra.sum_of(node.inputs[2]))
 
 
 def _mul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    x, y = (algebra.of(value) for value in node.inputs)
+    x, y = (algebra.sum_of(value) for value in node.inputs)
     for a, b, value in ((x, y, node.inputs[0]), (y, x, node.inputs[1])):
         if b.is_number():
-            a, b = _alike(a, b)
+            a, b = _broadcast(a, b)
             vector = b.columns > 1 and len(set(b.number.tolist())) > 1
             if vector and not a.is_linear() and value is not None:
                 a = algebra.refer(value, a)
@@ -292,10 +292,10 @@ def _mul(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _div(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    x, y = (algebra.of(value) for value in node.inputs)
+    x, y = (algebra.sum_of(value) for value in node.inputs)
     if not y.is_number() or not y.number.all():
         return None
-    x, y = _alike(x, y)
+    x, y = _broadcast(x, y)
     return x.times(1 / y.number)
 
 
@@ -303,7 +303,7 @@ def _function(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     alpha, beta = FUNCTIONS[node.op_type]
     parameters = [None if default is None else float(get_attribute(node, name, ir.AttributeType.FLOAT, default))
              for name, default in (("alpha", alpha), ("beta", beta))]  # fmt: skip
-    return algebra.pointwise("function", (algebra.of(node.inputs[0]),), (node.op_type, *parameters))
+    return algebra.pointwise("function", (algebra.sum_of(node.inputs[0]),), (node.op_type, *parameters))
 
 
 def _clip(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
@@ -314,11 +314,11 @@ def _clip(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     low, high = bounds
     if low is None or high is None or low != -high:
         return None
-    return algebra.pointwise("clip", (algebra.of(node.inputs[0]),), (high,))
+    return algebra.pointwise("clip", (algebra.sum_of(node.inputs[0]),), (high,))
 
 
 def _where(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    return algebra.pointwise("where", [algebra.of(value) for value in node.inputs[1:]], value=node.inputs[0])
+    return algebra.pointwise("where", [algebra.sum_of(value) for value in node.inputs[1:]], value=node.inputs[0])
 
 
 def _integers(algebra: Algebra, node: ir.Node, name: str, index: int) -> list[int] | None:
@@ -327,7 +327,7 @@ def _integers(algebra: Algebra, node: ir.Node, name: str, index: int) -> list[in
 
 def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
     """Columns, or steps."""
-    x, axis = algebra.of(node.inputs[0]), get_attribute(node, "axis", ir.AttributeType.INT, 0)
+    x, axis = algebra.sum_of(node.inputs[0]), get_attribute(node, "axis", ir.AttributeType.INT, 0)
     sizes = _integers(algebra, node, "split", 1)
     if axis not in (-1, x.rank - 1):
         alike = sizes is None or len(set(sizes)) == 1
@@ -338,7 +338,7 @@ def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
 
 
 def _slice(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    x = algebra.of(node.inputs[0])
+    x = algebra.sum_of(node.inputs[0])
     starts, ends, axes, steps = (
         _integers(algebra, node, name, k) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
     )
@@ -357,7 +357,7 @@ def _slice(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    parts = [algebra.of(value) for value in node.inputs]
+    parts = [algebra.sum_of(value) for value in node.inputs]
     axis = get_attribute(node, "axis", ir.AttributeType.INT, 1)
     if axis not in (-1, max(part.rank for part in parts) - 1) or not all(part.is_linear() for part in parts):
         return None
@@ -366,7 +366,7 @@ def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
         block = np.eye(columns)[start : start + part.columns]
         start += part.columns
         wide = dataclasses.replace(
-            part, terms={atom: one @ block for atom, one in part.terms.items()}, number=part.number @ block
+            part, terms={atom: factor @ block for atom, factor in part.terms.items()}, number=part.number @ block
         )
         total = wide if total is None else total.plus(wide)
     return total
@@ -376,7 +376,7 @@ def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     """A step, or, in what was emitted here, all steps backwards."""
     if get_attribute(node, "axis", ir.AttributeType.INT, 0) != 0:
         return None
-    x, index = algebra.of(node.inputs[0]), algebra.constant(node.inputs[1])
+    x, index = algebra.sum_of(node.inputs[0]), algebra.constant(node.inputs[1])
     if index is None and algebra.is_step(node):
         return dataclasses.replace(x, rank=x.rank - (algebra.rank(node.inputs[1]) == 0))
     ranks = algebra.rank(node.inputs[1]) if index is None else index.ndim
@@ -388,7 +388,7 @@ def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 def _same_columns(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     """An operator that leaves the columns alone and may make another rank."""
-    x = algebra.of(node.inputs[0])
+    x = algebra.sum_of(node.inputs[0])
     if node.op_type == "Reshape":
         shape = _integers(algebra, node, "shape", 1)
         return dataclasses.replace(x, rank=len(shape)) if shape and shape[-1] in (x.columns, -1) else None
@@ -402,15 +402,15 @@ def _same_columns(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 
 def _transpose(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
-    x = algebra.of(node.inputs[0])
+    x = algebra.sum_of(node.inputs[0])
     exchanged = algebra.own and list(get_attribute(node, "perm", ir.AttributeType.INTS, ())) == [1, 0, 2]
     return dataclasses.replace(x, batch_first=not x.batch_first) if exchanged else None
 
 
 RULES: dict[str, Rule] = {
-    "Add": lambda algebra, node, _: algebra.of(node.inputs[0]).plus(algebra.of(node.inputs[1])),
-    "Sub": lambda algebra, node, _: algebra.of(node.inputs[0]).plus(algebra.of(node.inputs[1]), -1.0),
-    "Neg": lambda algebra, node, _: algebra.of(node.inputs[0]).times(np.array(-1.0)),
+    "Add": lambda algebra, node, _: algebra.sum_of(node.inputs[0]).plus(algebra.sum_of(node.inputs[1])),
+    "Sub": lambda algebra, node, _: algebra.sum_of(node.inputs[0]).plus(algebra.sum_of(node.inputs[1]), -1.0),
+    "Neg": lambda algebra, node, _: algebra.sum_of(node.inputs[0]).times(np.array(-1.0)),
     "Mul": _mul, "Div": _div, "MatMul": _matmul, "Gemm": _matmul, "Clip": _clip, "Where": _where,
     "Split": _split, "Slice": _slice, "Concat": _concat, "Gather": _gather, "Transpose": _transpose,
     **dict.fromkeys(("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"), _same_columns),

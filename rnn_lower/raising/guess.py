@@ -109,7 +109,7 @@ def _gru(new: Sum) -> Iterator[Attempt]:
                     rest = {atom: matrix for atom, matrix in inside.terms.items() if atom is not products[0]}
                     yield functools.partial(_gru_cell, z, r, n, dataclasses.replace(inside, terms=rest), linear)
         for atom in inside.terms:
-            r = _reset_of(atom)
+            r = _reset_gate(atom)
             if r is not None:
                 yield functools.partial(_gru_cell, z, r, n, inside, None)
 
@@ -126,12 +126,14 @@ def _gru_cell(z: Atom, r: Atom, n: Atom, rest: Sum, linear: Sum | None, states: 
     return Cell("GRU", (update, _gate(r, states), gate), functions, reset_after=linear is not None)
 
 
-def _reset_of(atom: Atom) -> Atom | None:
+def _reset_gate(atom: Atom) -> Atom | None:
     """r where an atom is r * h."""
     product = None if atom.definition is None else atom.definition.atom()
     if product is None or product.kind != "product":
         return None
-    functions = [one for one in (argument.atom() for argument in product.arguments) if one and one.kind == "function"]
+    functions = [
+        factor for factor in (argument.atom() for argument in product.arguments) if factor and factor.kind == "function"
+    ]
     return functions[0] if len(functions) == 1 else None
 
 
@@ -149,8 +151,8 @@ def _lstm_cell(o: Atom, shown: Atom, i: Atom, f: Atom | None, g: Atom, states: f
     """shown: the function of the new cell state.  f: None where it is 1 - i."""
     (new,) = shown.arguments
     forget = i if f is None else f
-    around = (_previous(new, f, g), new)
-    gates = tuple(_gate(one, states, c=around) for one in (i, o, forget, g))
+    cell_states = (_previous(new, f, g), new)
+    gates = tuple(_gate(function, states, c=cell_states) for function in (i, o, forget, g))
     return Cell("LSTM", gates, (gates[0].function, gates[3].function, shown.parameters), False, f is None, new)
 
 
@@ -158,10 +160,10 @@ def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
     """(input, forget, cell) functions of a new cell state; no forget gate where it is 1 - input."""
     products = [atom for atom, factor in c.terms.items() if atom.kind == "product" and (factor == 1).all()]
     if len(products) == 2 and len(c.terms) == 2:
-        for new, kept in itertools.permutations(products):
+        for new, carried in itertools.permutations(products):
             pair = [argument.atom() for argument in new.arguments]
-            for f in (argument.atom() for argument in kept.arguments):
-                if f is None or f.kind != "function" or any(one is None or one.kind != "function" for one in pair):
+            for f in (argument.atom() for argument in carried.arguments):
+                if f is None or f.kind != "function" or any(gate is None or gate.kind != "function" for gate in pair):
                     continue
                 for i, g in itertools.permutations(pair):
                     assert i is not None
@@ -176,9 +178,9 @@ def _roles(c: Sum) -> Iterator[tuple[Atom, Atom | None, Atom]]:
 def _previous(c: Sum, factor: Atom | None, g: Atom) -> Sum | None:
     """What the forget gate is multiplied by."""
     for product in (atom for atom in c.terms if atom.kind == "product" and factor is not None):
-        for one, other in itertools.permutations(product.arguments):
-            if one.atom() is factor and other.atom() is not g:
-                return other
+        for gate, state in itertools.permutations(product.arguments):
+            if gate.atom() is factor and state.atom() is not g:
+                return state
     states = {atom: matrix for atom, matrix in c.terms.items() if atom.kind == "value"}  # c + i * (g - c)
     return dataclasses.replace(c, terms=states, number=np.zeros(c.columns)) if len(states) == 1 else None
 

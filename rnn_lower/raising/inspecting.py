@@ -42,12 +42,12 @@ def inspect_loops(document: Document) -> list[LoopInfo]:
     own = [(node, scope) for node, scope in loops(document.model) if MARK not in node.metadata_props]
     if not own:
         return []
-    recognized, kept = dict[str, str](), dict[str, str]()
+    recognized, reasons = dict[str, str](), dict[str, str]()
 
     def attempt(model: ir.Model) -> None:
-        recognized.update({one.name: one.op_type for one in raise_loops(model.clone())})
-        _, left = unroll_loops(model.clone(), TRIAL_NODES)
-        kept.update({describe(one.node): one.why for one in left})
+        recognized.update({loop.name: loop.op_type for loop in raise_loops(model.clone())})
+        _, remaining = unroll_loops(model.clone(), TRIAL_NODES)
+        reasons.update({describe(loop.node): loop.why for loop in remaining})
 
     failed = ""
     try:
@@ -56,7 +56,7 @@ def inspect_loops(document: Document) -> list[LoopInfo]:
         failed = str(error)
     infos = []
     for node, scope in own:
-        name, why = node.name or str(node.outputs[0].name), failed or kept.get(describe(node), "")
+        name, why = node.name or str(node.outputs[0].name), failed or reasons.get(describe(node), "")
         mend = why or "rnn-lower lower --loops unrolls it"
         if op_type := recognized.get(name, ""):
             mend = f"rnn-lower raise replaces it by one {op_type}, proved"
@@ -71,7 +71,9 @@ def _states(node: ir.Node) -> tuple[str, ...]:
     if node.op_type == "Scan":
         first, last = 0, last - (get_attribute(node, "num_scan_inputs", ir.AttributeType.INT, 0) or 0)
     states = (value for value in node.inputs[first:last] if value is not None and constant(value) is None)
-    return tuple(f"{one.name} {list(one.shape)}" if one.shape is not None else str(one.name) for one in states)
+    return tuple(
+        f"{state.name} {list(state.shape)}" if state.shape is not None else str(state.name) for state in states
+    )
 
 
 def _trips(node: ir.Node, facts: Facts) -> int | None:

@@ -69,9 +69,9 @@ def _results(graph: ir.Graph, nodes: Sequence[ir.Node]) -> tuple[ir.Value, ...]:
 
 def inputs_of(region: Region) -> list[ir.Value]:
     """What a region reads that is known at run time only."""
-    made = {value for node in region.nodes for value in node.outputs}
+    computed = {value for node in region.nodes for value in node.outputs}
     read = dict.fromkeys(value for node in region.nodes for value in read_by(node))
-    return [value for value in read if value not in made and constant(value) is None and value.name]
+    return [value for value in read if value not in computed and constant(value) is None and value.name]
 
 
 def directions_of_loop(
@@ -96,7 +96,7 @@ def directions_of_loop(
         reverse = all(get_attribute(loop, "scan_input_directions", ir.AttributeType.INTS, (0,)))
         for value, sequence in zip(body.inputs[count:], loop.inputs[count:], strict=True):
             try:
-                x = algebra.of(sequence)
+                x = algebra.sum_of(sequence)
             except NoGuessError:
                 continue
             bound[value] = dataclasses.replace(x, rank=x.rank - 1)
@@ -112,7 +112,7 @@ def directions_of_loop(
 
 def _sum(algebra: Algebra, value: ir.Value) -> Sum | None:
     try:
-        return algebra.of(value)
+        return algebra.sum_of(value)
     except NoGuessError:
         return None
 
@@ -122,15 +122,15 @@ def _direction(
 ) -> Direction:
     new, outputs = sums[h], []
     assert new is not None
-    c = next((k for k, one in enumerate(sums[: len(initial)]) if one is not None and cell.state_c is not None
-              and same(unmasked(one), cell.state_c)), None)  # fmt: skip
-    for k, (value, one) in enumerate(zip(loop.outputs, sums, strict=True)):
+    c = next((k for k, total in enumerate(sums[: len(initial)]) if total is not None and cell.state_c is not None
+              and same(unmasked(total), cell.state_c)), None)  # fmt: skip
+    for k, (value, total) in enumerate(zip(loop.outputs, sums, strict=True)):
         if k == h:
             outputs.append((value, "Y_h"))
         elif k == c:
             outputs.append((value, "Y_c"))
-        elif one is not None and k >= len(initial) and same(unmasked(one), unmasked(new)):
-            outputs.append((value, "Y" if one.rank == 2 else "Y_direction"))
+        elif total is not None and k >= len(initial) and same(unmasked(total), unmasked(new)):
+            outputs.append((value, "Y" if total.rank == 2 else "Y_direction"))
     source = cell.source
     flipped, batch_first = (False, False) if source is None else (source.flipped, source.batch_first)
     starts = (initial[h], *([] if c is None else [initial[c]]))
@@ -180,7 +180,7 @@ def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
             continue
         if node.op_type in SHAPING:
             inputs = node.inputs[1:2] if node.op_type == "Where" else node.inputs
-            waiting += [one for one in inputs if one is not None and constant(one) is None]
+            waiting += [operand for operand in inputs if operand is not None and constant(operand) is None]
         else:
             leaves[value] = None
     return list(leaves)
@@ -189,12 +189,12 @@ def _leaves(region: Region, states: frozenset[ir.Value]) -> list[ir.Value]:
 def arrays(directions: Sequence[Direction], dtype: np.dtype) -> dict[str, np.ndarray] | None:  # type: ignore[type-arg]
     """W, R, B and P of a node of these directions; None where they do not fit together."""
     stacked: dict[str, list[np.ndarray]] = {"W": [], "R": [], "B": [], "P": []}
-    sizes = {len(gate.W) for one in directions for gate in one.cell.gates if len(gate.W)}
+    sizes = {len(gate.W) for direction in directions for gate in direction.cell.gates if len(gate.W)}
     if len(sizes) != 1:
         return None
     (features,) = sizes
-    for one in directions:
-        gates, hidden = one.cell.gates, one.cell.hidden_size
+    for direction in directions:
+        gates, hidden = direction.cell.gates, direction.cell.hidden_size
         stacked["W"].append(np.concatenate([g.W.T if len(g.W) else np.zeros((hidden, features)) for g in gates]))
         stacked["R"].append(np.concatenate([g.R.T for g in gates]))
         biases = [_two_biases(g.b, g.Rb, dtype) for g in gates]
@@ -202,8 +202,8 @@ def arrays(directions: Sequence[Direction], dtype: np.dtype) -> dict[str, np.nda
         stacked["P"].append(np.concatenate([g.P for g in gates[:3]]) if len(gates) == 4 else np.zeros(0))
     if len({each.shape for each in stacked["R"]}) > 1:
         return None
-    made = {name: np.stack(parts).astype(dtype) for name, parts in stacked.items()}
-    return {name: array for name, array in made.items() if name in ("W", "R") or array.any()}
+    weights = {name: np.stack(parts).astype(dtype) for name, parts in stacked.items()}
+    return {name: array for name, array in weights.items() if name in ("W", "R") or array.any()}
 
 
 def _two_biases(b: np.ndarray, Rb: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]

@@ -69,8 +69,8 @@ def raise_document(document: Document, dims: Dims | None = None) -> tuple[Docume
     if dims:
         document = document.copied().fixed(dims)
     results: list[Raised] = []
-    made = document.changed(lambda model: results.extend(raise_loops(model)))
-    return (made if any(one.op_type for one in results) else document), results
+    raised = document.changed(lambda model: results.extend(raise_loops(model)))
+    return (raised if any(result.op_type for result in results) else document), results
 
 
 def raise_loops(model: ir.Model) -> list[Raised]:
@@ -80,12 +80,12 @@ def raise_loops(model: ir.Model) -> list[Raised]:
     twin = _folded(model) if chosen else None
     for region in chosen:
         assert twin is not None
-        result = _raise_one(model, region, twin)
+        result = _raise_region(model, region, twin)
         if result is not None:
             results.append(result)
             if result.op_type:
                 twin = _folded(model)
-    if any(one.op_type for one in results):
+    if any(raised.op_type for raised in results):
         RemoveUnusedNodesPass()(model)
     return results
 
@@ -104,7 +104,7 @@ def _folded(model: ir.Model) -> ir.Model:
     return twin
 
 
-def _raise_one(model: ir.Model, region: Region, twin: ir.Model) -> Raised | None:
+def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | None:
     """What becomes of one region; None for nodes that lowering emitted and that are no recurrence."""
     if not region.results or (not region.loops and not region.op_type):
         return None
@@ -141,22 +141,25 @@ def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
 
 def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts) -> Iterator[Proposal]:
     """The nodes that a region could be, as its twin with constants folded shows it."""
-    names_of = [value.name for value in region.results]
-    theirs = next((one for one in proposals.regions(twin) if [value.name for value in one.results] == names_of), None)
-    if theirs is None:
+    names = [value.name for value in region.results]
+    twin_region = next(
+        (candidate for candidate in proposals.regions(twin) if [value.name for value in candidate.results] == names),
+        None,
+    )
+    if twin_region is None:
         return
     twin_facts, opset = Facts(twin).settled(), default_opset(model.opset_imports) or 0
-    emitted = frozenset(theirs.nodes if region.op_type else ())
+    emitted = frozenset(twin_region.nodes if region.op_type else ())
     try:
-        ends = [list(proposals.directions_of_loop(loop, twin_facts, opset, emitted)) for loop in theirs.loops]
-        ends = ends or proposals.directions_of_chain(theirs, twin_facts, opset)
+        ends = [list(proposals.directions_of_loop(loop, twin_facts, opset, emitted)) for loop in twin_region.loops]
+        ends = ends or proposals.directions_of_chain(twin_region, twin_facts, opset)
     except (NoGuessError, ValueError, KeyError, IndexError):  # a loop of another build than any that is known here
         return
     for op_type in [region.op_type] if region.op_type else ["RNN", "GRU", "LSTM"]:
-        chosen = [[one for one in each if one.cell.op_type == op_type] for each in ends]
+        chosen = [[direction for direction in each if direction.cell.op_type == op_type] for each in ends]
         for picked in itertools.product(*(each for each in chosen if each)):
-            two = sorted(picked, key=lambda one: one.reverse)
-            if picked and [one.reverse for one in two] in ([False], [True], [False, True]):
+            two = sorted(picked, key=lambda direction: direction.reverse)
+            if picked and [direction.reverse for direction in two] in ([False], [True], [False, True]):
                 yield from _nodes(model, region, two, facts)
 
 
@@ -164,7 +167,7 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
     """The nodes that directions could be, with every order of what they read and give."""
     cell, opset = directions[0].cell, default_opset(model.opset_imports) or 0
     values = convenience.create_value_mapping(model.graph, include_subgraphs=False)
-    read = {None if (atom := one.cell.x) is None else atom.value for one in directions}
+    read = {None if (atom := direction.cell.x) is None else atom.value for direction in directions}
     (source,) = read if len(read) == 1 else (None,)
     x = None if source is None else values.get(str(source.name))
     dtype = None if x is None else facts.dtype(x)
@@ -180,7 +183,7 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
     for wiring in own:
         names = Names(taken_names(model))
         b = GraphBuilder(opset, dtype, names, ConstantPool(names, model.ir_version < 4), region.name)
-        states = [b.unsqueeze(one, [0], "state") if wiring.bare and one else one for one in wiring.states]
+        states = [b.unsqueeze(state, [0], "state") if wiring.bare and state else state for state in wiring.states]
         inputs = [x, *(weights.get(name) for name in "WRB"), wiring.lengths, *states]  # type: ignore[list-item]
         inputs += [weights["P"]] if "P" in weights else []
         count = max(index for index, operand in enumerate(inputs) if operand is not None) + 1
@@ -205,11 +208,14 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
 def _attributes(directions: Sequence[Direction], opset: int) -> dict[str, Any] | None:
     """The attributes of a node; None where the directions differ in what a node has once."""
     cell = directions[0].cell
-    alike = {(one.cell.limit, one.cell.reset_after, one.cell.coupled, one.batch_first) for one in directions}
-    if len(alike) > 1 or (directions[0].batch_first and opset < 14):
+    settings = {
+        (direction.cell.limit, direction.cell.reset_after, direction.cell.coupled, direction.batch_first)
+        for direction in directions
+    }
+    if len(settings) > 1 or (directions[0].batch_first and opset < 14):
         return None
     kind = "bidirectional" if len(directions) == 2 else "reverse" if directions[0].reverse else "forward"
-    functions = [function for one in directions for function in one.cell.functions]
+    functions = [function for direction in directions for function in direction.cell.functions]
     attributes: dict[str, Any] = {"hidden_size": cell.hidden_size, "direction": kind}
     attributes["activations"] = [name for name, _, _ in functions]
     for key, index in (("activation_alpha", 1), ("activation_beta", 2)):
@@ -235,15 +241,15 @@ class _Wiring:
 
 def _own_wirings(region: Region, x: ir.Value, op_type: str, facts: Facts) -> Iterator[_Wiring]:
     """What lowering has emitted reads and gives what a node does; of two alike each may be either."""
-    others = [value for value in proposals.inputs_of(region) if value is not x]
-    lengths = [value for value in others if (dtype := facts.dtype(value)) is not None and dtype.is_integer()]
-    states = [value for value in others if value not in lengths]
+    operands = [value for value in proposals.inputs_of(region) if value is not x]
+    lengths = [value for value in operands if (dtype := facts.dtype(value)) is not None and dtype.is_integer()]
+    states = [value for value in operands if value not in lengths]
     count = 2 if op_type == "LSTM" else 1
     kinds = OUTPUTS[: count + 1]
     if len(lengths) > 1 or len(region.results) > len(kinds) or len(states) > 2:
         return
     starts = [chosen for chosen in itertools.permutations([*states, None], count)
-              if len([one for one in chosen if one is not None]) == len(states)]  # fmt: skip
+              if len([state for state in chosen if state is not None]) == len(states)]  # fmt: skip
     starts += [(states[0], states[0])] if len(states) == 1 and count == 2 else []
     starts = starts if states else [(None,) * count]
     ranks = [None if (shape := facts.shape(value)) is None else len(shape) for value in region.results]
@@ -253,11 +259,11 @@ def _own_wirings(region: Region, x: ir.Value, op_type: str, facts: Facts) -> Ite
                 yield _Wiring(lengths[0] if lengths else None, start, roles, [None] * len(roles))
 
 
-def _loop_wirings(region: Region, one: Direction, values: Mapping[str, ir.Value]) -> Iterator[_Wiring]:
+def _loop_wirings(region: Region, direction: Direction, values: Mapping[str, ir.Value]) -> Iterator[_Wiring]:
     """A loop carries its states without the axis of directions."""
-    roles = {str(value.name): role for value, role in one.outputs}
+    roles = {str(value.name): role for value, role in direction.outputs}
     wanted = [roles.get(str(value.name)) for value in region.results]
-    starts = [None if value is None else values.get(str(value.name)) for value in one.initial]
+    starts = [None if value is None else values.get(str(value.name)) for value in direction.initial]
     states = [None if value is None or _is_zero(value) else value for value in starts]
     axes = {"Y": 1, "Y_h": 0, "Y_c": 0, "Y_direction": None}
     if None not in wanted:
