@@ -115,9 +115,9 @@ class Pair:
         for document in (self.original, self.lowered):
             document.check_data()
         self.output_names = [value.name for value in self.original.proto.graph.output]
-        theirs = [value.name for value in self.lowered.proto.graph.output]
-        if self.output_names != theirs:
-            text = f"the models have different outputs: {self.output_names} and {theirs}"
+        lowered_names = [value.name for value in self.lowered.proto.graph.output]
+        if self.output_names != lowered_names:
+            text = f"the models have different outputs: {self.output_names} and {lowered_names}"
             raise RnnLowerError(f"{_named(self._lowered_path)}{text}")
         try:
             self.nodes = self._read_nodes()

@@ -70,8 +70,8 @@ def _conv(call: Call) -> str:
 
 def _matmul(call: Call) -> str:
     a, b = call[0], call[1]
-    alike = min(a.ndim, b.ndim) > 1 and (b.ndim == 2 or a.shape[:-2] == b.shape[:-2])
-    return "" if alike else f"MatMul of shapes {a.shape} and {b.shape}"
+    same_batch = min(a.ndim, b.ndim) > 1 and (b.ndim == 2 or a.shape[:-2] == b.shape[:-2])
+    return "" if same_batch else f"MatMul of shapes {a.shape} and {b.shape}"
 
 
 def _full_reduction(dtype: type) -> Callable[[Call], str]:

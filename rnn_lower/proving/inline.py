@@ -23,20 +23,24 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     """
     there = {(function.domain, function.name) for function in before.functions}
     called = {(node.domain, node.op_type) for node in _marked(after) if node.domain}
-    ours = [f for f in after.functions if (f.domain, f.name) in called - there]
-    if not ours:
+    new_functions = [f for f in after.functions if (f.domain, f.name) in called - there]
+    if not new_functions:
         return after
     opset = opset_of(after)
-    mismatched = next((f for f in ours if default_opset({e.domain: e.version for e in f.opset_import}) != opset), None)
+    mismatched = next(
+        (f for f in new_functions if default_opset({e.domain: e.version for e in f.opset_import}) != opset), None
+    )
     if mismatched is not None:
         raise CallError(
             f"function {mismatched.domain}.{mismatched.name} has another opset than the model that calls it"
         )
-    names = [(function.domain, function.name) for function in ours]
+    names = [(function.domain, function.name) for function in new_functions]
     try:
         result: onnx.ModelProto = onnx.inliner.inline_selected_functions(after, names, exclude=False)
     except Exception as error:  # the inliner raises what C++ raises
-        raise CallError(f"function {ours[0].domain}.{ours[0].name} cannot be inlined: {error}") from None
+        raise CallError(
+            f"function {new_functions[0].domain}.{new_functions[0].name} cannot be inlined: {error}"
+        ) from None
     for function in [f for f in result.functions if (f.domain, f.name) in names]:
         result.functions.remove(function)
     text = {(f.domain, f.name): {info.name for info in f.value_info} for f in after.functions}

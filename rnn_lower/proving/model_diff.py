@@ -177,9 +177,9 @@ class _Diff:
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):
                 yield f"{path}: a body of an emitted node has sparse initializers"
-        old_outputs, by_others = {name for node in old.node for name in node.output}, set(_used(new, emitted=False))
+        old_outputs, read_names = {name for node in old.node for name in node.output}, set(_used(new, emitted=False))
         for name in sorted({name for node in new.node if _emitted(node) for name in node.output if name} - old_outputs):
-            if name in by_others:
+            if name in read_names:
                 yield f"{path}: '{name}' has changed"
         for a, b in zip(before, after, strict=False):
             yield from self.messages(f"{path}/{a.op_type} '{a.name or next(iter(a.output), '')}'", a, b)

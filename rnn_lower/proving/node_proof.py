@@ -304,8 +304,8 @@ class _Comparison:
 def _both_empty(expected: Array, actual: Array) -> bool:
     """Whether both are, and sizes differ at most where one is 0: a Loop of no trips knows no sizes of its steps."""
     sizes = zip(expected.shape, actual.shape, strict=False)
-    alike = expected.ndim == actual.ndim and all(a == b or 0 in (a, b) for a, b in sizes)
-    return alike and expected.size == actual.size == 0
+    compatible = expected.ndim == actual.ndim and all(a == b or 0 in (a, b) for a, b in sizes)
+    return compatible and expected.size == actual.size == 0
 
 
 def _all_in(values: Array, ordered: Array) -> bool:
@@ -322,9 +322,9 @@ def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
         return list(itertools.product(lengths, repeat=rows))
     if N is None:
         return [tuple(lengths), tuple(lengths[::-1])]
-    alike = [(length,) * rows for length in lengths] if rows > 1 else []
+    uniform = [(length,) * rows for length in lengths] if rows > 1 else []
     distance = 1 if T <= SHORT else rows  # each row has each length, or each length is in some row
-    return alike + [
+    return uniform + [
         tuple(lengths[(start + 3 * row if distance == 1 else start + row) % len(lengths)] for row in range(rows))
         for start in range(0, len(lengths), max(1, distance))
     ]

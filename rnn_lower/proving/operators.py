@@ -144,7 +144,7 @@ def _truncated(a: Array, b: Array) -> Array:
     return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient), np.int64)
 
 
-def _either(field: Field, a: Array, b: Array) -> Array:
+def _or(field: Field, a: Array, b: Array) -> Array:
     return field.subtract(field.add(a, b), field.multiply(a, b))
 
 
@@ -424,7 +424,7 @@ OPERATORS: dict[str, Operator] = {
     "Min": _elementwise(scalar_functions.minimum, np.minimum), "Mod": _mod,
     "Mul": _elementwise(Field.multiply, np.multiply), "Neg": _unary(Field.negative, np.negative),
     "NonZero": lambda call: np.array(np.nonzero(call[0]), np.int64), "Not": _unary(_not, np.logical_not),
-    "Or": _elementwise(_either, np.logical_or), "Pad": _pad,
+    "Or": _elementwise(_or, np.logical_or), "Pad": _pad,
     "Range": lambda call: np.arange(*(int(call.integers(index)) for index in range(3))),
     "Reciprocal": lambda call: call.field.inverse(call.real(0)), "Relu": _activation("relu"), "Reshape": _reshape,
     "Shape": _shape, "Sigmoid": _activation("sigmoid"), "Size": lambda call: np.array(call[0].size, np.int64),

@@ -128,7 +128,7 @@ def _with_inputs_of(lowered: Document, original: Document) -> Document:
 def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[NodeProof], list[Task], list[Graph]]:
     """Verdicts about nodes whose outputs nothing computes, tasks for the other replaced ones, and lowered graphs."""
     missing, tasks = list[NodeProof](), list[Task]()
-    paired = {ours.graph: theirs for ours, theirs in _pairs(before.model, after.model)}
+    paired = {old.graph: new for old, new in _pairs(before.model, after.model)}
     outputs = {
         scope.graph: {out.name: out for node in scope.graph for out in node.outputs} for scope in paired.values()
     }
@@ -170,7 +170,7 @@ def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
 
 def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]:
     """The emitted nodes that compute values from the inputs of a task, and whether they read anything else."""
-    nodes, reads_others, inputs = set[ir.Node](), False, set(task.counterparts.values())
+    nodes, reads_outside, inputs = set[ir.Node](), False, set(task.counterparts.values())
     waiting = list(values)
     while waiting:
         value = waiting.pop()
@@ -178,11 +178,11 @@ def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]
         if value in inputs or known_tensor(value) is not None or node in nodes:
             continue
         if node is None or MARK not in node.metadata_props:
-            reads_others = True
+            reads_outside = True
             continue
         nodes.add(node)
         waiting += read_by(node)
-    return nodes, reads_others
+    return nodes, reads_outside
 
 
 def _is_unchanged(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
@@ -202,7 +202,7 @@ def _counterparts(
 
     A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
     """
-    functions = {ours.graph: theirs for ours, theirs in paired.items() if isinstance(ours, ir.Function)}
+    functions = {old.graph: new for old, new in paired.items() if isinstance(old, ir.Function)}
     counterparts = {}
     for name, value in zip(INPUTS, node.inputs, strict=False):
         owner = None if value is None else owner_of(value)  # of an input of a function, the graph in it
@@ -221,8 +221,10 @@ def _by_name(graph: Graph) -> dict[str, ir.Value]:
 
 def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:
     """Each scope of the original and what it has become; nodes with bodies are known by their outputs."""
-    theirs = {_identity(scope.root): scope for scope in roots(after)}
-    waiting = [(scope, theirs[_identity(scope.root)]) for scope in roots(before) if _identity(scope.root) in theirs]
+    new_roots = {_identity(scope.root): scope for scope in roots(after)}
+    waiting = [
+        (scope, new_roots[_identity(scope.root)]) for scope in roots(before) if _identity(scope.root) in new_roots
+    ]
     while waiting:
         pair = waiting.pop(0)
         yield pair

@@ -61,9 +61,9 @@ INTEGER_DRAWS, INTEGERS = 12, 4
 
 def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
     """Whether loops of one model's own, or recurrent nodes that the other does not have, are gone or new."""
-    ours, theirs = _repeating(before), _repeating(after)
-    gone = any(key[0] in LOOPS for key in ours - theirs)
-    return gone or any(key[0] in OP_TYPES for key in theirs - ours)
+    old_keys, new_keys = _repeating(before), _repeating(after)
+    gone = any(key[0] in LOOPS for key in old_keys - new_keys)
+    return gone or any(key[0] in OP_TYPES for key in new_keys - old_keys)
 
 
 def rewrites_all(before: Document, after: Document) -> bool:
@@ -211,20 +211,22 @@ def prove_whole(
 
 def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
     """What is proved: the loops and recurrent nodes that are in one model only, by name and operator."""
-    ours, theirs = _repeating(before), _repeating(after)
-    chosen = sorted(ours - theirs) if ours - theirs else sorted(theirs - ours)
+    old_keys, new_keys = _repeating(before), _repeating(after)
+    chosen = sorted(old_keys - new_keys) if old_keys - new_keys else sorted(new_keys - old_keys)
     names = {tuple(v.name for v in n.outputs): n.name for model in (before, after) for n, _ in nodes(model)}
     return [(names.get(outs) or next((output for output in outs if output), "") or op, op) for op, outs in chosen]
 
 
 def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
     """What differs of inputs and outputs."""
-    for what, ours, theirs in (
+    for what, old_values, new_values in (
         ("inputs", required_inputs(before), required_inputs(after)),
         ("outputs", before.graph.outputs, after.graph.outputs),
     ):
-        typed = all(None in (a.dtype, b.dtype) or a.dtype == b.dtype for a, b in zip(ours, theirs, strict=False))
-        if [value.name for value in ours] != [value.name for value in theirs] or not typed:
+        typed = all(
+            None in (a.dtype, b.dtype) or a.dtype == b.dtype for a, b in zip(old_values, new_values, strict=False)
+        )
+        if [value.name for value in old_values] != [value.name for value in new_values] or not typed:
             yield f"graph: the {what} differ"
 
 

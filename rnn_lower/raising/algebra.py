@@ -330,8 +330,8 @@ def _split(algebra: Algebra, node: ir.Node, index: int) -> Sum | None:
     x, axis = algebra.sum_of(node.inputs[0]), get_attribute(node, "axis", ir.AttributeType.INT, 0)
     sizes = _integers(algebra, node, "split", 1)
     if axis not in (-1, x.rank - 1):
-        alike = sizes is None or len(set(sizes)) == 1
-        return dataclasses.replace(x, row=index) if axis == 0 and alike else None
+        equal_parts = sizes is None or len(set(sizes)) == 1
+        return dataclasses.replace(x, row=index) if axis == 0 and equal_parts else None
     sizes = sizes or [x.columns // len(node.outputs)] * len(node.outputs)
     start = sum(sizes[:index])
     return algebra.select(x, np.arange(start, start + sizes[index])) if sum(sizes) == x.columns else None
