@@ -376,7 +376,8 @@ def computed_size(b: GraphBuilder, dim: Size, symbols: Mapping[str, tuple[str, i
     result: Operand = constant([dim.times.numerator], INT64, "number")
     for symbol in dim.of:
         source, axis = symbols[symbol]
-        result = b.mul(result, b.size(ir.Value(name=source), axis, axis + 1), "product")
+        shape = b.op("Shape", ir.Value(name=source), name="shape")
+        result = b.mul(result, b.slice(shape, 0, axis, axis + 1, "size"), "product")
     if dim.times.denominator > 1:
         result = b.div(result, constant([dim.times.denominator], INT64, "number"), "quotient")
     return result

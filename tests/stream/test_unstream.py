@@ -41,6 +41,16 @@ def test_there_and_back(layers, how, tmp_path, capsys):
     close([got], [wanted[:, : got.shape[1]]])
 
 
+@pytest.mark.parametrize("opset", [11, 13, 14, 18])
+@pytest.mark.parametrize("how", [{"step": 6}, {"keep_native": True}], ids=str)
+def test_there_and_back_at_other_opsets(opset, how):
+    """Sizes are read off the inputs by Shape, Slice and Split, whose versions differ."""
+    model = rnn_lower.lower(stack_of(lstm, causal_conv, running_sum), opset=opset, select=lambda node: False)
+    whole = rnn_lower.unstream(rnn_lower.stream(model, axis="T", **how))
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 24, 6)).astype(np.float32)
+    close(run_onnxruntime(whole, {"x": x}), run_onnxruntime(model, {"x": x}))
+
+
 def test_a_batch_with_features_in_it():
     model = stack_of(dual_path)
     whole = rnn_lower.unstream(rnn_lower.stream(model, axis="T", step=2))
