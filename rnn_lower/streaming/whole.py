@@ -187,10 +187,14 @@ def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> 
     for state in plan.states:
         if state.first is None:
             continue
-        if not any(each.of for each in state.shape) or any(GROWS in each.of for each in state.shape):
+        if not any(each.of for each in state.shape):
             graph.initializer.append(numpy_helper.from_array(state.first, state.input))
             continue
-        shape = b.concat([computed_size(b, each, plan.symbols) for each in state.shape], 0, "shape")
+        sizes = (
+            constant([number], INT64) if GROWS in each.of else computed_size(b, each, plan.symbols)
+            for each, number in zip(state.shape, state.first.shape, strict=True)
+        )
+        shape = b.concat([*sizes], 0, "shape")
         first = constant(state.first, ir.DataType[state.dtype], "first")
         name_value(b.op("Expand", first, shape, name="state"), state.input)
 
