@@ -301,7 +301,7 @@ def check_streaming(
 
     streamed = made.streamed
     arguments = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
-    return subprocess_run.outlived(model, None, checking.check_streaming, *arguments)
+    return subprocess_run.run_guarded(model, None, checking.check_streaming, *arguments)
 
 
 @public
@@ -371,7 +371,7 @@ def compare_whole(
     (whole, _), reports = files.open_model(model), list[Any]()
     if check:
         arguments = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
-        reports.append(subprocess_run.outlived(model, None, checking.check_streaming, *arguments))
+        reports.append(subprocess_run.run_guarded(model, None, checking.check_streaming, *arguments))
     return reports + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
 
 
@@ -510,7 +510,7 @@ def check(
     from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
     arguments = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
-    return subprocess_run.outlived(original, on, checker.compare_models, *arguments)
+    return subprocess_run.run_guarded(original, on, checker.compare_models, *arguments)
 
 
 @public
@@ -535,7 +535,7 @@ def prove(
     from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
     compared = (original, lowered, None, 3, seed, 1e-3, 1e-5, False, None, counterexample)
-    report = subprocess_run.outlived(original, None, checker.compare_models, *compared)
+    report = subprocess_run.run_guarded(original, None, checker.compare_models, *compared)
     return dataclasses.replace(proof, counterexample=report.counterexample)
 
 

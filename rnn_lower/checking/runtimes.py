@@ -26,7 +26,7 @@ from rnn_lower.checking.samples import Feeds
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.fixed_dims import fix_proto_dims, place
+from rnn_lower.shapes.fixed_dims import axis_name, fix_proto_dims
 from rnn_lower.targeting import TARGETS
 
 Runner = Callable[[onnx.ModelProto, Feeds], list[Any]]
@@ -204,7 +204,7 @@ def open_runtime(name: str, document: Document) -> runners.Run:
         names = {tensor.name for tensor in model.graph.initializer}
         protobuf.remove_if(model.graph.input, lambda value: value.name in names)  # defaults, which stay
         inputs = {value.name: feeds[value.name] for value in model.graph.input}
-        fix_proto_dims(model, {place(key, axis): n for key, a in inputs.items() for axis, n in enumerate(a.shape)})
+        fix_proto_dims(model, {axis_name(key, axis): n for key, a in inputs.items() for axis, n in enumerate(a.shape)})
         return RUNNERS[name][1](model, inputs)
 
     return run

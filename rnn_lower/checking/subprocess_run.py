@@ -16,8 +16,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def outlived(model: Any, on: str | None, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """The result of a function that runs models; computed in this process where `isolated.apart` can start no child.
+def run_guarded(model: Any, on: str | None, function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+    """The result of a function that runs models; computed in this process where no child can be started.
 
     model: the model, for the error message, which names it if it is a path.  on: as for `rnn_lower.check`.
     Raises what the function raises, and RnnLowerError when the child has died.
@@ -25,7 +25,7 @@ def outlived(model: Any, on: str | None, function: Callable[P, R], *arguments: P
     if on is not None and runtimes.WITH_THREADS & sys.modules.keys():
         return function(*arguments, **keywords)
     try:
-        return isolated.apart(function, *arguments, **keywords)
+        return isolated.run_in_subprocess(function, *arguments, **keywords)
     except isolated.Ended as end:
         name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
         text = f"the process in which {on or ORT} ran this model, or the lowered one, ended ({end})"

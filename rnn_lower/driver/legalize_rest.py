@@ -14,7 +14,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, nodes, taken_names
+from rnn_lower.ir.walk import Scope, nodes, used_names
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.lowering.node import OPERATORS
@@ -30,7 +30,7 @@ def legalize_rest(
     """How many selected nodes were replaced by ones that the target supports; the others stay as they are."""
     if target.constraints.silent:
         return 0
-    names, count = Names(taken_names(model)), 0
+    names, count = Names(used_names(model)), 0
     pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
     for node, scope in list(_unsupported(model, target, facts)):
         if not select(node):

@@ -26,7 +26,7 @@ from rnn_lower.errors import (
     UnsupportedOpError,
 )
 from rnn_lower.ir.schemas import newest_opset
-from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes, taken_names, with_bodies
+from rnn_lower.ir.walk import Scope, count_nodes, default_opset, recurrent_nodes, used_names, with_bodies
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import drop_unread, legalize
 from rnn_lower.lowering.lowering import builder_of, lower_node
@@ -99,7 +99,7 @@ class Plan:
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
         self._facts = facts or Facts(model)
-        self._names = Names([*taken_names(model), *self._facts.symbols])
+        self._names = Names([*used_names(model), *self._facts.symbols])
         self._calls = Calls(model)
         if options.as_function and options.target is not None:
             check_target(self._target.name)

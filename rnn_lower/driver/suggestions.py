@@ -19,7 +19,7 @@ from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
-from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims, one_by_one, place
+from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, free_dims, one_by_one
 from rnn_lower.shapes.shape_info import plain_dim
 from rnn_lower.targeting import find_target
 
@@ -223,7 +223,7 @@ def _free(model: ir.Model) -> dict[str, str]:
             sizes = [(factor, getattr(node, size)) for factor, size in axes]
             known = [factor * size if isinstance(size, int) else None for factor, size in sizes]
             value.shape = ir.Shape(known)
-            ways.update({place(str(value.name), k): str(n) for k, n in enumerate(known) if n is not None})
+            ways.update({axis_name(str(value.name), k): str(n) for k, n in enumerate(known) if n is not None})
     inputs = {str(value.name): value for value in model.graph.inputs}
     for name, axis, symbol in free_dims(declared_shapes(model)):
         ways.setdefault(symbol, "batch_size" if axis == 0 or "batch" in symbol.lower() else "other")

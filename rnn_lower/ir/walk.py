@@ -190,7 +190,7 @@ def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
             yield from with_bodies(body)
 
 
-def taken_by(node: ir.Node) -> Iterator[ir.Value]:
+def consumed_values(node: ir.Node) -> Iterator[ir.Value]:
     """What a node takes, and its bodies from around them or of their own."""
     for inner in with_bodies([node]):
         yield from (value for value in inner.inputs if value is not None)
@@ -213,7 +213,7 @@ def values(model: ir.Model) -> Iterator[ir.Value]:
             yield from node.outputs
 
 
-def taken_names(model: ir.Model) -> Iterator[str]:
+def used_names(model: ir.Model) -> Iterator[str]:
     """The names of all values and nodes."""
     for value in values(model):
         if value.name:

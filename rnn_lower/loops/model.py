@@ -12,7 +12,7 @@ from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, get_attribute, nodes, taken_names, with_bodies
+from rnn_lower.ir.walk import Scope, get_attribute, nodes, used_names, with_bodies
 from rnn_lower.loops.simplify import simplify
 from rnn_lower.loops.unrolling import LOOPS, NotCountedError, Unroller
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
@@ -59,7 +59,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
     for _ in range(ROUNDS):
         for node, _ in loops(model):
             _split_gemms(node.attributes["body"].as_graph())
-        facts, names, count = Facts(model).settled(), Names(taken_names(model)), len(done)
+        facts, names, count = Facts(model).settled(), Names(used_names(model)), len(done)
         pool, gone, remaining = ConstantPool(names, model.ir_version < 4), set[ir.Node](), []
         for node, scope in list(loops(model)):
             if node in gone:

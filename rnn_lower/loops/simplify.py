@@ -13,14 +13,14 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
-from rnn_lower.ir.walk import Scope, constant, integers, scopes, taken_names
+from rnn_lower.ir.walk import Scope, constant, integers, scopes, used_names
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import Facts
 
 
 def simplify(model: ir.Model) -> None:
     """Rewrite the nodes of a model, in place."""
-    facts, names = Facts(model).settled(), Names(taken_names(model))
+    facts, names = Facts(model).settled(), Names(used_names(model))
     pool = ConstantPool(names, model.ir_version < 4)
     for scope in scopes(model):
         _drop_identities(scope.graph)

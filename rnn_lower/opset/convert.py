@@ -26,7 +26,7 @@ from rnn_lower.ir.walk import (
     recurrent_nodes,
     roots,
     subgraphs,
-    taken_names,
+    used_names,
 )
 from rnn_lower.lowering.node import display_name, version_at
 from rnn_lower.modelio.document import Document
@@ -50,7 +50,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
         return
     raise_ir_version(model, ir_version_of(opset))
     recurrent = dict(recurrent_nodes(model))
-    facts, names = Facts(model, outline), Names(taken_names(model))
+    facts, names = Facts(model, outline), Names(used_names(model))
     changes = []
     for node, scope in nodes(model):
         if (

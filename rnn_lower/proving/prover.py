@@ -27,7 +27,7 @@ from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.whole import prove_whole, rewrites_all
-from rnn_lower.shapes.fixed_dims import place
+from rnn_lower.shapes.fixed_dims import axis_name
 from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
@@ -81,7 +81,7 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
     after = after if plain is after.proto else Document(plain, after.folder)
     fixed = fixed_sizes(before.model, after.proto)
     if fixed:
-        before = before.copied().fixed({place(name, axis): size for (name, axis), size in fixed.items()})
+        before = before.copied().fixed({axis_name(name, axis): size for (name, axis), size in fixed.items()})
     opset = opset_of(after.proto)
     if opset is not None and opset != opset_of(before.proto):  # what conversion makes of the other nodes is no change
         before = converted(before, opset)

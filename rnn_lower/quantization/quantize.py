@@ -14,7 +14,7 @@ from rnn_lower.builder.constant_operands import known
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError, public
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import default_opset, owner_of, taken_names
+from rnn_lower.ir.walk import default_opset, owner_of, used_names
 from rnn_lower.modelio import files
 from rnn_lower.quantization.calibration import Calibration, observed_ranges
 from rnn_lower.quantization.overrides import check_types, fed_back_in, tied_ranges
@@ -56,7 +56,7 @@ def quantize(
     def change(model: ir.Model) -> None:
         findings = find(model, fed_back)
         ranges = tied_ranges(findings, observed, cell)
-        writer = _Writer(model, Names(taken_names(model)), {})
+        writer = _Writer(model, Names(used_names(model)), {})
         cells = findings.cells if cell is not None else []
         for product in findings.products:
             if product.x not in cells:

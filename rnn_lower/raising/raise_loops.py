@@ -18,7 +18,7 @@ from rnn_lower.builder.constants import ConstantPool, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.ir.walk import constant, default_opset, taken_names
+from rnn_lower.ir.walk import constant, default_opset, used_names
 from rnn_lower.loops.unrolling import behind_identity
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
@@ -181,7 +181,7 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
         _own_wirings(region, x, cell.op_type, facts) if region.op_type else _loop_wirings(region, directions[0], values)
     )
     for wiring in own:
-        names = Names(taken_names(model))
+        names = Names(used_names(model))
         b = GraphBuilder(opset, dtype, names, ConstantPool(names, model.ir_version < 4), region.name)
         states = [b.unsqueeze(state, [0], "state") if wiring.bare and state else state for state in wiring.states]
         inputs = [x, *(weights.get(name) for name in "WRB"), wiring.lengths, *states]  # type: ignore[list-item]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from rnn_lower.checking import checker
-from rnn_lower.checking.subprocess_run import outlived
+from rnn_lower.checking.subprocess_run import run_guarded
 from rnn_lower.driver.lower_pass import Record, lower_document, lower_unadvised, prepared
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.driver.suggestions import unlogged
@@ -186,9 +186,9 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
         records = lower_document(ready, remaining)
         drawings = [_drawings(group[0]) for group in _equal_records(records)]
         _written(ready, lowered, remaining.dims)
-        over_time = _outlived(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
+        over_time = _run_guarded(path, steps.by_time_step, original, lowered, ask.inputs, ask.seed)
         inputs = ask.inputs if isinstance(over_time, str) else over_time.inputs  # those of the plots
-        check = _outlived(
+        check = _run_guarded(
             path, checker.compare_models, original, lowered, inputs, ask.runs, ask.seed, ask.rtol, ask.atol, exact=True
         )
         proof = _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
@@ -246,8 +246,8 @@ def _or_why(work: Callable[[], T]) -> T | Failed:
         return str(error)
 
 
-def _outlived(model: Any, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | Failed:
-    return _or_why(lambda: outlived(model, None, work, *arguments, **named))
+def _run_guarded(model: Any, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | Failed:
+    return _or_why(lambda: run_guarded(model, None, work, *arguments, **named))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ class InChild(Exception):
         return f"\n{self.args[0]}"
 
 
-def apart(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+def run_in_subprocess(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
     """What a function gives or raises, computed in a child without limits that ends with its parent.
 
     What it changes stays in the child, where one may be forked. Raises Ended when the child does not live to tell.

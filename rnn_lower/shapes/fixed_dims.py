@@ -43,7 +43,7 @@ def declared_shapes(model: ir.Model) -> Shapes:
     return {str(v.name): None if v.shape is None else list(map(plain_dim, v.shape)) for v in model.graph.inputs}
 
 
-def place(name: str, axis: int) -> str:
+def axis_name(name: str, axis: int) -> str:
     """How an axis of an input is called when it has no name of its own."""
     return f"{name}[{axis}]"
 
@@ -54,7 +54,7 @@ def free_dims(inputs: Shapes) -> Iterator[tuple[str, int, str]]:
         for axis, dim in enumerate(shape or ()):
             if not isinstance(dim, int):
                 vague = dim is None or dim in NO_NAMES or list(shape or ()).count(dim) > 1
-                yield name, axis, place(name, axis) if vague else str(dim)
+                yield name, axis, axis_name(name, axis) if vague else str(dim)
 
 
 def fix_dims(model: ir.Model, dims: Dims) -> None:
@@ -145,13 +145,15 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         shape = inputs[owner]
         symbol = None if shape is None else shape[axis]
         if isinstance(symbol, str) and fixed.symbols.get(symbol, size) != size:
-            text = f"'{place(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
+            text = f"'{axis_name(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
             raise RnnLowerError(f"size {size} of {text}; set the same size for both")
     for owner, shape in inputs.items():
         missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
         if shape is None and missing:
             text = f"input '{owner}' declares no shape; set the size of each of its axes"
-            raise RnnLowerError(f"{text}, here of {place(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)")
+            raise RnnLowerError(
+                f"{text}, here of {axis_name(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)"
+            )
     return fixed
 
 
@@ -166,7 +168,7 @@ def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
         shape, text = inputs[name], ",".join(map(str, size))
         if shape is not None and len(shape) != len(size):
             raise RnnLowerError(f"input '{name}' has {len(shape)} axes; {name}:{text} gives {len(size)}")
-        yield from ((place(name, axis), each) for axis, each in enumerate(size))
+        yield from ((axis_name(name, axis), each) for axis, each in enumerate(size))
 
 
 def _parse_axis(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], Dim]:

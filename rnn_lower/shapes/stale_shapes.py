@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import Scope, owner_of, subgraphs, taken_by
+from rnn_lower.ir.walk import Scope, consumed_values, owner_of, subgraphs
 from rnn_lower.shapes.fixed_dims import FIXED
 from rnn_lower.shapes.shape_info import RESHAPES, Facts
 
@@ -26,7 +26,7 @@ def doubtful(consumed: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]
         if producer is None:
             continue
         if shape is None or not all(isinstance(size, int) for size in shape):
-            waiting += taken_by(producer)
+            waiting += consumed_values(producer)
     return seen
 
 

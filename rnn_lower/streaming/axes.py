@@ -11,7 +11,7 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.fixed_dims import Shapes, declared_shapes, free_dims, free_proto_dim, place
+from rnn_lower.shapes.fixed_dims import Shapes, axis_name, declared_shapes, free_dims, free_proto_dim
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.causality import CausalityAnalysis
 from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of, reaches_output
@@ -27,7 +27,7 @@ def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
     for value in document.model.graph.inputs:
         for axis, dim in enumerate(value.shape or ()):
             size = plain_dim(dim)
-            if time == place(str(value.name), axis) and isinstance(size, int):
+            if time == axis_name(str(value.name), axis) and isinstance(size, int):
                 symbol = free_proto_dim(document.proto, str(value.name), axis)
                 return document.again(), symbol, size
     return document, time, None
@@ -41,8 +41,8 @@ def outside(document: Document) -> str | None:
     """
     theirs, candidates, refused = set(external(document)), list[str](), None
     free = _free(document)
-    for axis_name in (*_fixed_axes(document), *free):
-        work, axis, size = opened(document.copied(), axis_name)
+    for candidate in (*_fixed_axes(document), *free):
+        work, axis, size = opened(document.copied(), candidate)
         try:
             carried = _carried(work, axis, size)
         except UnsupportedError as error:
@@ -50,14 +50,14 @@ def outside(document: Document) -> str | None:
                 refused = refused or error
             continue
         over = {edit.read.describe() for edit in carried if isinstance(edit, Recurrence)}
-        if _is_more(work, carried, theirs) and (axis_name in free or over & theirs):
-            if axis_name in free:
+        if _is_more(work, carried, theirs) and (candidate in free or over & theirs):
+            if candidate in free:
                 return None
             raise RnnLowerError(
-                f"the state is an input already, but something else is carried over {axis_name}; make it the stream"
-                f" (--time {axis_name})"
+                f"the state is an input already, but something else is carried over {candidate}; make it the stream"
+                f" (--time {candidate})"
             )
-        candidates += [axis_name] if theirs <= over else []
+        candidates += [candidate] if theirs <= over else []
     if candidates:
         return candidates[0]
     if refused is not None:
@@ -79,9 +79,9 @@ def one_step(document: Document) -> str | None:
         return None  # a free axis that is no batch may be the stream
     for name, axis, dim in _axes(document):
         if dim == 1:
-            work, *_ = opened(document.copied(), place(name, axis))
+            work, *_ = opened(document.copied(), axis_name(name, axis))
             if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
-                return place(name, axis)
+                return axis_name(name, axis)
     return CALLS
 
 
@@ -108,7 +108,7 @@ def _fixed_axes(document: Document) -> list[str]:
         for letter in node.operator.states
     ]
     states = {source.name for value in initial if value is not None for source in inputs_of(document.model, value)}
-    return [place(name, axis) for name, axis, dim in _axes(document) if name not in states and isinstance(dim, int)]
+    return [axis_name(name, axis) for name, axis, dim in _axes(document) if name not in states and isinstance(dim, int)]
 
 
 def stream_axis(document: Document, step: int | None) -> str:
@@ -145,10 +145,12 @@ def _free(document: Document) -> list[str]:
 def axes_of(document: Document, time: str) -> dict[str, int]:
     """Input and axis that have a size of this name, or are named by their place."""
     free, nameless = _free(document), (None, *NO_NAMES)
-    named = [str(dim) for name, axis, dim in _axes(document) if time == place(name, axis) and dim not in nameless]
+    named = [str(dim) for name, axis, dim in _axes(document) if time == axis_name(name, axis) and dim not in nameless]
     time = named[0] if named else time  # given by its place although it has a name
     streams = [
-        (name, axis) for name, axis, dim in _axes(document) if time == (place(name, axis) if dim in nameless else dim)
+        (name, axis)
+        for name, axis, dim in _axes(document)
+        if time == (axis_name(name, axis) if dim in nameless else dim)
     ]
     if not streams:
         raise RnnLowerError(

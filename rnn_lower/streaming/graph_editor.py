@@ -16,7 +16,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import opset_of, taken_names
+from rnn_lower.ir.walk import opset_of, used_names
 from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import ONE, Size
@@ -96,7 +96,7 @@ class GraphEditor:
     ) -> None:  # fmt: skip
         self.document, self.infos, self.symbols, self.step = document, infos, symbols, step
         self.graph, self.opset = document.proto.graph, opset_of(document.proto) or 0
-        self.names = Names(taken_names(document.model))
+        self.names = Names(used_names(document.model))
         self.reset = self.names.unique("reset") if reset else None
         self._rows: Size | None = None
         self._chains: dict[int, list[tuple[onnx.NodeProto, onnx.GraphProto]]] = {}

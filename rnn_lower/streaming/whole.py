@@ -20,7 +20,7 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import opset_of
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.fixed_dims import free_proto_dim, place
+from rnn_lower.shapes.fixed_dims import axis_name, free_proto_dim
 from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.streaming.axes import axes_of, opened
 from rnn_lower.streaming.causality import CausalityAnalysis
@@ -70,7 +70,7 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     work = source.copied().proto
     protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
     if step is None and states and not _is_free(source, plan, False):
-        work = source.copied().fixed({place(name, axis): 1 for name, axis in plan.inputs.items()}).proto
+        work = source.copied().fixed({axis_name(name, axis): 1 for name, axis in plan.inputs.items()}).proto
         protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
         _scanned(work, plan, 1, source)
     elif step is None:
@@ -148,7 +148,7 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
     exactly: whether first and last states have to be inputs and outputs as they are.
     """
     (name, axis), *_ = plan.inputs.items()
-    work, symbol, _ = opened(document.copied(), place(name, axis))
+    work, symbol, _ = opened(document.copied(), axis_name(name, axis))
     try:
         analysis = CausalityAnalysis(work.model, work.facts, axes_of(work, symbol))
         analysis.run()

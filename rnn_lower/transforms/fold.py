@@ -17,9 +17,9 @@ from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
-from rnn_lower.ir.walk import nodes, recurrent_nodes, taken_names, values
+from rnn_lower.ir.walk import nodes, recurrent_nodes, used_names, values
 from rnn_lower.sandbox import isolated
-from rnn_lower.sandbox.isolated import Ended, apart
+from rnn_lower.sandbox.isolated import Ended, run_in_subprocess
 from rnn_lower.sandbox.limited import limited
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import without_annotations
@@ -52,7 +52,7 @@ def fold(model: ir.Model) -> None:
     _optimizer()  # imported once, before the child is forked
     try:
         if isolated.may_fork():
-            apart(_fold_here, model)
+            run_in_subprocess(_fold_here, model)
         _fold_here(model)
     except Ended as end:
         raise RnnLowerError(f"folding constants ended its process ({end}); drop --fold") from None
@@ -138,7 +138,7 @@ def _is_small(node: ir.Node) -> bool | None:
 
 def _complete(model: ir.Model) -> None:
     """Say again what is not given or not wanted, where it has to be said: by a Loop, and in calls of functions."""
-    names = Names(taken_names(model))
+    names = Names(used_names(model))
     for node, scope in nodes(model):
         if node.op_identifier() in model.functions:
             for value in node.outputs:  # without a name it would not be written

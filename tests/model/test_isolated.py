@@ -52,22 +52,22 @@ def _raise(error: Exception) -> None:
 @alone
 def test_results_and_errors_are_those_of_the_function():
     before = os.getpid()
-    assert isolated.apart(os.getpid) != before == os.getpid()
-    assert isolated.apart(lambda a, *, b: (a, b), 1, b="two") == (1, "two")
+    assert isolated.run_in_subprocess(os.getpid) != before == os.getpid()
+    assert isolated.run_in_subprocess(lambda a, *, b: (a, b), 1, b="two") == (1, "two")
     with pytest.raises(UnsupportedError, match="as it was") as told:
-        isolated.apart(_raise, UnsupportedError("as it was"))
+        isolated.run_in_subprocess(_raise, UnsupportedError("as it was"))
     assert told.value.__cause__ is None
     with pytest.raises(KeyError) as unforeseen:
-        isolated.apart(_raise, KeyError("lost"))
+        isolated.run_in_subprocess(_raise, KeyError("lost"))
     assert "in _raise" in str(unforeseen.value.__cause__)
     with pytest.raises(RuntimeError, match="Unwilling: to go"):
-        isolated.apart(_raise, Unwilling("to", "go"))
+        isolated.run_in_subprocess(_raise, Unwilling("to", "go"))
 
 
 @alone
 def test_what_is_changed_in_a_child_stays_there():
     kept: list[int] = []
-    assert isolated.apart(lambda: kept.append(1) or len(kept)) == 1
+    assert isolated.run_in_subprocess(lambda: kept.append(1) or len(kept)) == 1
     assert kept == []
 
 
@@ -78,11 +78,11 @@ def test_what_is_changed_in_a_child_stays_there():
 )
 def test_a_death_is_told(end, told):
     with pytest.raises(isolated.Ended, match=f"^{told}$"):
-        isolated.apart(end)
+        isolated.run_in_subprocess(end)
 
 
 def test_what_is_printed_is_printed_once(tmp_path):
-    script = "from rnn_lower.sandbox import isolated\nprint('before')\nisolated.apart(print, 'inside' * 4000)\nprint('after')"
+    script = "from rnn_lower.sandbox import isolated\nprint('before')\nisolated.run_in_subprocess(print, 'inside' * 4000)\nprint('after')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["before", "inside" * 4000, "after"]
 
@@ -92,7 +92,7 @@ def test_no_child_beside_threads_that_work():
     other = threading.Thread(target=stop.wait)
     other.start()
     try:
-        assert isolated.apart(os.getpid) == os.getpid()
+        assert isolated.run_in_subprocess(os.getpid) == os.getpid()
     finally:
         stop.set()
         other.join()
@@ -108,7 +108,7 @@ def test_sessions_of_the_parent_are_left_alone():
     dropped[0].run(None, feeds)
     dropped.append(dropped)  # for the collector, which may come to it in the child
     del dropped
-    isolated.apart(gc.collect)
+    isolated.run_in_subprocess(gc.collect)
     assert rnn_lower.check(model, rnn_lower.lower(model)).ok
 
 
@@ -127,7 +127,7 @@ for ignored in sys.argv[2:]:
 for heard in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {int(ignored) for ignored in sys.argv[2:]}:
     signal.signal(heard, signal.default_int_handler)  # whatever the tests were started by
 with stopped_as_by_ctrl_c():
-    isolated.apart(work)
+    isolated.run_in_subprocess(work)
 """
 
 
