@@ -50,6 +50,8 @@ def compare_models(
     """See `rnn_lower.check`."""
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     check_texts(on=on)
+    if counterexample is not None:
+        samples.check_counterexample(counterexample, inputs)
     models = Pair(original, lowered, on)
     proof = _proof(models) if exact else None
     provided = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]

@@ -77,6 +77,15 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
     return feeds
 
 
+def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
+    """Raise RnnLowerError for a path that is no .npz file, or the file of the inputs that are compared with."""
+    name = os.fspath(path)
+    if not name.endswith(".npz"):
+        raise RnnLowerError(f"{name}: a counterexample is an .npz file; name it so (--counterexample X.npz)")
+    if isinstance(inputs, (str, os.PathLike)) and os.path.realpath(inputs) == os.path.realpath(name):
+        raise RnnLowerError(f"{name}: the counterexample would replace the inputs; name another file")
+
+
 def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -> None:
     """Write inputs as an .npz file. Raises RnnLowerError when it cannot be written."""
     try:

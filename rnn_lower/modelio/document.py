@@ -109,6 +109,9 @@ class Document:
             {value.name for value in proto.graph.input},
             {info.name: info for info in self.proto.graph.output},
         )
+        weights = {tensor.name for tensor in proto.graph.initializer}  # which say of themselves what they are
+        weights -= {info.name for info in self.proto.graph.value_info}
+        protobuf.remove_if(proto.graph.value_info, lambda info: info.name in weights)
         for output in proto.graph.output:
             if output.name in inputs & output_infos.keys():  # which says nothing of the input
                 output.CopyFrom(output_infos[output.name])

@@ -86,7 +86,11 @@ class _Diff:
         yield from self.weights(path, old, new)
         emitted = {name for node in new.node if _emitted(node) for name in node.output}
         known = {value.name for value in old.value_info}
-        infos = [value for value in new.value_info if value.name in known or value.name not in emitted]
+        weights = {tensor.name: tensor for tensor in new.initializer}
+        infos = [
+            value for value in new.value_info
+            if value.name in known or not (value.name in emitted or _repeats(value, weights.get(value.name)))
+        ]  # fmt: skip
         gone = {name for node in old.node for name in node.output} - {name for node in new.node for name in node.output}
         gone -= {value.name for value in infos}
         old_infos = [value for value in old.value_info if value.name not in gone]
@@ -266,6 +270,12 @@ def _reshaped(graph: onnx.GraphProto, emitted: set[str]) -> set[str]:
         if node.op_type in RESHAPES and node.input and node.input[0] in emitted | reshaped:
             reshaped.update(node.output)
     return reshaped
+
+
+def _repeats(info: onnx.ValueInfoProto, tensor: onnx.TensorProto | None) -> bool:
+    """Whether a declaration says of a weight what this says itself."""
+    kind = info.type.tensor_type
+    return tensor is not None and kind.elem_type == tensor.data_type and sizes_of(info) == list(tensor.dims)
 
 
 def _emitted(node: onnx.NodeProto) -> bool:

@@ -291,8 +291,9 @@ def _slice(call: Call) -> Array:
         raise WrongError("Slice without starts or ends")
     for index, axis in enumerate(range(len(starts)) if axes is None else axes):
         step, end, size = 1 if steps is None else steps[index], ends[index], x.shape[axis]
-        stop = None if step < 0 and end < -size else end
-        x = x[(slice(None),) * (axis % x.ndim) + (slice(starts[index], stop, step),)]
+        start, stop = starts[index], None if step < 0 and end < -size else end
+        start = max(start, -size) if step < 0 else start  # backwards it begins with an element that is there
+        x = x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
     return x
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
@@ -19,6 +20,7 @@ from rnn_lower.ir.walk import Scope, known_tensor, opset_of, owner_of, recurrent
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
+from rnn_lower.options import Dims, Options
 from rnn_lower.proving import model_diff
 from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
@@ -26,8 +28,9 @@ from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.node_proof import Task, prove_node
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
-from rnn_lower.proving.whole import prove_whole, rewrites_all
+from rnn_lower.proving.whole import prove_whole, rewrites_loops
 from rnn_lower.shapes.fixed_dims import axis_name
+from rnn_lower.transforms.fold import is_folded
 from rnn_lower.validation import check_numbers
 
 Graph = ir.Graph | ir.Function
@@ -37,30 +40,47 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
     """See `rnn_lower.prove`. seconds: after so many what is not proved is out of scope."""
     deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
-    (before, path), (after, _) = map(files.open_model, (original, lowered))
+    (source, path), (after, _) = map(files.open_model, (original, lowered))
     with _named(path):
         try:
-            before, after = _comparable(before, after)
+            before, after = _comparable(source, after)
         except CallError as error:
             return Proof((), (str(error),))
-        if rewrites_all(before, after):
+        if rewrites_loops(before.model, after.model):
             return prove_whole(before, after, points, seed, deadline)
-        changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
-        before = _with_inputs_of(after, before)
-        proofs, tasks, graphs = _tasks(before, after, deadline)
-        changed += _assign_unread(graphs, tasks)
-        proofs += [prove_node(task, points, seed) for task in tasks]
-        return Proof(tuple(proofs), tuple(changed))
+        if not is_folded(after.proto):
+            return _prove_nodes(before, after, points, seed, deadline)
+        folded = _folded(source, after)
+        proof = _prove_nodes(folded, after, points, seed, deadline)
+        folding = prove_whole(before, folded, points, seed, deadline)
+        unproved = tuple(f"constants are folded, which is not proved: {why}" for why in folding.reasons)
+        return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
+
+
+def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
+    """A proof of each node that was replaced, everything else being the same field by field."""
+    changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+    before = _with_inputs_of(after, before)
+    proofs, tasks, graphs = _tasks(before, after, deadline)
+    changed += _assign_unread(graphs, tasks)
+    proofs += [prove_node(task, points, seed) for task in tasks]
+    return Proof(tuple(proofs), tuple(changed))
 
 
 def changes(original: Any, lowered: Any) -> list[str]:
     """What differs between two models beyond their recurrent nodes and loops."""
-    (before, path), (after, _) = map(files.open_model, (original, lowered))
+    (source, path), (after, _) = map(files.open_model, (original, lowered))
     with _named(path):
-        before, after = _comparable(before, after)
-        if rewrites_all(before, after):
+        before, after = _comparable(source, after)
+        if rewrites_loops(before.model, after.model):  # which changes all of it
             return []
+        before = _folded(source, after) if is_folded(after.proto) else before
         return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+
+
+def _folded(original: Document, lowered: Document) -> Document:
+    """The original as lowering folds its constants, with the sizes and at the opset of the lowered model."""
+    return _at_opset_of(lowered, prepared(original.copied(), Options(fold=True, dims=_sizes_of(lowered, original)))[0])
 
 
 @contextlib.contextmanager
@@ -79,13 +99,21 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
     read_nodes(before.model, before.facts)  # only to refuse what is no valid node
     plain = without_made_calls(after.proto, before.proto)
     after = after if plain is after.proto else Document(plain, after.folder)
-    fixed = fixed_sizes(before.model, after.proto)
-    if fixed:
-        before = before.copied().fixed({axis_name(name, axis): size for (name, axis), size in fixed.items()})
-    opset = opset_of(after.proto)
-    if opset is not None and opset != opset_of(before.proto):  # what conversion makes of the other nodes is no change
-        before = converted(before, opset)
-    return before, after
+    if sizes := _sizes_of(after, before):
+        before = before.copied().fixed(sizes)
+    return _at_opset_of(after, before), after
+
+
+def _sizes_of(lowered: Document, original: Document) -> Dims | None:
+    """The sizes of the original's inputs that are fixed in the lowered model."""
+    fixed = fixed_sizes(original.model, lowered.proto)
+    return {axis_name(name, axis): size for (name, axis), size in fixed.items()} or None
+
+
+def _at_opset_of(lowered: Document, original: Document) -> Document:
+    """The original at another opset: what conversion makes of the other nodes is no change."""
+    opset = opset_of(lowered.proto)
+    return original if opset in (None, opset_of(original.proto)) else converted(original, opset)
 
 
 def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[str, ...]:

@@ -182,6 +182,11 @@ class Proof:
         return tuple(f"{node.name}: {node.reason}" for node in self.nodes if node.verdict == DIFFERENT)
 
     @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the models are not proved to be the same, each reason once."""
+        return tuple(dict.fromkeys((*self.changed, *(node.reason for node in self.nodes if not node.ok))))
+
+    @property
     def bound(self) -> float:
         """The chance that a model with some other function in it would have passed."""
         return min(1.0, sum(node.bound for node in self.nodes))

@@ -38,7 +38,7 @@ def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: A
 def settled(x: AxisInfo, delay: bool) -> AxisInfo:
     """A value without its trail: that is what comes when the stream goes on. Raises UnsupportedError unless `delay`."""
     if x.trail and not delay:
-        raise UnsupportedError(x.blame)
+        raise UnsupportedError(x.blame or f"{x.trail} frames stand behind the stream; delay the outputs (--delay)")
     return dataclasses.replace(x, trail=0, cut=True) if x.trail else x
 
 

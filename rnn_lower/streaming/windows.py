@@ -194,7 +194,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     if x.trail and (late or window.stride > 1):
         x = settled(x, ctx.analysis.delay)
     behind = window.behind + x.trail
-    made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late
+    made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late - lead
     trail, blame = 0, x.blame
     if made_up > 0 and not late and not x.late and window.stride == 1 and fill == 0:
         trail, made_up = made_up, 0

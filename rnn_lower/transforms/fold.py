@@ -123,7 +123,12 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
 
 
 def _is_small(node: ir.Node) -> bool | None:
-    """Whether to fold a node that onnxscript leaves alone: one that makes few elements of constants."""
+    """Whether to fold a node that onnxscript leaves alone: one that makes few elements of constants.
+
+    False where its evaluator is wrong: a Slice backwards from before the first element.
+    """
+    if _is_backwards(node):
+        return False
     if node.op_type not in SMALL or node.domain not in DEFAULT_DOMAINS:
         return None
     constants = [known_tensor(value) for value in node.inputs if value is not None]
@@ -134,6 +139,19 @@ def _is_small(node: ir.Node) -> bool | None:
         return None
     repeated = constants[0].size if node.op_type == "Tile" and constants[0] is not None else 1
     return repeated * math.prod(abs(int(size)) for size in sizes.numpy().ravel()) <= FEW or None
+
+
+def _makes_size(node: ir.Node) -> bool | None:
+    return True if node.op_type in SMALL else None
+
+
+def _is_backwards(node: ir.Node) -> bool:
+    """Whether a Slice goes backwards from before the first element, which the text takes for the first."""
+    held = [known_tensor(value) for value in node.inputs] if node.op_type == "Slice" else []
+    if len(held) < 5 or None in held:
+        return False
+    shape, (starts, _, axes, steps) = held[0].shape.numpy(), (tensor.numpy().ravel() for tensor in held[1:])  # type: ignore[union-attr]
+    return any(step < 0 and start < -shape[axis] for start, axis, step in zip(starts, axes, steps, strict=False))
 
 
 def _complete(model: ir.Model) -> None:
@@ -185,7 +203,9 @@ def _fold(content: bytes) -> bytes:
             del model.graph.initializers[name]
             model.graph.inputs.append(value)
     _optimizer().fold_constants(
-        model, onnx_shape_inference=True, should_fold=lambda node: True if node.op_type in SMALL else None
+        model,
+        onnx_shape_inference=True,
+        should_fold=lambda node: not _is_backwards(node) and (True if node.op_type in SMALL else None),
     )
     shapes: list[list[list[int | None] | None]] = [[] for _ in range(count)]
     for node, _ in recurrent_nodes(model):

@@ -218,3 +218,17 @@ def test_an_empty_sequence_in_a_canonical_scan_is_answered_with_what_serves():
     with pytest.raises(rnn_lower.RnnLowerError, match="runs no empty sequence: lower with --form loop or --target"):
         check_by_running(model, rnn_lower.lower(model), inputs=feeds)
     assert check_by_running(model, rnn_lower.lower(model, form="loop"), inputs=feeds)
+
+
+@pytest.mark.parametrize("name", ["in.onnx", "out.onnx", "inputs.npz"])
+def test_a_counterexample_replaces_no_file_of_another_kind(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model, feeds = build(Case("GRU", 17, T=4))
+    onnx.save(model, "in.onnx")
+    onnx.save(rnn_lower.lower(model), "out.onnx")
+    np.savez("inputs.npz", **feeds)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    options = ["--inputs", "inputs.npz", "--rtol", "0", "--atol", "0", "--counterexample", name]
+    assert cli.main(["check", "in.onnx", "out.onnx", *options]) == cli.BAD
+    assert f"{name}: " in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

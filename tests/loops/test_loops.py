@@ -482,3 +482,29 @@ def test_a_model_that_needs_a_row_is_another_one(row, same):
     original = onnx.parser.parse_model(f"{header} {{ y = Loop (once, yes, x) {body} }}")
     last = "y = Abs (x)" if same else "h = Abs (x) y = Add (h, g)"
     assert rnn_lower.prove(original, onnx.parser.parse_model(f"{header} {{ {row} {last} }}")).ok == same
+
+
+@pytest.mark.parametrize(("kind", "number"), [("step", 5), ("step", 12), ("step", 20), ("table", 3000)])
+def test_a_loop_that_does_otherwise_at_one_step_stays(kind, number):
+    """Where it does is no size that is tried anyway, and may be written in a table."""
+    rng = np.random.default_rng(0)
+    table = np.ones(number, bool)
+    table[50:] = False
+    if kind == "step":
+        parts, weights = "eq = Equal (t, k) on = Not (eq)", {"k": np.int64(number)}
+    else:
+        parts, weights = "on = Gather (table, i)", {"table": table}
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 14]> g (float[T,2,3] X) => (float[A,B,C] Y) {{
+        s = Shape (X) z = Constant <value_int = 0> () t = Gather (s, z) yes = Constant <value = bool {{1}}> ()
+        hT, Y = Loop (t, yes, h0) <body: graph = body (int64 i, bool c, float[2,4] h) => (bool d, float[2,4] hn, float[2,4] y) {{
+            x = Gather (X, i) a = MatMul (x, W) b = MatMul (h, R) sum = Add (a, b) raw = Tanh (sum)
+            {parts} hn = Where (on, raw, zero) y = Identity (hn) d = Identity (c)
+        }}>
+    }}""")
+    weights |= {
+        "W": rng.normal(size=(3, 4)), "R": rng.normal(size=(4, 4)), "zero": np.zeros(()), "h0": np.zeros((2, 4))
+    }  # fmt: skip
+    for name, array in weights.items():
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    assert "RNN" not in {node.op_type for node in rnn_lower.raise_loops(model).graph.node}

@@ -312,3 +312,54 @@ def test_what_folding_would_lose_is_not_folded_unasked(held, caplog):
     with caplog.at_level("INFO", "rnn_lower"):
         rnn_lower.lower(zeros_of_the_batch(), target="tidl", dims={"batch": 1})
     assert "folded constants, because target tidl needs sizes that the model computes" in caplog.text
+
+
+def test_each_constant_of_a_folded_lowering_counts():
+    """As in any other lowering: the nodes are compared with those of the folded original, and so is all else."""
+    case = Case(
+        "GRU", 14, T=20, N=1, I=3, H=4, optional=("B", "sequence_lens"), lengths_as="input", outputs=("Y", "Y_h")
+    )
+    model, _ = build(case)
+    model.graph.node[0].input[0] = "X2"
+    model.graph.node.insert(0, helper.make_node("Reshape", ["X", "sizes"], ["X2"]))
+    model.graph.node.insert(0, helper.make_node("Shape", ["X"], ["sizes"]))
+    lowered = rnn_lower.lower(model, target="opencv@4")
+    assert rnn_lower.prove(model, lowered).whole
+    assert rnn_lower.prove(model, lowered).ok
+    changed = 0
+    for index, tensor in enumerate(lowered.graph.initializer):
+        numbers = numpy_helper.to_array(tensor).copy()
+        if numbers.size < 5:
+            continue
+        wrong = onnx.ModelProto()
+        wrong.CopyFrom(lowered)
+        numbers.flat[numbers.size // 2] += 1
+        wrong.graph.initializer[index].CopyFrom(numpy_helper.from_array(numbers, tensor.name))
+        assert not rnn_lower.prove(model, wrong).ok, tensor.name
+        changed += 1
+    assert changed
+
+
+def test_a_mark_alone_proves_nothing():
+    """Who writes it by hand gains nothing: what is compared is what folding the original gives."""
+    model, _ = build(Case("GRU", 17, T=3, N=1))
+    model.graph.node.append(helper.make_node("Relu", ["Y_h"], ["Z"]))
+    model.graph.output.append(helper.make_tensor_value_info("Z", FLOAT, None))
+    wrong = rnn_lower.lower(model)
+    next(node for node in wrong.graph.node if node.op_type == "Relu").op_type = "Neg"
+    wrong.metadata_props.add(key=fold.FOLDED, value="constants")
+    assert not rnn_lower.prove(model, wrong).ok
+
+
+def test_a_slice_backwards_from_before_the_first_element():
+    """The text takes that for the first element; the evaluator that folds takes nothing."""
+    model, feeds = build(Case("GRU", 18, T=3, N=1, outputs=("Y_h",)))
+    numbers = {"s": [-10], "e": [-(2**62)], "x": [0], "t": [-1]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v), name) for name, v in numbers.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 3], np.float32), "a"))
+    model.graph.node.append(helper.make_node("Slice", ["a", "s", "e", "x", "t"], ["c"]))
+    model.graph.node.append(helper.make_node("ReduceSum", ["c"], ["d"], keepdims=0))
+    model.graph.node.append(helper.make_node("Add", ["Y_h", "d"], ["Z"]))
+    model.graph.output[0].name = "Z"
+    lowered = rnn_lower.lower(model, fold=True)
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))

@@ -55,3 +55,18 @@ def test_padding_behind(seed):
     ):
         rnn_lower.stream(s.model(), axis="T")
     same_at_random_borders(padded_behind, seed, s.ahead, delay=True)
+
+
+@pytest.mark.parametrize("between", [1, 2])
+def test_padding_in_front_passes_convolutions_of_one_frame(between):
+    """What stands before the stream is none of what comes after it, also with a bias."""
+    s = Stack(np.random.default_rng(1))
+    s.add("Transpose", "x", perm=[0, 2, 1])
+    s.add("Pad", s.value, s.ints(0, 0, 2, 0, 0, 0))
+    for _ in range(between):
+        s.add("Conv", s.value, s.weight(6, 6, 1), s.weight(6), kernel_shape=[1])
+    s.add("Conv", s.value, s.weight(6, 6, 3), kernel_shape=[3])
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    model, rng = s.model(), np.random.default_rng(0)
+    for options in ({}, {"step": 1}):
+        same_in_chunks(model, {"x": rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}, "T", rng, [1] * 7, **options)
