@@ -52,7 +52,8 @@ def _significant_values(node: ir.Node, index: int) -> Sequence[int] | None:
         return _rows(node.inputs[0], get_attribute(node, "axis", ir.AttributeType.INT, 0))
     if node.op_type == "OneHot" and index == 0:
         depth = known_tensor(node.inputs[1])
-        return _up_to(float(depth.numpy().ravel()[0])) if depth is not None and depth.size == 1 else None
+        is_number = depth is not None and depth.size == 1 and depth.dtype != ir.DataType.STRING
+        return _up_to(float(depth.numpy().ravel()[0])) if is_number and depth is not None else None
     if node.op_type in COMPARE:
         return _compared_with(known_tensor(node.inputs[1 - index]))
     return None if node.op_type in OP_TYPES and index == 4 else ()

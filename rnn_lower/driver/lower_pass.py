@@ -34,7 +34,7 @@ from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import Facts
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
 from rnn_lower.targeting import find_target, lint
-from rnn_lower.transforms.fold import fold, is_folded
+from rnn_lower.transforms.fold import fold
 
 logger = logging.getLogger("rnn_lower")
 
@@ -156,8 +156,6 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         document.notes += notes
         return document, remaining
     rewritten.notes += notes
-    if not requested and is_folded(rewritten.proto):
-        logger.info("folded constants, because target %s needs sizes that the model computes", options.target)
     return rewritten, dataclasses.replace(remaining, dims=None)
 
 
@@ -190,8 +188,11 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
     if folded:
         inline_undecided(model)
         fold(model)
+    notes = list[str]()
+    if folded and not options.fold:
+        notes.append(f"folded constants, because target {options.target} needs sizes that the model computes")
     if not unrolls:
-        return True, []
+        return True, notes
     with_loops = {scope.root.identifier() for _, scope in loops(model) if isinstance(scope.root, ir.Function)}
     if with_loops:
         inline_functions(model, with_loops)
@@ -206,7 +207,7 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
             value.shape = value.shape if shape is None else ir.Shape(shape)
     for name in done:
         logger.info("unrolled %s", name)
-    return folded or bool(done), [str(refusal) for refusal in refusals[:3]]
+    return folded or bool(done), [*notes, *(str(refusal) for refusal in refusals[:3])]
 
 
 @uncollected()

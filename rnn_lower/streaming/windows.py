@@ -98,8 +98,8 @@ def global_pooling(ctx: RuleContext) -> list[AxisInfo]:
 
 def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     """Only where each frame is one of its own; longer windows overlap what follows."""
-    if (beside := _beside_time(ctx)) is not None:
-        return beside
+    if (infos := _beside_time(ctx)) is not None:
+        return infos
     x = settled(ctx.x(), ctx.analysis.delay)
     window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if ctx.attribute("output_shape"):
