@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, fold, from_tensor, known_tensor
+from rnn_lower.builder.constants import Constant, fold, from_tensor
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.walk import known_tensor
 
 DEEPEST = 12
 """So many nodes in a row are followed."""

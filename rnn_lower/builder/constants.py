@@ -12,7 +12,6 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.builder.names import Names
-from rnn_lower.ir.walk import known_tensor as known_tensor
 
 EAGER_BYTES = 1024
 """Constants up to this size are evaluated at once; larger ones stay lazy, so that weights are not held in memory."""

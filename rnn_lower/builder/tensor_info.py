@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, known_tensor
+from rnn_lower.builder.constants import Constant
 from rnn_lower.ir.schemas import newest_opset, schema_of
+from rnn_lower.ir.walk import known_tensor
 
 Shape = tuple[int | None, ...]
 MOST = 1024

@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, from_tensor, known_tensor
+from rnn_lower.builder.constants import Constant, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.builder.versions import exists, input_names
 from rnn_lower.errors import UnsupportedOpError
+from rnn_lower.ir.walk import known_tensor
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.constraints import PARAMETERS
 

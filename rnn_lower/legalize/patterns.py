@@ -14,10 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, filled, fold, from_tensor, known_tensor
+from rnn_lower.builder.constants import Constant, filled, fold, from_tensor
 from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.builder.scalar_functions import DEFAULTS, EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
+from rnn_lower.ir.walk import known_tensor
 from rnn_lower.legalize import control_flow, data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, is_float, result_sizes, sizes_of
 

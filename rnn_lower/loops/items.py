@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import Constant, from_tensor, known_tensor
+from rnn_lower.builder.constants import Constant, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.ir.walk import known_tensor
 from rnn_lower.shapes.shape_info import Facts
 
 FEW = 1 << 20

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.traits import RANDOM
-from rnn_lower.ir.walk import get_attribute, subgraphs, with_bodies
+from rnn_lower.ir.walk import get_attribute, known_tensor, subgraphs, with_bodies
 from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of, written
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
 from rnn_lower.shapes.shape_info import Facts

@@ -14,7 +14,6 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import ConversionError, RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
@@ -22,6 +21,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type,
 from rnn_lower.ir.walk import (
     Scope,
     default_opset,
+    known_tensor,
     nodes,
     recurrent_nodes,
     roots,

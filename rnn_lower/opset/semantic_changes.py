@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
-from rnn_lower.ir.walk import subgraphs
+from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import Facts
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.schemas import schema_of, signature_of
+from rnn_lower.ir.walk import known_tensor
 from rnn_lower.shapes.shape_info import Facts
 
 

@@ -158,7 +158,8 @@ class NodeProof:
 class Proof:
     """The verdict about two models: each replaced node, and what else differs between the files.
 
-    whole: whether the models were compared from inputs to outputs, because more than recurrent nodes was rewritten.
+    whole: whether models were compared from inputs to outputs, because more than recurrent nodes was rewritten; where
+    constants are folded, the original and the folded one, and the nodes are compared besides.
     """
 
     nodes: tuple[NodeProof, ...]

@@ -53,10 +53,12 @@ SIZES = (3, 1, 2, 4, 7, 13, 0)
 
 SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 COMPARE = ("Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Pow")
-TABLES = ("Gather", "GatherElements", "GatherND")
 MOST_COUNTED = 2000
 """Of integers that any operator but the first reads, and of floats that the others read, a graph may behave otherwise
 from some size on; the last is the largest such size that is looked at."""
+
+TABLES = ("Gather", "GatherElements", "GatherND")
+"""Operators in whose first input a step may look up what it does, by its number."""
 
 INTEGER_DRAWS, INTEGERS = 12, 4
 """How often integers and truth values are drawn for the same sizes, and below what: below the sizes in most models."""

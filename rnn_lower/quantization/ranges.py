@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
+from rnn_lower.ir.walk import known_tensor
 
 Range = tuple[float, float]
 Ranges = dict[ir.Value, Range]

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import count_nodes, subgraphs, with_bodies
+from rnn_lower.ir.walk import count_nodes, known_tensor, subgraphs, with_bodies
 from rnn_lower.lowering.node import OUTPUTS, RecurrentNode
 
 MISSING = "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'"

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import get_attribute
+from rnn_lower.ir.walk import get_attribute, known_tensor
 from rnn_lower.lowering.node import Dim
 from rnn_lower.options import OP_TYPES
 from rnn_lower.shapes.size_values import LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes

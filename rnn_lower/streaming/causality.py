@@ -8,11 +8,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
 from rnn_lower.ir.traits import RANDOM
-from rnn_lower.ir.walk import Scope, roots, subgraphs
+from rnn_lower.ir.walk import Scope, known_tensor, roots, subgraphs
 from rnn_lower.lowering.node import Dim, display_name
 from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
 from rnn_lower.shapes.size_values import LONGEST

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.ir.traits import RANDOM
-from rnn_lower.ir.walk import subgraphs
+from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.shapes.size_values import ARITHMETIC, LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
 from rnn_lower.shapes.sizes import UNKNOWN, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
-from rnn_lower.ir.walk import nodes, subgraphs
+from rnn_lower.ir.walk import known_tensor, nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
 
 

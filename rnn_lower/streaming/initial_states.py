@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.errors import UnsupportedError, one_line
+from rnn_lower.ir.walk import known_tensor
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import Size, size
 from rnn_lower.streaming.axis_info import AxisInfo

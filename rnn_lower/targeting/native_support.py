@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import known_tensor
+from rnn_lower.ir.walk import known_tensor
 
 if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode

@@ -13,11 +13,10 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
-from rnn_lower.ir.walk import nodes, recurrent_nodes, used_names, values
+from rnn_lower.ir.walk import known_tensor, nodes, recurrent_nodes, used_names, values
 from rnn_lower.sandbox import isolated
 from rnn_lower.sandbox.isolated import Ended, run_in_subprocess
 from rnn_lower.sandbox.limited import limited
@@ -38,7 +37,7 @@ LIMIT = 1 << 28
 """Elements of a constant up to which weights are folded when that is asked for."""
 
 FOLDED = "rnn_lower.folded"
-"""Metadata of a model of which `fold` has changed other nodes too, so that only the whole can be compared."""
+"""Metadata of a model of which `fold` has changed other nodes too: it is compared with the folded original."""
 
 
 def fold(model: ir.Model) -> None:
@@ -142,7 +141,8 @@ def _is_small(node: ir.Node) -> bool | None:
 
 
 def _makes_size(node: ir.Node) -> bool | None:
-    return True if node.op_type in SMALL else None
+    """The same where all weights are away, so that what is left is small."""
+    return False if _is_backwards(node) else True if node.op_type in SMALL else None
 
 
 def _is_backwards(node: ir.Node) -> bool:
@@ -205,7 +205,7 @@ def _fold(content: bytes) -> bytes:
     _optimizer().fold_constants(
         model,
         onnx_shape_inference=True,
-        should_fold=lambda node: not _is_backwards(node) and (True if node.op_type in SMALL else None),
+        should_fold=_makes_size,
     )
     shapes: list[list[list[int | None] | None]] = [[] for _ in range(count)]
     for node, _ in recurrent_nodes(model):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from rnn_lower.builder.constants import from_tensor, known_tensor
+from rnn_lower.builder.constants import from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare, detach
+from rnn_lower.ir.walk import known_tensor
 
 
 def product_per_activation(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:

@@ -46,9 +46,8 @@ from strategies import FORMS, random_case
 
 import rnn_lower
 from rnn_lower import cli
-from rnn_lower.builder.constants import known_tensor
 from rnn_lower.checking import compare, guard, runners, samples
-from rnn_lower.ir.walk import default_opset, values
+from rnn_lower.ir.walk import default_opset, known_tensor, values
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 
