@@ -72,7 +72,7 @@ class Field:
 
     def number(self, number: float) -> Array:
         """The image of one number, kept."""
-        if number not in self._numbers:
+        if number not in self._numbers or not math.isfinite(number):
             self._numbers[number] = self.embed(np.float64(number))
         return self._numbers[number]
 

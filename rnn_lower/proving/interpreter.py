@@ -114,10 +114,12 @@ class Interpreter:
         group = self._groups[node]
         if group is not None:
             return [group.function(self._argument(group.argument, operands))]
-        call = Call(self.field, node, operands, self._graph.opset)
-        if size_of_result(call) > MOST_ELEMENTS:
+        self._limit_size(node, operands)
+        return self._compute(Call(self.field, node, operands, self._graph.opset))
+
+    def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
+        if size_of_result(Call(self.field, node, operands, self._graph.opset)) > MOST_ELEMENTS:
             raise OutOfScopeError(f"{node.op_type} of more than {MOST_ELEMENTS} elements")
-        return self._compute(call)
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         return [None if value is None else self._value(value) for value in node.inputs]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -66,7 +67,7 @@ class Call:
             value = self.attribute(name)
             return list(value) if isinstance(value, Sequence) else [int(value)]
         operand = self.optional(index)
-        return None if operand is None else [int(number) for number in operand.ravel()]
+        return None if operand is None else [int(number) for number in self.integers(index).ravel()]
 
     def number(self, name: str, default: float) -> Array:
         """A float attribute, exact."""
@@ -142,6 +143,12 @@ def _truncated(a: Array, b: Array) -> Array:
         raise WrongError("Div of integers by zero")
     quotient = np.abs(a) // np.abs(b)
     return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient), np.int64)
+
+
+def _inverse(field: Field, x: Array) -> Array:
+    if not np.all(x):
+        raise OutOfScopeError("a division by zero")
+    return field.inverse(x)
 
 
 def _or(field: Field, a: Array, b: Array) -> Array:
@@ -345,14 +352,14 @@ def _concat(call: Call) -> Array:
 
 
 def _expand(call: Call) -> Array:
-    x, shape = call[0], tuple(int(size) for size in call[1])
+    x, shape = call[0], tuple(int(size) for size in call.integers(1))
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
 
 def _constant_of_shape(call: Call) -> Array:
     tensor = call.attribute("value")
     fill = np.zeros(1, np.float32) if tensor is None else tensor.numpy()
-    return np.broadcast_to(known(call.field, fill), [int(size) for size in call[0]])
+    return np.broadcast_to(known(call.field, fill), [int(size) for size in call.integers(0)])
 
 
 def _shape(call: Call) -> Array:
@@ -376,8 +383,35 @@ def _pad(call: Call) -> Array:
     return x
 
 
+def _gather(call: Call) -> Array:
+    """Rows at integers; where these are computed from floats, a random function of the table and the index."""
+    table, indices, axis = call[0], call[1], call.attribute("axis", 0)
+    if indices.dtype == np.int64:
+        return np.asarray(np.take(table, indices, axis))
+    if table.dtype != np.uint64 or axis % table.ndim:
+        raise OutOfScopeError(f"Gather of {table.dtype} at indices that are computed from floats")
+    name = f"row of {hashlib.blake2b(np.ascontiguousarray(table).tobytes()).hexdigest()} at"
+    columns = [call.field.function(f"{name} {column}", indices) for column in range(table[:1].size)]
+    return np.stack(columns, -1).reshape(*indices.shape, *table.shape[1:])
+
+
+def _non_zero(call: Call) -> Array:
+    if call[0].dtype == np.uint64:
+        raise OutOfScopeError("NonZero of computed floats")
+    return np.array(np.nonzero(call[0]), np.int64)
+
+
+def _dropout(call: Call) -> Array:
+    training = call.optional(2)
+    if training is not None and (training.dtype != np.bool_ or training.any()):
+        raise OutOfScopeError("Dropout in training mode, whose output is random")
+    return call[0]
+
+
 def _moved(call: Call) -> list[Array]:
     """By onnx's evaluator, which moves elements of any type."""
+    if len(call.inputs) > 1 and call[1].dtype == np.uint64:
+        raise OutOfScopeError(f"{call.node.op_type} by numbers that are computed from floats")
     if call.attribute("reduction", "none") != "none":
         raise OutOfScopeError(f"{call.node.op_type} with a reduction")
     try:
@@ -411,10 +445,10 @@ OPERATORS: dict[str, Operator] = {
     "Abs": _unary(scalar_functions.absolute, np.abs), "Add": _elementwise(Field.add, np.add),
     "And": _elementwise(Field.multiply, np.logical_and), "Cast": _cast, "CastLike": _cast_like, "Clip": _clip,
     "Concat": _concat, "ConstantOfShape": _constant_of_shape,
-    "Div": _elementwise(lambda field, a, b: field.multiply(a, field.inverse(b)), _truncated),
-    "Dropout": lambda call: call[0], "Einsum": _einsum, "Elu": _activation("elu", 1.0),
+    "Div": _elementwise(lambda field, a, b: field.multiply(a, _inverse(field, b)), _truncated), "Dropout": _dropout,
+    "Einsum": _einsum, "Elu": _activation("elu", 1.0),
     "Equal": _elementwise(None, np.equal), "Exp": _function("exp"), "Expand": _expand, "Flatten": _flatten,
-    "Gather": lambda call: np.take(call[0], call.integers(1), axis=call.attribute("axis", 0)), "Gemm": _gemm,
+    "Gather": _gather, "Gemm": _gemm,
     "Greater": _elementwise(lambda field, a, b: _less(field, b, a), np.greater),
     "GreaterOrEqual": _elementwise(lambda field, a, b: _at_most(field, b, a), np.greater_equal),
     "HardSigmoid": _activation("hardsigmoid", 0.2, 0.5), "Identity": lambda call: call[0],
@@ -424,10 +458,10 @@ OPERATORS: dict[str, Operator] = {
     "Max": _elementwise(scalar_functions.maximum, np.maximum), "Mean": _mean,
     "Min": _elementwise(scalar_functions.minimum, np.minimum), "Mod": _mod,
     "Mul": _elementwise(Field.multiply, np.multiply), "Neg": _unary(Field.negative, np.negative),
-    "NonZero": lambda call: np.array(np.nonzero(call[0]), np.int64), "Not": _unary(_not, np.logical_not),
+    "NonZero": _non_zero, "Not": _unary(_not, np.logical_not),
     "Or": _elementwise(_or, np.logical_or), "Pad": _pad,
     "Range": lambda call: np.arange(*(int(call.integers(index)) for index in range(3))),
-    "Reciprocal": lambda call: call.field.inverse(call.real(0)), "Relu": _activation("relu"), "Reshape": _reshape,
+    "Reciprocal": lambda call: _inverse(call.field, call.real(0)), "Relu": _activation("relu"), "Reshape": _reshape,
     "Shape": _shape, "Sigmoid": _activation("sigmoid"), "Size": lambda call: np.array(call[0].size, np.int64),
     "Slice": _slice, "Softplus": _activation("softplus"), "Softsign": _activation("softsign"), "Split": _split,
     "Squeeze": _squeeze, "Sub": _elementwise(Field.subtract, np.subtract), "Sum": _elementwise(Field.add, np.add),

@@ -1,6 +1,6 @@
 """Sums, means, the largest elements and normalization, on field elements and integers.
 
-ArgMax and its like go by the order of the elements as numbers: one of many functions of all of them.
+ArgMax and its like are random functions of all the elements that they compare.
 """
 
 from __future__ import annotations
@@ -152,19 +152,33 @@ def _lp_norm(call: Call) -> Array:
 
 
 def _arg(call: Call) -> Array:
-    """The index of the largest element, as a number."""
+    """The index of the largest element; of floats a random function of all of them."""
     x, axis = call[0], call.attribute("axis", 0)
     if call.attribute("select_last_index", 0):
         raise OutOfScopeError(f"{call.node.op_type} with select_last_index")
-    index = (np.argmax if call.node.op_type == "ArgMax" else np.argmin)(x, axis)
+    if x.dtype == np.uint64:
+        index = _mixed(call, axis)
+    else:
+        index = (np.argmax if call.node.op_type == "ArgMax" else np.argmin)(x, axis)
     return np.expand_dims(index, axis) if call.attribute("keepdims", 1) else np.asarray(index)
 
 
 def _hardmax(call: Call) -> Array:
+    """A random function of all elements and of the place."""
     (axis,) = _softmax_axes(call) if call.opset >= 13 else (call[0].ndim - 1,)
-    best = np.expand_dims(np.argmax(call.real(0), axis), axis)
+    best = np.expand_dims(_mixed(call, axis), axis)
     indices = np.arange(call[0].shape[axis]).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
-    return call.field.integers(indices == best)
+    return call.field.function("hardmax at", call.field.add(best, call.field.integers(indices)))
+
+
+def _mixed(call: Call, axis: int) -> Array:
+    """A random function of all elements along an axis."""
+
+    def mix(mixed: Array, row: Array) -> Array:
+        return call.field.function(call.node.op_type, call.field.add(call.field.function("next", mixed), row))
+
+    rows = np.moveaxis(call.real(0), axis, 0)
+    return functools.reduce(mix, rows, np.zeros(rows.shape[1:], np.uint64))
 
 
 def _cumulative_sum(call: Call) -> Array:

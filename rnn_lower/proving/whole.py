@@ -31,7 +31,7 @@ from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof,
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
 from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.inline import inlined
-from rnn_lower.transforms.strip_weights import sizes_of
+from rnn_lower.transforms.strip_weights import misdeclared, sizes_of
 
 MOVES = (
     *MOVED_BY_ONNX, "Concat", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile",
@@ -44,6 +44,9 @@ KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.Ten
 
 WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 """Element types to which a Cast of computed numbers is the identity."""
+
+RINGS = ("Add", "Identity", "Mul", "Neg", "Sub", "Sum", "Where")
+"""Operators that go by the same laws for integers that wrap as for numbers."""
 
 FEW = 1 << 20
 """Elements of numbers that are computed with."""
@@ -88,6 +91,7 @@ class _Evaluator(ModelInterpreter):
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
     ) -> None:  # fmt: skip
         super().__init__(field, document, folded, limits, deadline)
+        self._facts = document.facts
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
 
     def _known(self, numbers: np.ndarray | None) -> Array:
@@ -115,6 +119,8 @@ class _Evaluator(ModelInterpreter):
         numbers = [self._number(operand) for operand in operands]
         if own and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
             return self._computed(node, numbers)
+        if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
+            return self._unknown(node, operands)
         is_cast = own and node.op_type == "Cast" and operands[0] is not None and operands[0].dtype == np.uint64
         narrows = is_cast and node.attributes["to"].as_int() not in WIDE and MARK not in node.metadata_props
         try:
@@ -127,8 +133,22 @@ class _Evaluator(ModelInterpreter):
             return [self.field.function(f"Cast {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
 
+    def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
+        """Whether integers are computed from floats: field elements, of which division and order mean nothing."""
+        dtype = None if value is None or operand is None or operand.dtype != np.uint64 else self._facts.dtype(value)
+        return dtype is not None and dtype.is_integer()
+
+    def _bind(self, value: ir.Value, array: Array) -> None:
+        """Narrow integers wrap."""
+        if array.dtype == np.int64 and (dtype := self._facts.dtype(value)) is not None and dtype.is_integer():
+            if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
+                raise OutOfScopeError(f"'{value.name}', whose unsigned integers wrap")
+            array = array.astype(dtype.numpy()).astype(np.int64)
+        super()._bind(value, array)
+
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
         """What an operator makes of numbers, by onnx's evaluator."""
+        self._limit_size(node, numbers)
         try:
             results = evaluate_node(node, numbers, self._graph.opset)
         except Exception as error:
@@ -195,6 +215,8 @@ def prove_whole(
     verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
     for folded in (True, False):
         try:
+            if (wrong := misdeclared(documents[1].outline)) and not misdeclared(documents[0].outline):
+                raise WrongError(wrong)
             reason, evaluations = _difference(documents, points, seed, deadline, folded, exact_sizes)
             verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
         except OutOfScopeError as error:
@@ -249,10 +271,12 @@ def _difference(
             field = Field(seed * 1000 + draw % points)
             rng = np.random.default_rng((seed, draw, index))
             inputs = _draw(field, models[1], sizes, rng, exact_sizes or draw % 2 == 1)
-            results = list[list[Array]]()
+            results, symbols = list[list[Array]](), list[set[str]]()
             for document in documents:
+                field.symbols.clear()
                 try:
                     results.append(_Evaluator(field, document, folded, limits, deadline).outputs(inputs))
+                    symbols.append(set(field.symbols))
                 except NoStepsError:
                     break
                 except WrongError:
@@ -262,6 +286,8 @@ def _difference(
             if len(results) < len(documents):
                 continue  # of inputs with which the original does not run
             count += 1
+            if symbols[0] != symbols[1]:
+                raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which is a constant of one model only")
             for value, a, b in zip(models[0].graph.outputs, *results, strict=True):
                 empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
                 if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):

@@ -59,8 +59,15 @@ def _with_bias(call: Call, y: Array) -> Array:
     return y if call.optional(2) is None else call.field.add(y, call.real(2).reshape(-1, *[1] * (y.ndim - 2)))
 
 
+def _weights(call: Call) -> Array:
+    weights = call.real(1)
+    if tuple(call.attribute("kernel_shape", weights.shape[2:])) != weights.shape[2:]:
+        raise WrongError(f"{call.node.op_type} whose kernel_shape is not that of its weights")
+    return weights
+
+
 def _conv(call: Call) -> Array:
-    x, weights = call.real(0), call.real(1)
+    x, weights = call.real(0), _weights(call)
     windows = _windows(call, x, weights.shape[2:], ZERO)
     return _with_bias(call, _convolved(call.field, windows, weights, call.attribute("group", 1)))
 
@@ -78,7 +85,7 @@ def _convolved(field: Field, windows: Array, weights: Array, group: int) -> Arra
 
 def _conv_transpose(call: Call) -> Array:
     """A convolution of x with zeros between its elements."""
-    x, weights, group = call.real(0), call.real(1), call.attribute("group", 1)
+    x, weights, group = call.real(0), _weights(call), call.attribute("group", 1)
     count = x.ndim - 2
     strides, dilations, extra = (
         _numbers(call, *attribute, count) for attribute in (("strides", 1), ("dilations", 1), ("output_padding", 0))

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_loop
 
 from rnn_lower.ir import protobuf
@@ -31,6 +32,23 @@ class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
             for results, result in zip(stacked, values[self.N :], strict=True):
                 results.append(result)
         return (*states, *map(np.stack, stacked))  # of no trips nobody says how large a result is; it raises
+
+
+class Slice(OpRun):  # type: ignore[misc]
+    """That of onnx 1.23 gives nothing for a start before the first element going backwards, which the text clamps."""
+
+    def _run(
+        self, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+    ) -> tuple[Any, ...]:  # fmt: skip
+        starts, ends = np.ravel(starts), np.ravel(ends)
+        axes = range(len(starts)) if axes is None else np.ravel(axes)
+        steps = np.ones(len(starts), int) if steps is None else np.ravel(steps)
+        cut = [slice(None)] * x.ndim
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            start, end, size = int(start), int(end), x.shape[axis]
+            start = max(start, -size) if step < 0 else start
+            cut[axis] = slice(start, None if step < 0 and end < -size else end, int(step))
+        return (x[tuple(cut)],)
 
 
 def evaluate(
@@ -64,4 +82,4 @@ def evaluator(model: onnx.ModelProto, operators: Iterable[type] = ()) -> Referen
     for holder in protobuf.holders(model):
         for node in holder.node:
             node.output[:] = [name or f"rnn_lower/unwanted/{next(count)}" for name in node.output]
-    return ReferenceEvaluator(model, new_ops=[Loop, *operators])
+    return ReferenceEvaluator(model, new_ops=[Loop, Slice, *operators])

@@ -9,6 +9,7 @@ import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
+from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import is_quantized
 from rnn_lower.sandbox.limited import limited
@@ -106,6 +107,20 @@ def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.M
     del inferred_model.functions[:]
     _drop_plain_nodes(inferred_model.graph)
     return inferred_model
+
+
+def misdeclared(proto: onnx.ModelProto) -> str:
+    """What strict inference finds wrong with the operators, types and sizes of an outline, in one line, or nothing."""
+    try:
+        limited(_infer_strictly, proto)
+    except RnnLowerError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def _infer_strictly(proto: onnx.ModelProto) -> bytes:
+    content = proto.SerializeToString()
+    return onnx.shape_inference.infer_shapes(content, check_type=True, strict_mode=True) and b""
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:

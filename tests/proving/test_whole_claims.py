@@ -1,0 +1,88 @@
+"""Pairs of whole models that differ where field elements know nothing of numbers: none of them is proved equal."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+import rnn_lower
+
+LOOP = """
+    trips = Constant <value = int64 {2}> ()
+    h = Loop (trips, , x) <body = step (int64 i, bool go, float[N, 3] s) => (bool on, float[N, 3] t) {
+        on = Identity (go)
+        t = Add (s, s)
+    }>
+"""
+UNROLLED = """
+    once = Add (x, x)
+    h = Add (once, once)
+"""
+
+
+def model(steps: str, tail: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 3] x, uint8[3] k) => (y) {{ {steps} {tail} }}
+    """)
+
+
+WHOLE = "w = Cast <to = 7> (h) two = Constant <value = int64 {2}> () "
+DIFFER = {
+    "integer division": (WHOLE + "y = Identity (w)", WHOLE + "d = Div (w, two) y = Mul (d, two)"),
+    "order of integers": (WHOLE + "n = Add (w, two) y = Less (n, two)", WHOLE + "z = Sub (w, w) y = Less (w, z)"),
+    "unsigned integers that wrap": (
+        "one = Constant <value = uint8[1] {1}> () s = Sub (k, one) y = Cast <to = 7> (s) u = Identity (h)",
+        "l = Cast <to = 7> (k) o = Constant <value = int64[1] {1}> () y = Sub (l, o) u = Identity (h)",
+    ),
+    "the largest of few": ("y = ArgMax <axis = 1> (h)", "g = Mul (h, h) y = ArgMax <axis = 1> (g)"),
+    "nothing by nothing": ("z = Sub (h, h) y = Div (h, z)", "y = Sub (h, h)"),
+    "places that are not zero": (
+        "y = NonZero (h)", "s = Shape (h) o = ConstantOfShape <value = float[1] {1.0}> (s) y = NonZero (o)",
+    ),
+    "a row that floats choose": (
+        "t = Constant <value = float[3] {1.0, 2.0, 3.0}> () i = ArgMax <axis = 1> (h) y = Gather (t, i)",
+        "t = Constant <value = float[3] {1.0, 2.0, 4.0}> () i = ArgMax <axis = 1> (h) y = Gather (t, i)",
+    ),
+    "ends that floats choose": (
+        WHOLE + "o = Constant <value = int64[1] {0}> () m = ReduceMax <keepdims = 0> (w) e = Unsqueeze (m, o) "
+        "y = Slice (h, o, e, o)",
+        WHOLE + "o = Constant <value = int64[1] {0}> () m = ReduceMin <keepdims = 0> (w) e = Unsqueeze (m, o) "
+        "y = Slice (h, o, e, o)",
+    ),
+    "kernel_shape that is not the kernel's": (
+        "o = Constant <value = int64[1] {0}> () f = Unsqueeze (h, o) w = Constant <value = float[1, 1, 1] {2.0}> () "
+        "g = Transpose <perm = [1, 0, 2]> (f) y = Conv <kernel_shape = [1]> (g, w)",
+        "o = Constant <value = int64[1] {0}> () f = Unsqueeze (h, o) w = Constant <value = float[1, 1, 1] {2.0}> () "
+        "g = Transpose <perm = [1, 0, 2]> (f) y = Conv <kernel_shape = [2]> (g, w)",
+    ),
+    "infinity less itself": (
+        "i = Constant <value = float {inf}> () a = Add (h, i) y = Sub (a, i)", "y = Identity (h)",
+    ),
+    "types that do not fit": ("y = Identity (h)", "c = Cast <to = 11> (h) y = Add (c, h)"),
+    "an operator that does not exist": ("y = Identity (h)", "y = Identity (h) z = Nonsense (h)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DIFFER)
+def test_what_field_elements_cannot_tell_is_not_proved(kind):
+    before, after = (model(steps, tail) for steps, tail in zip((LOOP, UNROLLED), DIFFER[kind], strict=True))
+    assert not rnn_lower.prove(before, after).ok
+
+
+SAME = (
+    "y = Identity (h)", "y = ArgMax <axis = 1> (h)", "y = Hardmax (h)", WHOLE + "y = Div (w, two)",
+    "i = Constant <value = float {-inf}> () y = Max (h, i)", "l = Cast <to = 7> (k) y = Sub (l, l)",
+    "t = Constant <value = float[3] {1.0, 2.0, 3.0}> () i = ArgMax <axis = 1> (h) y = Gather (t, i)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tail", SAME)
+def test_what_they_can_tell_is_proved(tail):
+    proof = rnn_lower.prove(model(LOOP, tail), model(UNROLLED, tail))
+    assert proof.ok, proof.reasons
+
+
+def test_a_constant_too_large_to_be_made_is_out_of_scope():
+    tail = "s = Constant <value = int64[2] {300000, 300000}> () z = ConstantOfShape (s) y = ReduceSum (z)"
+    assert "elements" in str(rnn_lower.prove(model(LOOP, tail), model(UNROLLED, tail)).reasons)
