@@ -133,7 +133,7 @@ class Pair:
             self._run_lowered = runtimes.open_runtime(on, self.lowered)
             self.runner = f"{on} {runtimes.version(on)}"
         self._unknown = ""
-        self._refused = False
+        self._refused = ""
         refused = next((reason for node in self.nodes if (reason := refused_by_onnxruntime(node))), None)
         if refused:
             self.judge = f"{REFERENCE} ({refused})"
@@ -175,6 +175,9 @@ class Pair:
             )
         if "No corresponding Numpy type" in error:
             return f"{ORT} cannot pass an input or output of this type; {INSTEAD}"
+        if self._refused and "Issues with types" in error:  # of the operator, not of the inputs
+            text = f"{ORT} does not load the original model ({self._refused})"
+            return f"{text}, and onnx's evaluator cannot run it; `rnn-lower prove` compares without running"
         wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
         return (
             f"the original model does not run with the inputs: {error}; provide others (--inputs X.npz with {wanted})"
@@ -236,7 +239,7 @@ class Pair:
         try:
             return open_onnxruntime(self.original, self._original_path, change)
         except Exception as error:
-            self._refused = True
+            self._refused = " ".join(str(error).split()).rpartition(", Error ")[2][:200]
             self._unknown = self._unknown or _unknown_operator(error)
             self.judge = f"{REFERENCE} (onnxruntime: {one_line(error)[:120]})"
             return open_reference(self.original)

@@ -174,6 +174,13 @@ def test_models_of_old_opsets(shared, name):
     there = {node.name: node for node in result.graph.node}
     for node in kept:
         assert there[node.name] == node
+    assert rnn_lower.prove(model, result).ok
+
+
+def test_a_model_that_no_runtime_runs_is_named_as_such(shared):
+    model = onnx.load(shared / "models" / "opset_07.onnx")
+    with pytest.raises(rnn_lower.RnnLowerError, match="does not load the original model .Unrecognized attribute"):
+        rnn_lower.check(model, rnn_lower.lower(model))
 
 
 def test_opset_3_runs_after_conversion(shared):
