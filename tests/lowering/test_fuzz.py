@@ -18,11 +18,15 @@ import rnn_lower
 from rnn_lower.proving.model_diff import only_recurrent_nodes_changed
 
 
-@settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(cases())
-def test_random_models(drawn):
-    case, form = drawn
-    compare(case, form)
+@pytest.mark.parametrize("count", [100, pytest.param(250, marks=pytest.mark.soak)])
+def test_random_models(count):
+    @settings(max_examples=count, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(cases())
+    def compares(drawn):
+        case, form = drawn
+        compare(case, form)
+
+    compares()
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -40,11 +44,12 @@ def test_nothing_else_changes_in_random_models(drawn):
     assert twice.SerializeToString(deterministic=True) == result.SerializeToString(deterministic=True)
 
 
-def test_lowered_is_as_precise_as_fused():
+@pytest.mark.parametrize("count", [25, pytest.param(60, marks=pytest.mark.soak)])
+def test_lowered_is_as_precise_as_fused(count):
     """Error against float64, median over a corpus: at most 1.2 times that of the fused operator, per operator and type."""
     rng = np.random.default_rng(0)
     ratios: dict[tuple[str, str], list[float]] = {}
-    while min((len(found) for found in ratios.values()), default=0) < 60 or len(ratios) < 6:
+    while min((len(found) for found in ratios.values()), default=0) < count or len(ratios) < 6:
         case, form = random_case(rng)
         case = case.replace(place="main", layout=0, dtype=str(rng.choice(["float", "float16"])))
         model, feeds = lowered(case, form)

@@ -18,9 +18,10 @@ def test_killed_at_random_moments(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_killed_before_every_line_that_handles_files(number, tmp_path):
-    tally = every_line(0.1, number, tmp_path, stride=5)
+@pytest.mark.parametrize("stride", [12, pytest.param(5, marks=pytest.mark.soak)])
+def test_killed_before_every_line_that_handles_files(number, stride, tmp_path):
+    tally = every_line(0.1, number, tmp_path, stride=stride)
     assert tally.faults == []
-    assert tally.counts["kills"] > 40
+    assert tally.counts["kills"] > 200 // stride
     assert tally.counts["old"]
     assert tally.counts["new"]

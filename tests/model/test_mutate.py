@@ -18,11 +18,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="children 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_mutants(seed, tmp_path):
-    tally = soak(150, seed, tmp_path / "violations", shared=False)
+    tally = soak(90, seed, tmp_path / "violations", shared=False)
     told = [path.read_text()[:2000] for path in sorted((tmp_path / "violations").glob("*/what.txt"))]
     assert told == []
-    assert tally.outcomes["refused"] > 30
-    assert tally.outcomes["compared"] > 15
+    assert tally.outcomes["refused"] > 18
+    assert tally.outcomes["compared"] > 9
 
 
 def test_the_same_seed_makes_the_same_mutants():

@@ -291,18 +291,20 @@ def test_integer_inputs_reach_every_row_and_constant():
     assert 16000 in {int(feeds["rate"]) for feeds in sets}
 
 
-def test_wrong_lowerings_are_caught():
+@pytest.mark.parametrize("seed", [3, 5])
+def test_wrong_lowerings_are_caught(seed):
     """A few of what tests/soak/mutants.py makes by the thousand: prove rejects all, check most that floats can show."""
-    rows = run(80, 3)
+    rows = run(40, seed)
     assert [row.kind for row in rows if not row.proved_wrong] == []
     shown = [row for row in rows if row.kind != "one unit"]
     missed = [row.kind for row in shown if not row.checked_wrong]
     assert len(missed) <= 1, missed
-    assert len(shown) >= 60
+    assert len(shown) >= 30
 
 
-def test_no_wrong_lowering_is_proved():
-    rows = run(120, 4, checks=False)
+@pytest.mark.parametrize("seed", [4, 6, 7])
+def test_no_wrong_lowering_is_proved(seed):
+    rows = run(50, seed, checks=False)
     assert [row.kind for row in rows if not row.proved_wrong] == []
     assert any(row.kind == "one unit" for row in rows)
 
