@@ -38,7 +38,7 @@ class CausalityAnalysis:
         self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False, step: int | None = None,
         baked: int | None = None,
     ) -> None:  # fmt: skip
-        self._model, self.facts, self._streams = model, facts, streams
+        self._model, self.facts, self.streams = model, facts, streams
         self.delay, self.step, self.baked = delay, step, baked
         self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
@@ -70,7 +70,7 @@ class CausalityAnalysis:
                 )
 
     def _input(self, value: ir.Value) -> AxisInfo:
-        axis = self._streams.get(str(value.name))
+        axis = self.streams.get(str(value.name))
         if value.shape is None:
             return AxisInfo(None)
         shape = [self._declared(value, index, plain_dim(dim)) for index, dim in enumerate(value.shape)]
@@ -145,7 +145,8 @@ class CausalityAnalysis:
         if not timed:
             self.constants.compute(node, scope.opset)
         rule = RULES.get(node.op_type)
-        settle(ctx, passes=rule is not None and rule.lead)
+        if node.op_type != "Shape":  # which takes no frames
+            settle(ctx, passes=rule is not None and rule.lead)
         if (content := content_of(ctx)) is not None:
             self.constants.put(node.outputs[0], content)
             return [content]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from rnn_lower.shapes.sizes import ONE, TIME, Size, size
+from rnn_lower.shapes.sizes import ONE, TIME, Size, linear, size
 from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.streaming.node_edits import take_each
@@ -43,13 +43,27 @@ def _frames(ctx: RuleContext, index: int) -> Size | None:
     return content[0] if 1 in (content[0].times.numerator, content[0].times.denominator) else None
 
 
+def _number(ctx: RuleContext, index: int) -> Size | None:
+    """A number or size that an input is, be it a float."""
+    array, content = ctx.known(index), ctx.content(index)
+    if array is None or content is not None:
+        return content[0] if content is not None and len(content) == 1 else None
+    number = float(array.ravel()[0])
+    return size(int(number)) if array.size == 1 and number.is_integer() else None
+
+
 def range_(ctx: RuleContext) -> list[AxisInfo]:
-    """The numbers of the frames."""
-    frames = _frames(ctx, 1)
-    if frames is None or ctx.content(0) != (size(0),) or ctx.content(2) != (ONE,):
-        raise ctx.refuse("it does not count all frames from 0")
-    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered))
-    return [AxisInfo((frames,), 0, every=1 / frames.times, counts=True)]
+    """The numbers of the frames, or others with the same distances."""
+    start, limit, delta = (_number(ctx, index) for index in range(3))
+    line = None if limit is None else linear(limit)
+    if start is None or delta is None or line is None or not delta.number or line[1:] != (start.number,):
+        raise ctx.refuse("it does not count all frames")
+    count = Size(line[0] / delta.number, (TIME,))
+    if count.times <= 0 or 1 not in (count.times.numerator, count.times.denominator):
+        raise ctx.refuse("it does not count all frames")
+    source, first = next(iter(ctx.analysis.streams.items())), start.number or 0
+    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, delta.number))
+    return [AxisInfo((count,), 0, every=1 / count.times, counts=(first, delta.number) == (0, 1))]
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
+from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size, total
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
 from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tell_sizes
@@ -175,10 +175,14 @@ def split(ctx: RuleContext) -> list[AxisInfo]:
     axis = ctx.axis(0, x.rank)
     if axis == along(ctx, x):
         raise ctx.refuse("it splits the stream over time")
+    parts, have, count = ctx.integers(1, "split", 13), x.sizes[axis].number, len(ctx.node.outputs)
+    if parts is None and have is not None:
+        longest = -(-have // count)
+        parts = [min(longest, have - longest * index) for index in range(count)]
     results = []
-    for index in range(len(ctx.node.outputs)):
+    for index in range(count):
         shape = list(x.sizes)
-        shape[axis] = ctx.sizes(x.rank, index)[axis]
+        shape[axis] = ctx.sizes(x.rank, index)[axis] if parts is None else size(parts[index])
         results.append(x.moved(along(ctx, x), shape))
     return results
 
@@ -214,16 +218,22 @@ def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:
-    x = ctx.x()
-    starts, ends = ctx.integers(1, "starts", 10), ctx.integers(2, "ends", 10)
-    if starts is None or ends is None:
-        raise ctx.refuse("it has no starts or ends")
-    axes = ctx.integers(3, "axes", 10) or list(range(len(starts)))
-    steps = (ctx.integers(4, "steps", 10) if ctx.opset >= 10 else None) or [1] * len(starts)
-    time, shape = along(ctx, x), ctx.sizes(x.rank)
-    cut = {axis % x.rank: (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
-    sizes = [shape[axis] if axis in cut else x.sizes[axis] for axis in range(x.rank)]
+    x, columns = ctx.input(0), [_positions(ctx, index, name) for index, name in ((1, "starts"), (2, "ends"))]
+    axes = ctx.integers(3, "axes", 10) or list(range(len(columns[0])))
+    steps = (ctx.integers(4, "steps", 10) if ctx.opset >= 10 else None) or [1] * len(axes)
+    time, sizes = along(ctx, x), list(x.sizes)
+    cut = dict[int, tuple[int, int, int]]()
+    for axis, first, last, step in zip((axis % x.rank for axis in axes), *columns, steps, strict=True):
+        start, end = (_position(ctx, x, axis, each) for each in (first, last))
+        cut[axis] = start, end, step
+        if (have := sizes[axis].number) is not None and axis != time:
+            sizes[axis] = size(len(range(have)[start:end:step]))
+        elif axis != time and cut[axis] != (0, WHOLE, 1):
+            sizes[axis] = ctx.sizes(x.rank)[axis]
     start, end, step = cut.get(time, (0, WHOLE, 1))
+    if any(position.number is None for column in columns for position in column):
+        _keep_ranges(ctx, cut)
+    sizes[time] = ctx.sizes(x.rank)[time] if time in cut else sizes[time]
     if ctx.analysis.baked is not None and x.is_plain and end > 0 and end * x.every >= ctx.analysis.baked:
         end = WHOLE
         _keep_ranges(ctx, {**cut, time: (start, end, step)})
@@ -231,8 +241,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return [_thinned(ctx, x, step, sizes)]
     if start < 0:
         x = settled(x, ctx.analysis.delay)
-    if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
-        sizes[time] = ONE
+    if start < 0 and step == 1 and end >= WHOLE and _has_always(x, -start):  # the last frames so far
+        sizes[time] = size(-start)
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
     padded = x.lead or (x.trail and not start and not (ctx.analysis.delay and (behind or 0) > x.trail))
@@ -245,6 +255,38 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse(f"it selects frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
+
+
+def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
+    """Where a Slice starts or ends, axis by axis."""
+    if ctx.opset >= 10 and (content := ctx.content(index)) is not None:
+        return content
+    numbers = ctx.integers(index, name, 10)
+    if numbers is None:
+        raise ctx.refuse("it has no starts or ends")
+    return tuple(map(size, numbers))
+
+
+def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size) -> int:
+    """A position along an axis as a number that holds for the whole and for chunks, from either end."""
+    if position.number is not None:
+        return min(position.number, WHOLE)
+    if position == x.sizes[axis]:
+        return WHOLE
+    line = linear(position)
+    if axis != x.axis or line is None or x.cut or not x.is_unmerged:
+        raise ctx.refuse("it selects by a size that is not that of its input")
+    (times, more), behind = line, x.lead - x.late + x.trail
+    if times * x.every == 1:
+        return more - behind if more < behind else WHOLE
+    if times * x.every == -1:
+        return max(0, more + behind)
+    raise ctx.refuse("it selects frames by a size of another rate than its input")
+
+
+def _has_always(x: AxisInfo, count: int) -> bool:
+    """Whether each chunk of a value has so many frames, with those in front; late ones start with a last one."""
+    return x.is_unmerged and count <= x.lead + (not x.late or not x.lead)
 
 
 def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> AxisInfo:

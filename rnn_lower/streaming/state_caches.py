@@ -13,8 +13,8 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.shapes.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, filled
+from rnn_lower.shapes.sizes import GROWS, ONE, TIME, Size, size
+from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, computed_size, filled
 from rnn_lower.streaming.initial_states import FromInput
 
 END = 2**63 - 1
@@ -147,11 +147,16 @@ class Position:
     """A Range over the frames, or a Slice of as many rows of a table as there are frames.
 
     dtype: of what it counts.  numbered: nodes that take each frame by its number, which need not count on.
+    source: an input of the model with the stream along an axis.  count, first, delta: of a Range, what it counts.
     """
 
     node: ir.Node
     dtype: ir.DataType
     numbered: AbstractSet[ir.Node]
+    source: tuple[str, int] = ("", 0)
+    count: Size = ONE
+    first: int = 0
+    delta: int = 1
 
     def __call__(self, work: GraphEditor) -> None:
         """Count on from the number of frames before the chunk."""
@@ -169,10 +174,21 @@ class Position:
             site.feed(1, site.before.add(before, site.input(1), "begin"))
             site.feed(2, total)
         else:
-            numbers = site.divert("numbers")
+            self._end_with_chunk(work, site)
+            numbers, skipped = site.divert("numbers"), b.mul(before, constant([self.delta], INT64), "skipped")
             total = b.add(before, b.op("Shape", numbers, name="frames"), "total")
-            site.rename(b.add(numbers, b.cast(before, INT64, self.dtype, "offset"), "positions"), output)
+            site.rename(b.add(numbers, b.cast(skipped, INT64, self.dtype, "offset"), "positions"), output)
         work.hand_on(site, total, state)
+
+    def _end_with_chunk(self, work: GraphEditor, site: Site) -> None:
+        """Compute the limit of a Range from the frames of the chunk, whatever it was computed from."""
+        limit, b = self.node.inputs[1], site.before
+        if limit is None or work.infos[limit].content == (self.count,):
+            return
+        work.replaced[self.node, 1] = limit
+        frames = b.mul(computed_size(b, self.count, {TIME: self.source}), constant([self.delta], INT64), "span")
+        end = b.squeeze(b.add(frames, constant([self.first], INT64), "end"), [0], "limit")
+        site.feed(1, b.cast(end, INT64, self.dtype, "limit"))
 
     def _is_read(self, value: ir.Value) -> bool:
         """Whether anything but nodes that take each frame reads what a Range counts."""

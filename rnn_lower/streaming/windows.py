@@ -74,13 +74,13 @@ def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
     x = ctx.x()
     if along(ctx, x) == 1:
         raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    return None if x.axis else [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
+    return None if x.axis else [x.moved(0, _sizes(ctx, x))]
 
 
 def pooling(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.x()
     if along(ctx, x) < 2:
-        return [x.moved(along(ctx, x), [*x.sizes[:2], *ctx.sizes(x.rank)[2:]])]
+        return [x.moved(along(ctx, x), _sizes(ctx, x))]
     if len(ctx.node.outputs) > 1:
         raise ctx.refuse("it returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
@@ -104,10 +104,8 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if ctx.attribute("output_shape"):
         raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
-    shape, weights = ctx.sizes(x.rank), ctx.input(1)
-    shape[0], shape[axis] = x.sizes[0], x.sizes[axis]
-    if weights.shape is not None:
-        shape[1] = weights.shape[1] * size(ctx.attribute("group", 1))
+    shape = _sizes(ctx, x)
+    shape[axis] = x.sizes[axis]
     if window == _Window(1, 1, 0, 0):
         return [x.moved(axis, shape)]
     extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
@@ -241,17 +239,25 @@ def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]
 
 def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
     """Of the output: what inference finds, else what the attributes make of known sizes."""
-    shape = ctx.sizes(x.rank)
+    shape, transposed = ctx.sizes(x.rank), ctx.node.op_type == "ConvTranspose"
+    channels = shape[1]
     shape[:2] = x.sizes[:2]
-    if ctx.node.op_type == "Conv":
+    if transposed or ctx.node.op_type == "Conv":
         weights = ctx.input(1)
-        shape[1] = ctx.sizes(x.rank)[1] if weights.shape is None else weights.shape[0]
+        groups = size(ctx.attribute("group", 1))
+        shape[1] = channels if weights.shape is None else weights.shape[1] * groups if transposed else weights.shape[0]
     for axis in range(2, x.rank):
         have = x.sizes[axis].number
-        if have is not None and shape[axis].number is None:
-            with contextlib.suppress(UnsupportedError):
-                window = _window(ctx, x, axis)
+        if have is None or shape[axis].number is not None:
+            continue
+        with contextlib.suppress(UnsupportedError):
+            window = _window(ctx, x, axis)
+            if not transposed:
                 shape[axis] = size((have + window.before + window.behind - window.reach) // window.stride + 1)
+            elif not ctx.attribute("output_shape"):
+                extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
+                whole = (have - 1) * window.stride + window.reach + extra
+                shape[axis] = size(whole - window.before - window.behind)
     return shape
 
 
