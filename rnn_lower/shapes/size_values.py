@@ -87,9 +87,11 @@ def _squeezed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 
 def _reshaped(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
-    """One number as it is, or as a list."""
+    """One number as it is, or as a list; a list as it is."""
     data = operands[0].elements
     target = operands[1].numbers if len(operands) > 1 else get_attribute(node, "shape", _INTS, None)
+    if operands[0].rank and target in ([-1], [len(data)]):
+        return operands[0]
     if target is None or len(data) != 1 or len(target) > 1 or any(number not in (1, -1) for number in target):
         return None
     return SizeValue(len(target), data)

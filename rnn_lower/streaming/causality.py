@@ -21,6 +21,7 @@ from rnn_lower.streaming.constants import Constants, constant_content, content_o
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import keeps_numbers
 from rnn_lower.streaming.rules import RULES
+from rnn_lower.streaming.shapes import filled_shape
 
 
 class CausalityAnalysis:
@@ -31,7 +32,7 @@ class CausalityAnalysis:
     step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
     baked: the length of the stream in the export, which constants may hold.
     infos: what is known of each value, once `run` has gone over them.  carried: edits of nodes.
-    numbered: nodes that take each frame by its number.
+    numbered: nodes that take each frame by its number.  divisors: what the length of chunks is divided by.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class CausalityAnalysis:
         self.carried: list[Any] = []
         self.constants = Constants()
         self.numbered: set[ir.Node] = set()
+        self.divisors: set[int] = set()
 
     def run(self) -> None:
         """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
@@ -153,7 +155,9 @@ class CausalityAnalysis:
         if node.op_type in RANDOM:
             raise ctx.refuse("its output is random")
         if not timed:
-            cut = any(info.cut for info in seen)
+            cut, shape = any(info.cut for info in seen), filled_shape(ctx)
+            if shape is not None:
+                return [AxisInfo(shape, last=last, cut=cut)]
             return [dataclasses.replace(self._fixed(value, last), cut=cut) for value in node.outputs]
         if last:
             raise ctx.refuse("it uses a final state for each frame")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.shapes.size_values import ARITHMETIC, LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
-from rnn_lower.shapes.sizes import UNKNOWN, Size, computed, size
+from rnn_lower.shapes.sizes import TIME, UNKNOWN, Size, computed, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.transforms.evaluate import evaluate_node
 
@@ -22,7 +22,7 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
         content = None if x is None else x.size_value
     else:
         operands = [None if info is None else info.size_value for info in ctx.inputs]
-        content = computed_sizes(node, operands) or _unknown(ctx, operands)
+        content = computed_sizes(node, operands) or _divided(ctx, operands) or _unknown(ctx, operands)
     if content is None or len(content.elements) > LONGEST:
         return None
     inferred = ctx.analysis.facts.shape(node.outputs[0])
@@ -38,6 +38,16 @@ def _is_for_ranges(node: ir.Node) -> bool:
     """Whether only Ranges take what a node gives."""
     users = node.outputs[0].uses()
     return bool(users) and all(user.op_type == "Range" for user, _ in users) and not node.outputs[0].is_graph_output()
+
+
+def _divided(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:
+    """A part of the frames, which chunks of a multiple of so many have without a remainder."""
+    known = [operand.elements[0] for operand in operands if operand is not None and len(operand.elements) == 1]
+    if ctx.node.op_type != "Div" or len(known) != 2 or known[0].of != (TIME,) or (known[1].number or 0) < 1:
+        return None
+    share = Size(known[0].times / (known[1].number or 1), (TIME,))
+    ctx.analysis.divisors.add(share.times.denominator)
+    return SizeValue(max(operand.rank for operand in operands if operand is not None), (share,))
 
 
 def _unknown(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:

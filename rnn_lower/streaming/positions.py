@@ -23,7 +23,7 @@ def keeps_numbers(ctx: RuleContext) -> bool:
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:
     """Each frame by its number; else as `shapes.gather`."""
-    data, indices = ctx.input(0), ctx.input(1)
+    data, indices = ctx.input(0), _freed(ctx)
     if data.axis is None or not indices.counts or ctx.axis(0, data.rank) != data.axis or indices.axis is None:
         return shapes.gather(ctx)
     dims = [dim for axis, dim in enumerate(indices.sizes) if axis != indices.axis]
@@ -33,6 +33,18 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     ctx.edit(take_each, [data.axis + k for k in range(indices.rank) if k != indices.axis])
     shape = (*data.sizes[: data.axis], *indices.sizes, *data.sizes[data.axis + 1 :])
     return [data.moved(data.axis + indices.axis, shape)]
+
+
+def _freed(ctx: RuleContext) -> AxisInfo:
+    """The indices of a Gather, which are those of all frames where they are all that the export had."""
+    data, indices, chosen = ctx.input(0), ctx.input(1), ctx.known(1)
+    count = None if ctx.analysis.baked is None or not data.is_plain else ctx.analysis.baked / data.every
+    if chosen is None or chosen.size != count or chosen.ravel().tolist() != list(range(chosen.size)):
+        return indices
+    long = [axis for axis, length in enumerate(chosen.shape) if length == chosen.size]
+    if len(long) != 1:
+        return indices
+    return AxisInfo(tuple(data.frames if axis in long else ONE for axis in range(chosen.ndim)), long[0], counts=True)
 
 
 def _frames(ctx: RuleContext, index: int) -> Size | None:
@@ -56,14 +68,16 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     """The numbers of the frames, or others with the same distances."""
     start, limit, delta = (_number(ctx, index) for index in range(3))
     line = None if limit is None else linear(limit)
-    if start is None or delta is None or line is None or not delta.number or line[1:] != (start.number,):
+    if start is None or line is None or start.number is None or delta is None or (delta.number or 0) < 1:
+        raise ctx.refuse("it does not count frames by a number that is known")
+    (times, more), first, step = line, start.number, delta.number or 1
+    count = Size(times / step, (TIME,))
+    rounded = count.times.denominator == 1 and -step < more - first <= 0
+    if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or not (rounded or more == first):
         raise ctx.refuse("it does not count all frames")
-    count = Size(line[0] / delta.number, (TIME,))
-    if count.times <= 0 or 1 not in (count.times.numerator, count.times.denominator):
-        raise ctx.refuse("it does not count all frames")
-    source, first = next(iter(ctx.analysis.streams.items())), start.number or 0
-    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, delta.number))
-    return [AxisInfo((count,), 0, every=1 / count.times, counts=(first, delta.number) == (0, 1))]
+    source = next(iter(ctx.analysis.streams.items()))
+    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
+    return [AxisInfo((count,), 0, every=1 / count.times, counts=(first, step) == (0, 1))]
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:

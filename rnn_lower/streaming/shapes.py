@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import onnx_ir as ir
+
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size, total
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
@@ -14,6 +17,14 @@ from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tel
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
+
+
+class FixedLengthError(UnsupportedError):
+    """A Reshape contains the length that the example of an export had."""
+
+    def __init__(self, error: UnsupportedError, length: int) -> None:
+        super().__init__(str(error))
+        self.length = length
 
 
 def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence[object], lost: str) -> AxisInfo:
@@ -67,7 +78,8 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output has an axis of size 0 (allowzero)")
     unknown = [k for k, dim in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in dim.of)]
     if len(unknown) == 1 and size(-1) not in target:
-        stays = unknown[0] == x.axis and x.is_plain
+        others = product(dim for k, dim in enumerate(target) if k != unknown[0])
+        stays = unknown[0] == x.axis and x.is_plain and others == product(x.sized(ONE))
         if ctx.may_lack_frames(x) and not stays:
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
         ctx.edit(take_the_rest, unknown[0], len(target), 0 if stays else -1)
@@ -80,6 +92,11 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     resolved = _resolved(x, copied)
     if resolved is None:
         raise ctx.refuse("the size of -1 in its shape is unknown")
+    one_frame = product(x.sizes).over(size(TIME)) if ctx.analysis.baked is None else None
+    fixed = None if one_frame is None else product(resolved).over(one_frame)
+    if fixed is not None and fixed.number and x.axis is not None:
+        why = f"its output shape has a length of {fixed.number}, whatever that of the stream is"
+        raise FixedLengthError(ctx.refuse(why), fixed.number)
     info = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:
         guessed = (resolved[k] if dim == size(-1) else dim for k, dim in enumerate(target))
@@ -141,6 +158,8 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
             continue
         inner = dim.over(outer * x.frames)
         if inner is not None and not inner.is_timed:
+            if outer == ONE and inner.number and not (x.late or x.cut):  # each frame becomes several
+                return x.moved(axis, shape, outer=ONE, every=x.every / inner.number)
             return x.moved(axis, shape, outer=outer)
         grouped = (outer * x.frames).over(dim)
         if grouped is not None and grouped.number and x.late:
@@ -251,6 +270,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if step == 1 and start >= 0 and behind is not None and (start or behind):
         return [_shortened(ctx, x, (start, behind), cut, sizes)]
     x = settled(x, ctx.analysis.delay)
+    if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain and _is_used_by(ctx, "Shape"):
+        return [AxisInfo(x.sized(ONE))]
     if start != 0 or end < WHOLE or step != 1:
         raise ctx.refuse(f"it selects frames {start} to {end} by {step} of the stream")
     sizes[time] = x.sizes[time]
@@ -271,7 +292,7 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size) -> int:
     """A position along an axis as a number that holds for the whole and for chunks, from either end."""
     if position.number is not None:
         return min(position.number, WHOLE)
-    if position == x.sizes[axis]:
+    if position == x.sizes[axis] and not (axis == x.axis and x.trail):
         return WHOLE
     line = linear(position)
     if axis != x.axis or line is None or x.cut or not x.is_unmerged:
@@ -282,6 +303,17 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size) -> int:
     if times * x.every == -1:
         return max(0, more + behind)
     raise ctx.refuse("it selects frames by a size of another rate than its input")
+
+
+def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | None = None) -> bool:
+    """Whether only nodes of one operator take the output, as this input, and along this axis, counted from the end."""
+    output = ctx.node.outputs[0]
+    rank = ctx.input(0).rank
+    for user, index in output.uses():
+        along_axis = axis is None or get_attribute(user, "axis", ir.AttributeType.INT, 0) in (axis, axis + rank)
+        if (user.op_type, index) != (operator, position) or not along_axis:
+            return False
+    return bool(output.uses()) and not output.is_graph_output()
 
 
 def _has_always(x: AxisInfo, count: int) -> bool:
@@ -323,6 +355,10 @@ def _shortened(
     """The frames but for the first and the last ones; what is padded behind is not there anyway."""
     (start, behind), time = off, along(ctx, x)
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
+    if end and not start and x.is_plain and not x.late and _is_used_by(ctx, "Concat", 1, time - x.rank):
+        _keep_ranges(ctx, {**cut, time: (0, WHOLE, 1)})
+        blame = f"it leaves out the last {end} frames, which are not known to be the last"
+        return x.changed(sizes, trail=-end, blame=str(ctx.refuse(blame)))
     if end and not ctx.analysis.delay:
         raise ctx.refuse(
             f"it takes frames {start} to {-behind} of the stream, of which the last {end} are not known to be the last;"
@@ -363,20 +399,27 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     return [mapped(ctx, [rows, labels], [*rows[:axis], *labels, *rows[axis + 1 :]], "")]
 
 
+def filled_shape(ctx: RuleContext) -> tuple[Size, ...] | None:
+    """The shape that a ConstantOfShape or an Expand is given, where it is known."""
+    if ctx.node.op_type == "ConstantOfShape":
+        return ctx.content(0)
+    x, target = ctx.optional(0), ctx.content(1)
+    if ctx.node.op_type != "Expand" or x is None or x.shape is None or target is None:
+        return None
+    have, want = ([ONE] * (len(other) - len(own)) + [*own] for own, other in ((x.shape, target), (target, x.shape)))
+    return tuple(broadcast(pair, ctx.fresh(axis)) for axis, pair in enumerate(zip(have, want, strict=True)))
+
+
 def expand(ctx: RuleContext) -> list[AxisInfo]:
     """Also what has no time is spread over it, as exporters make initial states of rows that are frames."""
-    x, target = ctx.input(0), ctx.input(1).content
-    if target is None:
-        raise ctx.refuse("its output shape is unknown")
-    if x.shape is None:
-        raise ctx.refuse("the rank of its input is unknown")
-    rank = max(x.rank, len(target))
-    have = [ONE] * (rank - x.rank) + list(x.shape)
-    want = [ONE] * (rank - len(target)) + list(target)
-    shape = [broadcast(pair, ctx.fresh(axis)) for axis, pair in enumerate(zip(have, want, strict=True))]
+    x, target, filled = ctx.input(0), ctx.content(1), filled_shape(ctx)
+    if filled is None or target is None:
+        raise ctx.refuse("the rank of its input is unknown" if target else "its output shape is unknown")
+    shape = list(filled)
+    have, want = ([ONE] * (len(shape) - len(sizes)) + [*sizes] for sizes in (x.sizes, target))
     if x.axis is None:
         return [_spread(ctx, x, shape, have)]
-    time = x.axis + rank - x.rank
+    time = x.axis + len(shape) - x.rank
     dims = [dim for axis, dim in enumerate(want) if axis != time]
     if want[time] not in (ONE, have[time]) or any(dim.is_timed for dim in dims):
         raise ctx.refuse("it broadcasts the stream over time")

@@ -82,9 +82,10 @@ class Cache(Frames):
 
 @dataclasses.dataclass(frozen=True)
 class Joined(Frames):
-    """What a Concat has in `front` of the stream, which is the first state."""
+    """What a Concat has in `front` of the stream, which is the first state; `crop` frames go at the end of both."""
 
     front: ir.Value
+    crop: int = 0
 
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
@@ -95,7 +96,11 @@ class Joined(Frames):
         state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
         site.feed(0, cache)
         work.replaced[self.node, 0] = self.front
-        work.hand_on(site, last_frames(site.behind, site.output(), self.axis, self.length, "cache"), state)
+        output, b = str(site.output().name), site.behind
+        whole = site.divert("with_cache") if self.crop else site.output()
+        if self.crop:
+            site.rename(b.slice(whole, self.axis, 0, -self.crop, "cropped"), output)
+        work.hand_on(site, last_frames(b, whole, self.axis, self.length, "cache"), state)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -319,11 +319,13 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     value = ctx.node.inputs[0]
     if front is None or value is None or front.is_timed or front.last or x is None or x.axis != ctx.axis(1, x.rank):
         return None
-    length = front.sizes[x.axis].number
+    length, crop = front.sizes[x.axis].number, max(0, -x.trail)
     if length is None or x.lead or not x.is_unmerged or x.late:
         raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
-    ctx.carry(Joined(ctx.node, x.sized(size(length)), x.axis, length, ctx.dtype(1), value))
-    return [x.changed(lead=length)]
+    if crop > length:
+        raise ctx.refuse("it joins fewer frames to the start than were cut off at the end")
+    ctx.carry(Joined(ctx.node, x.sized(size(length)), x.axis, length, ctx.dtype(1), value, crop))
+    return [x.changed(lead=length - crop, trail=max(0, x.trail))]
 
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:
