@@ -87,7 +87,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         work, analysis = _followed(original, streams, delay, step)
     except UnsupportedError as error:
         if baked is None and isinstance(error, FixedLengthError):
-            logger.info("%s; the model runs with this length alone, which is freed", error)
+            logger.info("the export has fixed the length %d, which is freed: %s", error.length, error)
             fixed = dataclasses.replace(requested, axis=axis_name(*next(iter(streams.items()))))
             return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
         if baked is None:

@@ -132,7 +132,8 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
             info = _regrouped(ctx, x, resolved)
         except UnsupportedError:
             continue
-        numbers = [-1 if k == axis else each.number for k, each in enumerate(resolved)]
+        same = [k < x.rank and each == x.sizes[k] and bool(each.of) for k, each in enumerate(resolved)]
+        numbers = [-1 if k == axis else 0 if same[k] else each.number for k, each in enumerate(resolved)]
         if info.axis == axis and None not in numbers:
             candidates.append((info, tuple(n for n in numbers if n is not None)))
     if len(candidates) != 1:
