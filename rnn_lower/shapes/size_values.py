@@ -160,9 +160,12 @@ def _extreme(smallest: bool) -> Callable[[Size, Size], Size | None]:
     """The smaller or the larger of two sizes that grow alike."""
 
     def choose(a: Size, b: Size) -> Size | None:
-        x, y = linear(a), linear(b)
-        if x is None or y is None or x[0] != y[0]:
+        cut = a.is_cut or b.is_cut
+        x, y = linear(a, cut), linear(b, cut)
+        if x is None or y is None or x[0] != y[0] or (cut and not smallest):
             return None
+        if cut:
+            return computed(x[0], min(x[1], y[1]), cut)
         return a if (x[1] <= y[1]) == smallest else b
 
     return choose
@@ -228,4 +231,4 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 """What operators make of sizes; a Shape is where these come from."""
 
-ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod")
+ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max")

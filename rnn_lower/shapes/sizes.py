@@ -70,7 +70,7 @@ def size(value: int | str) -> Size:
 
 ONE = size(1)
 
-_FRAMES = re.compile(rf"{TIME}(?:\?(-?\d+(?:/\d+)?)([+-]\d+)|([+-]\d+) of (\d+(?:/\d+)?))")
+_FRAMES = re.compile(rf"{TIME}(?:\?(-?\d+(?:/\d+)?)([+-]\d+)|([+-]\d+) of (\d+(?:/\d+)?))({CUT})?")
 
 
 def frames(times: Fraction, more: int = 0, cut: bool = False) -> Size:
@@ -81,19 +81,22 @@ def frames(times: Fraction, more: int = 0, cut: bool = False) -> Size:
     return size(f"{TIME}{more:+d} of {times}{CUT * cut}") if more or cut else Size(times, (TIME,))
 
 
-def computed(times: Fraction, more: int) -> Size:
+def computed(times: Fraction, more: int, cut: bool = False) -> Size:
     """The same as computed from other sizes, so that no value need have as many frames in each chunk."""
-    return size(f"{UNKNOWN}{times}{more:+d}") if times else size(more)
+    return size(f"{UNKNOWN}{times}{more:+d}{CUT * cut}") if times else size(more)
 
 
-def linear(dim: Size) -> tuple[Fraction, int] | None:
-    """The times and more of a size that is times * TIME + more in a run over the whole; None of any other."""
+def linear(dim: Size, in_stream: bool = False) -> tuple[Fraction, int] | None:
+    """The times and more of a size that is times * TIME + more in a run over the whole; None of any other.
+
+    in_stream: of the frames that a stream has, which may be fewer.
+    """
     if not dim.of:
         return None if dim.number is None else (Fraction(0), dim.number)
     if len(dim.of) > 1 or dim.of[0] == TIME:
         return (dim.times, 0) if dim.of == (TIME,) else None
     parts = _FRAMES.fullmatch(dim.of[0])
-    if parts is None:
+    if parts is None or (parts[5] and not in_stream):
         return None
     times, more = Fraction(parts[1] or parts[4]) * dim.times, int(parts[2] or parts[3]) * dim.times
     return (times, int(more)) if more.denominator == 1 else None

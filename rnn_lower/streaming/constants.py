@@ -8,7 +8,7 @@ import onnx_ir as ir
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.shapes.size_values import ARITHMETIC, LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
-from rnn_lower.shapes.sizes import TIME, UNKNOWN, Size, computed, size
+from rnn_lower.shapes.sizes import TIME, UNKNOWN, Size, computed, linear, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.transforms.evaluate import evaluate_node
 
@@ -43,11 +43,13 @@ def _is_for_ranges(node: ir.Node) -> bool:
 def _divided(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:
     """A part of the frames, which chunks of a multiple of so many have without a remainder."""
     known = [operand.elements[0] for operand in operands if operand is not None and len(operand.elements) == 1]
-    if ctx.node.op_type != "Div" or len(known) != 2 or known[0].of != (TIME,) or (known[1].number or 0) < 1:
+    line, divisor = (linear(known[0]), known[1].number) if len(known) == 2 else (None, None)
+    if ctx.node.op_type != "Div" or line is None or not line[0] or divisor is None or divisor < 1:
         return None
-    share = Size(known[0].times / (known[1].number or 1), (TIME,))
-    ctx.analysis.divisors.add(share.times.denominator)
-    return SizeValue(max(operand.rank for operand in operands if operand is not None), (share,))
+    share, more = line[0] / divisor, line[1] // divisor
+    ctx.analysis.divisors.add(share.denominator)
+    part = Size(share, (TIME,)) if known[0].of == (TIME,) else computed(share, more)
+    return SizeValue(max(operand.rank for operand in operands if operand is not None), (part,))
 
 
 def _unknown(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:

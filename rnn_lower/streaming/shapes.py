@@ -244,8 +244,9 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     time, sizes = along(ctx, x), list(x.sizes)
     cut = dict[int, tuple[int, int, int]]()
     for axis, first, last, step in zip((axis % x.rank for axis in axes), *columns, steps, strict=True):
-        start, end = (_position(ctx, x, axis, each) for each in (first, last))
-        cut[axis] = start, end, step
+        if axis == x.axis and last.number is None and last.is_cut:
+            x = settled(x, ctx.analysis.delay).changed(cut=True)
+        cut[axis] = start, end, step = _position(ctx, x, axis, first), _position(ctx, x, axis, last, True), step
         if (have := sizes[axis].number) is not None and axis != time:
             sizes[axis] = size(len(range(have)[start:end:step]))
         elif axis != time and cut[axis] != (0, WHOLE, 1):
@@ -289,19 +290,22 @@ def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
     return tuple(map(size, numbers))
 
 
-def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size) -> int:
-    """A position along an axis as a number that holds for the whole and for chunks, from either end."""
+def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: bool = False) -> int:
+    """A position along an axis as a number that holds for the whole and for chunks, from either end.
+
+    Of values that the whole has more frames of, the stream takes the first ones, wherever they end.
+    """
     if position.number is not None:
         return min(position.number, WHOLE)
     if position == x.sizes[axis] and not (axis == x.axis and x.trail):
         return WHOLE
-    line = linear(position)
-    if axis != x.axis or line is None or x.cut or not x.is_unmerged:
+    line = linear(position, in_stream=is_end and x.cut)
+    if axis != x.axis or line is None or not x.is_unmerged or (x.cut and not is_end):
         raise ctx.refuse("it selects by a size that is not that of its input")
     (times, more), behind = line, x.lead - x.late + x.trail
     if times * x.every == 1:
         return more - behind if more < behind else WHOLE
-    if times * x.every == -1:
+    if times * x.every == -1 and not x.cut:
         return max(0, more + behind)
     raise ctx.refuse("it selects frames by a size of another rate than its input")
 

@@ -137,8 +137,10 @@ def _beyond(ctx: RuleContext, frames: int) -> str:
 def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, shape: list[Size]) -> AxisInfo:
     """Each frame makes several, and adds to those of the next ones: what reaches beyond the chunk is kept."""
     axis, rest = along(ctx, x), window.reach + extra - window.stride
-    if not x.is_plain or x.outer != ONE or ctx.may_lack_frames(x):
-        raise ctx.refuse("its input is padded, merged with other axes, or delayed")
+    if not x.is_plain or x.outer != ONE:
+        raise ctx.refuse("its input is padded, or merged with other axes")
+    if ctx.may_lack_frames(x):
+        raise ctx.refuse("its input is delayed, so a chunk may have no frames; choose the length of chunks (--step)")
     if rest < 0:
         raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
