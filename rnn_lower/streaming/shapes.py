@@ -157,12 +157,14 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
         outer = before.over(product(shape[:axis]))
         if outer is None or not dim.is_timed:
             continue
-        inner = dim.over(outer * x.frames)
+        inner = dim.over(outer * x.length)
         if inner is not None and not inner.is_timed:
-            if outer == ONE and inner.number and not (x.late or x.cut):  # each frame becomes several
+            if (
+                outer == ONE and inner.number and not (x.late or x.cut or x.lead or x.trail)
+            ):  # each frame becomes several
                 return x.moved(axis, shape, outer=ONE, every=x.every / inner.number)
             return x.moved(axis, shape, outer=outer)
-        grouped = (outer * x.frames).over(dim)
+        grouped = None if x.lead or x.trail else (outer * x.frames).over(dim)
         if grouped is not None and grouped.number and x.late:
             raise ctx.refuse("it merges several frames, which are delayed")
         if grouped is not None and grouped.number:  # several frames become one

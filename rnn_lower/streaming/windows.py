@@ -188,7 +188,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
         lead = before - (window.reach - 1)
-        if window.stride > 1 or window.before:
+        if window.stride > 1:
             raise ctx.refuse("it pads more frames before the stream than its window has")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
     if x.trail and (late or window.stride > 1):

@@ -465,6 +465,31 @@ def halved_and_repeated(s: Stack) -> None:
     s.add("Add", before, s.add("Reshape", repeated, whole))
 
 
+def padded_before_other_layers(s: Stack) -> None:
+    """Padding in front of layers that compute each frame on its own, and of the convolution that needs it."""
+    if s.ahead or s.cut:
+        return
+    k = int(s.rng.integers(2, 5))
+    s.add("Pad", s.value, s.ints(0, k - 1, 0, 0, 0, 0), s.const(np.array(0.5, np.float32)))
+    s.add("Softmax", s.add("MatMul", s.value, s.weight(FEATURES, FEATURES)), axis=-1)
+    s.add("Mul", s.value, s.add("ReduceMean", s.value, axes=[-1], keepdims=1))
+    s.add("Reshape", s.add("Reshape", s.value, s.ints(0, -1, 2, 3)), s.ints(0, 0, FEATURES))
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), kernel_shape=[k])
+    _as_channels(s)
+
+
+def padded_for_two(s: Stack) -> None:
+    """One convolution has the padding of the next one, too."""
+    if s.ahead or s.cut:
+        return
+    first, second = (int(s.rng.integers(1, 4)) for _ in range(2))
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, first), kernel_shape=[first], pads=[first + second - 2, 0])
+    s.add("Conv", s.add("Tanh", s.value), s.weight(FEATURES, FEATURES, second), kernel_shape=[second])
+    _as_channels(s)
+
+
 def cut_from_the_end(s: Stack) -> None:
     """What went in, as many of its last frames as a convolution without padding makes, is added."""
     if s.cut:
@@ -489,8 +514,15 @@ LATE = (late_conv, centred, cut_off, padded_behind, dropped, cut_from_the_end)
 
 PADDED = (chomped, shifted, memory, joined, halved, transposed)
 
-COMPUTED = (cut_to_length, windows_by_offset, mean_so_far, shifted_by_a_join)
-"""Layers with sizes that are computed from that of the stream."""
+COMPUTED = (
+    padded_before_other_layers,
+    padded_for_two,
+    cut_to_length,
+    windows_by_offset,
+    mean_so_far,
+    shifted_by_a_join,
+)
+"""Layers with padding for others, and with sizes that are computed from that of the stream."""
 
 CAUSAL: tuple[Callable[[Stack], None], ...] = (
     dense, gated, softmax, norm, conv, conv2d, pool, residual, causal_conv, lstm, over_features, embed, dual_path,
