@@ -33,6 +33,7 @@ from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
 from rnn_lower.streaming.windows import PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.split_sequences import has_sequences, without_sequences
 
 logger = logging.getLogger("rnn_lower")
 
@@ -180,6 +181,8 @@ def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> 
     ready = document.copied()
     if ready.proto.functions:
         ready = Document(inlined(ready.proto), document.folder)
+    if has_sequences(ready.model):
+        ready = ready.changed(without_sequences)
     if dims:
         ready = ready.fixed(dims)
     return ready.changed(lambda model: _set(model, values)) if values else ready

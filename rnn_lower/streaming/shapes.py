@@ -277,7 +277,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain and _is_used_by(ctx, "Shape"):
         return [AxisInfo(x.sized(ONE))]
     if start != 0 or end < WHOLE or step != 1:
-        raise ctx.refuse(f"it selects frames {start} to {end} by {step} of the stream")
+        until = "the end" if end >= WHOLE else end
+        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
 

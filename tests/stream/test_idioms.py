@@ -137,3 +137,17 @@ def test_a_length_that_only_a_reshape_has_is_freed(indices):
     model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
     for lengths, options in (([5, 1, 6], {}), ([1] * 12, {"step": 1})):
         same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+
+
+@pytest.mark.parametrize("sizes", [np.array(4), np.array([1, 5])], ids=["of a size", "of sizes"])
+def test_a_sequence_of_parts(sizes):
+    """As an exporter writes a split where it knows no sizes."""
+    s = Stack(np.random.default_rng(0))
+    parts = s.add("SplitToSequence", "x", s.const(sizes), axis=-1)
+    first, second = (s.add("SequenceAt", parts, s.const(np.array(k))) for k in range(2))
+    s.add("Concat", second, first, axis=-1)
+    causal_conv(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
+    got = [session.run(feeds["x"][:, k : k + 1])["y"] for k in range(7)]
+    close([np.concatenate(got, 1)], run_onnxruntime(model, feeds))
