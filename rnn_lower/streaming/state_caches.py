@@ -16,6 +16,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import GROWS, ONE, TIME, Size, size
 from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, computed_size, filled
 from rnn_lower.streaming.initial_states import FromInput
+from rnn_lower.streaming.plan import State
 
 END = 2**63 - 1
 
@@ -44,6 +45,12 @@ class Frames:
         """The shape of so many frames."""
         return (*self.shape[: self.axis], size(length), *self.shape[self.axis + 1 :])
 
+    def begin(self, work: GraphEditor, what: str, rows: int | None, fill: Any = 0) -> tuple[Site, State, ir.Value]:
+        """Where the node is rewritten, and a state of one value at first."""
+        site = work.at(self.node)
+        work.check_sizes(site.owner, self.shape)
+        return site, *work.take_state(site, what, filled(self.shape, fill, self.dtype), self.shape, rows)
+
 
 @dataclasses.dataclass(frozen=True)
 class Cache(Frames):
@@ -61,11 +68,8 @@ class Cache(Frames):
     crop: int = 0
 
     def __call__(self, work: GraphEditor) -> None:
-        site = work.at(self.node)
-        work.check_sizes(site.owner, self.shape)
         rows = batch_axis(self.shape, self.axis) if self.after else 0
-        first = filled(self.shape, self.fill, self.dtype)
-        state, cache = work.take_state(site, "cache", first, self.shape, rows)
+        site, state, cache = self.begin(work, "cache", rows, self.fill)
         b = site.behind if self.after else site.before
         output = str(site.output().name)
         whole = b.concat([cache, site.divert() if self.after else site.input()], self.axis, "with_cache")
@@ -108,9 +112,8 @@ class Overlap(Frames):
     """What a ConvTranspose makes beyond the chunk, to which the next one adds."""
 
     def __call__(self, work: GraphEditor) -> None:
-        site, axis, length = work.at(self.node), self.axis, self.length
-        work.check_sizes(site.owner, self.shape)
-        state, tail = work.take_state(site, "tail", filled(self.shape, 0, self.dtype), self.shape, 0)
+        axis, length = self.axis, self.length
+        site, state, tail = self.begin(work, "tail", 0)
         b, output = site.behind, str(site.output().name)
         frames = site.divert("frames")
         begun = b.add(b.slice(frames, axis, 0, length, "begun"), tail, "added")
@@ -131,10 +134,7 @@ class Accumulated(Frames):
     exclusive: bool
 
     def __call__(self, work: GraphEditor) -> None:
-        site = work.at(self.node)
-        work.check_sizes(site.owner, self.shape)
-        first, rows = filled(self.shape, 0, self.dtype), batch_axis(self.shape, self.axis)
-        state, before = work.take_state(site, "sum", first, self.shape, rows)
+        site, state, before = self.begin(work, "sum", batch_axis(self.shape, self.axis))
         b, output = site.behind, str(site.output().name)
         result = b.add(site.divert(), before, "sums")
         inclusive = b.add(result, site.input(), "inclusive") if self.exclusive else result
