@@ -69,7 +69,7 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     start, limit, delta = (_number(ctx, index) for index in range(3))
     line = None if limit is None else linear(limit)
     if start is None or line is None or start.number is None or delta is None or (delta.number or 0) < 1:
-        raise ctx.refuse("it does not count frames by a number that is known")
+        raise ctx.refuse("it does not count all frames")
     (times, more), first, step = line, start.number, delta.number or 1
     count = Size(times / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0

@@ -349,7 +349,9 @@ def _trimmed(
     end = max(0, behind - x.trail)
     lead = x.lead - start - end
     if lead < 0:
-        raise ctx.refuse(f"it selects frames {start} to {-behind} of the stream, of which {x.lead} are left padding")
+        raise ctx.refuse(
+            f"it selects frames {start} to {-behind or 'the end'} of the stream, of which {x.lead} are left padding"
+        )
     if not x.is_unmerged:
         raise ctx.refuse("it cuts frames off axes that are merged with the stream")
     if end != behind:
