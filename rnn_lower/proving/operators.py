@@ -367,6 +367,16 @@ def _shape(call: Call) -> Array:
     return shape[call.attribute("start", 0) : call.attribute("end", len(shape))]
 
 
+def _range(call: Call) -> Array:
+    real, parts = call[0].dtype == np.uint64, [call[index] for index in range(3)]
+    whole = [call.field.small(part) if real else part for part in parts]
+    known = [int(part) for part in whole if part is not None and part.size == 1]
+    if len(known) < len(parts) or len({part.dtype for part in parts}) > 1:
+        raise OutOfScopeError("Range of computed floats")
+    numbers = np.arange(*known)
+    return call.field.integers(numbers) if real else numbers
+
+
 def _pad(call: Call) -> Array:
     x, mode, pads = call[0], call.attribute("mode", "constant"), call.parameter("pads", 1) or call.attribute("paddings")
     axes = range(x.ndim) if (last := call.optional(3)) is None else [int(axis) % x.ndim for axis in last.ravel()]
@@ -460,7 +470,7 @@ OPERATORS: dict[str, Operator] = {
     "Mul": _elementwise(Field.multiply, np.multiply), "Neg": _unary(Field.negative, np.negative),
     "NonZero": _non_zero, "Not": _unary(_not, np.logical_not),
     "Or": _elementwise(_or, np.logical_or), "Pad": _pad,
-    "Range": lambda call: np.arange(*(int(call.integers(index)) for index in range(3))),
+    "Range": _range,
     "Reciprocal": lambda call: _inverse(call.field, call.real(0)), "Relu": _activation("relu"), "Reshape": _reshape,
     "Shape": _shape, "Sigmoid": _activation("sigmoid"), "Size": lambda call: np.array(call[0].size, np.int64),
     "Slice": _slice, "Softplus": _activation("softplus"), "Softsign": _activation("softsign"), "Split": _split,

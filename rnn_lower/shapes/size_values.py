@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.walk import get_attribute
-from rnn_lower.shapes.sizes import ONE, UNKNOWN, Size, size
+from rnn_lower.shapes.sizes import ONE, UNKNOWN, Size, computed, linear, size
 
 LONGEST = 64
 """Elements up to which a tensor of integers may hold sizes."""
@@ -87,9 +87,11 @@ def _squeezed(_: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 
 def _reshaped(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
-    """One number as it is, or as a list."""
+    """One number as it is, or as a list; a list as it is."""
     data = operands[0].elements
     target = operands[1].numbers if len(operands) > 1 else get_attribute(node, "shape", _INTS, None)
+    if operands[0].rank and target in ([-1], [len(data)]):
+        return operands[0]
     if target is None or len(data) != 1 or len(target) > 1 or any(number not in (1, -1) for number in target):
         return None
     return SizeValue(len(target), data)
@@ -138,17 +140,35 @@ def _elementwise(function: Callable[..., Size | None], inputs: int = 2) -> Rule:
 
 
 def _add(a: Size, b: Size) -> Size | None:
-    x, y = a.number, b.number
-    if 0 in (x, y):
-        return b if x == 0 else a
-    return None if x is None or y is None else size(x + y)
+    if 0 in (a.number, b.number):
+        return b if a.number == 0 else a
+    x, y = linear(a), linear(b)
+    return None if x is None or y is None else computed(x[0] + y[0], x[1] + y[1])
 
 
 def _subtract(a: Size, b: Size) -> Size | None:
-    x, y = a.number, b.number
-    if y == 0 or a == b:
-        return a if y == 0 else size(0)
-    return None if x is None or y is None else size(x - y)
+    if a == b and not a.is_cut:
+        return size(0)
+    return a if b.number == 0 else _add(a, _negated(b))
+
+
+def _negated(a: Size) -> Size:
+    return size(-1) * a
+
+
+def _extreme(smallest: bool) -> Callable[[Size, Size], Size | None]:
+    """The smaller or the larger of two sizes that grow alike."""
+
+    def choose(a: Size, b: Size) -> Size | None:
+        cut = a.is_cut or b.is_cut
+        x, y = linear(a, cut), linear(b, cut)
+        if x is None or y is None or x[0] != y[0] or (cut and not smallest):
+            return None
+        if cut:
+            return computed(x[0], min(x[1], y[1]), cut)
+        return a if (x[1] <= y[1]) == smallest else b
+
+    return choose
 
 
 def _divide(a: Size, b: Size) -> Size | None:
@@ -178,9 +198,9 @@ def _modulo(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
 
 def _equal(a: Size, b: Size) -> Size | None:
     """A size that is not known is not negative, and may be anything else."""
-    if a == b:
+    if a == b and not a.is_cut:
         return ONE
-    if any(symbol.startswith(UNKNOWN) for operand in (a, b) for symbol in operand.of):
+    if a.is_cut or b.is_cut or any(symbol.startswith(UNKNOWN) for operand in (a, b) for symbol in operand.of):
         return None
     if a.number is not None and b.number is not None:
         return size(0)
@@ -206,8 +226,9 @@ RULES: dict[str, Rule] = {
     "Slice": _sliced, "Unsqueeze": _unsqueezed, "Squeeze": _squeezed, "Reshape": _reshaped,
     "Mul": _elementwise(lambda a, b: a * b), "Div": _elementwise(_divide), "Add": _elementwise(_add),
     "Sub": _elementwise(_subtract), "Equal": _elementwise(_equal), "Where": _elementwise(_choose, 3),
-    "ConstantOfShape": _filled, "Mod": _modulo, "Min": _elementwise(_numbers(min)), "Max": _elementwise(_numbers(max)),
+    "ConstantOfShape": _filled, "Mod": _modulo, "Min": _elementwise(_extreme(True)),
+    "Max": _elementwise(_extreme(False)), "Neg": _elementwise(_negated, 1),
 }  # fmt: skip
 """What operators make of sizes; a Shape is where these come from."""
 
-ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod")
+ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max")

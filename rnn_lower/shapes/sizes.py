@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
@@ -12,6 +13,9 @@ TIME = "\0time"
 
 UNKNOWN = f"{TIME}?"
 """With which symbols begin that are some number that depends on the length of the stream, perhaps below zero."""
+
+CUT = " cut"
+"""With which symbols end of numbers of frames that are other ones in a run over the whole."""
 
 GROWS = "#grows"
 """The symbol of a size that is another after each chunk: how many frames are held back."""
@@ -33,6 +37,11 @@ class Size:
     def is_timed(self) -> bool:
         """Whether it depends on the length of the stream."""
         return any(symbol.startswith(TIME) for symbol in self.of)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is the number of frames of a stream that has fewer than a run over the whole."""
+        return any(symbol.startswith(TIME) and symbol.endswith(CUT) for symbol in self.of)
 
     def __mul__(self, factor: Size) -> Size:
         return Size(self.times * factor.times, tuple(sorted((*self.of, *factor.of))))
@@ -60,6 +69,37 @@ def size(value: int | str) -> Size:
 
 
 ONE = size(1)
+
+_FRAMES = re.compile(rf"{TIME}(?:\?(-?\d+(?:/\d+)?)([+-]\d+)|([+-]\d+) of (\d+(?:/\d+)?))({CUT})?")
+
+
+def frames(times: Fraction, more: int = 0, cut: bool = False) -> Size:
+    """How many frames a value has: times * TIME + more, which stand in a symbol unless that is a product.
+
+    cut: the stream has no more, but a run over the whole has, so that nothing is known of their number there.
+    """
+    return size(f"{TIME}{more:+d} of {times}{CUT * cut}") if more or cut else Size(times, (TIME,))
+
+
+def computed(times: Fraction, more: int, cut: bool = False) -> Size:
+    """The same as computed from other sizes, so that no value need have as many frames in each chunk."""
+    return size(f"{UNKNOWN}{times}{more:+d}{CUT * cut}") if times else size(more)
+
+
+def linear(dim: Size, in_stream: bool = False) -> tuple[Fraction, int] | None:
+    """The times and more of a size that is times * TIME + more in a run over the whole; None of any other.
+
+    in_stream: of the frames that a stream has, which may be fewer.
+    """
+    if not dim.of:
+        return None if dim.number is None else (Fraction(0), dim.number)
+    if len(dim.of) > 1 or dim.of[0] == TIME:
+        return (dim.times, 0) if dim.of == (TIME,) else None
+    parts = _FRAMES.fullmatch(dim.of[0])
+    if parts is None or (parts[5] and not in_stream):
+        return None
+    times, more = Fraction(parts[1] or parts[4]) * dim.times, int(parts[2] or parts[3]) * dim.times
+    return (times, int(more)) if more.denominator == 1 else None
 
 
 def product(sizes: Iterable[Size]) -> Size:

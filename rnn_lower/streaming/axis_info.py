@@ -14,7 +14,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import Scope
 from rnn_lower.lowering.node import display_name
 from rnn_lower.shapes.size_values import SizeValue
-from rnn_lower.shapes.sizes import ONE, TIME, Size, size
+from rnn_lower.shapes.sizes import ONE, Size, frames, size
 
 if TYPE_CHECKING:
     from rnn_lower.streaming.causality import CausalityAnalysis
@@ -81,8 +81,12 @@ class AxisInfo:
     @property
     def frames(self) -> Size:
         """How many frames it has."""
-        count = Size(1 / self.every, (TIME,))
-        return size(f"{TIME}-{self.late} of {count.times}") if self.late else count
+        return frames(1 / self.every, -self.late, cut=self.cut)
+
+    @property
+    def length(self) -> Size:
+        """The size of the axis of the stream: the frames, and those in front of them."""
+        return frames(1 / self.every, self.lead - self.late, cut=self.cut)
 
     @property
     def is_plain(self) -> bool:
@@ -92,9 +96,7 @@ class AxisInfo:
     @property
     def is_unmerged(self) -> bool:
         """The same, where left padding may come before the frames."""
-        return (
-            self.axis is not None and self.outer == ONE and self.sizes[self.axis] == with_lead(self.frames, self.lead)
-        )
+        return self.axis is not None and self.outer == ONE and self.sizes[self.axis] == self.length
 
     def sized(self, length: Size) -> tuple[Size, ...]:
         """The shape with another size along the stream."""
@@ -107,7 +109,7 @@ class AxisInfo:
     def changed(self, shape: Sequence[Size] | None = None, **changes: Any) -> AxisInfo:
         """The same with other frames, as many as it has then, and perhaps other sizes beside them."""
         info = dataclasses.replace(self, shape=tuple(shape or self.sizes), content=None, **changes)
-        return dataclasses.replace(info, shape=info.sized(with_lead(info.frames, info.lead)))
+        return dataclasses.replace(info, shape=info.sized(info.length))
 
     def ended(self, shape: Sequence[Size]) -> AxisInfo:
         """What tells of its frames up to the last one so far."""
@@ -115,11 +117,6 @@ class AxisInfo:
 
 
 FIXED = AxisInfo(None)
-
-
-def with_lead(frames: Size, lead: int) -> Size:
-    """The size of an axis of frames with others in front."""
-    return size(f"{TIME}+{lead} of {frames.times}") if lead else frames
 
 
 @dataclasses.dataclass

@@ -21,6 +21,7 @@ from rnn_lower.streaming.constants import Constants, constant_content, content_o
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
 from rnn_lower.streaming.positions import keeps_numbers
 from rnn_lower.streaming.rules import RULES
+from rnn_lower.streaming.shapes import filled_shape
 
 
 class CausalityAnalysis:
@@ -31,19 +32,20 @@ class CausalityAnalysis:
     step: the only length of chunks, which have all their frames then: those that come late mean nothing at first.
     baked: the length of the stream in the export, which constants may hold.
     infos: what is known of each value, once `run` has gone over them.  carried: edits of nodes.
-    numbered: nodes that take each frame by its number.
+    numbered: nodes that take each frame by its number.  divisors: what the length of chunks is divided by.
     """
 
     def __init__(
         self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False, step: int | None = None,
         baked: int | None = None,
     ) -> None:  # fmt: skip
-        self._model, self.facts, self._streams = model, facts, streams
+        self._model, self.facts, self.streams = model, facts, streams
         self.delay, self.step, self.baked = delay, step, baked
         self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
         self.constants = Constants()
         self.numbered: set[ir.Node] = set()
+        self.divisors: set[int] = set()
 
     def run(self) -> None:
         """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
@@ -70,7 +72,7 @@ class CausalityAnalysis:
                 )
 
     def _input(self, value: ir.Value) -> AxisInfo:
-        axis = self._streams.get(str(value.name))
+        axis = self.streams.get(str(value.name))
         if value.shape is None:
             return AxisInfo(None)
         shape = [self._declared(value, index, plain_dim(dim)) for index, dim in enumerate(value.shape)]
@@ -145,14 +147,17 @@ class CausalityAnalysis:
         if not timed:
             self.constants.compute(node, scope.opset)
         rule = RULES.get(node.op_type)
-        settle(ctx, passes=rule is not None and rule.lead)
+        if node.op_type != "Shape":  # which takes no frames
+            settle(ctx, passes=rule is not None and rule.lead)
         if (content := content_of(ctx)) is not None:
             self.constants.put(node.outputs[0], content)
             return [content]
         if node.op_type in RANDOM:
             raise ctx.refuse("its output is random")
         if not timed:
-            cut = any(info.cut for info in seen)
+            cut, shape = any(info.cut for info in seen), filled_shape(ctx)
+            if shape is not None:
+                return [AxisInfo(shape, last=last, cut=cut)]
             return [dataclasses.replace(self._fixed(value, last), cut=cut) for value in node.outputs]
         if last:
             raise ctx.refuse("it uses a final state for each frame")

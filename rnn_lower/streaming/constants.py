@@ -8,7 +8,7 @@ import onnx_ir as ir
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.shapes.size_values import ARITHMETIC, LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
-from rnn_lower.shapes.sizes import UNKNOWN, size
+from rnn_lower.shapes.sizes import TIME, UNKNOWN, Size, computed, linear, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.transforms.evaluate import evaluate_node
 
@@ -17,14 +17,39 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
     """What a node makes of sizes, where it is known."""
     node, x = ctx.node, ctx.inputs[0] if ctx.inputs else None
     if node.op_type == "Shape":
-        content = None if x is None or x.shape is None else shape_sizes(node, x.shape)
+        content = None if x is None or x.shape is None else shape_sizes(node, _whole_shape(x))
+    elif node.op_type == "Cast" and _is_for_ranges(node):  # of floats, which other arithmetic would not round
+        content = None if x is None else x.size_value
     else:
         operands = [None if info is None else info.size_value for info in ctx.inputs]
-        content = computed_sizes(node, operands) or _unknown(ctx, operands)
+        content = computed_sizes(node, operands) or _divided(ctx, operands) or _unknown(ctx, operands)
     if content is None or len(content.elements) > LONGEST:
         return None
     inferred = ctx.analysis.facts.shape(node.outputs[0])
     return _info(content) if inferred is None or len(inferred) == content.rank else None
+
+
+def _whole_shape(x: AxisInfo) -> tuple[Size, ...]:
+    """The shape in a run over the whole, where frames stand behind the stream."""
+    return x.sized(computed(1 / x.every, x.lead - x.late + x.trail)) if x.trail and not x.cut else x.sizes
+
+
+def _is_for_ranges(node: ir.Node) -> bool:
+    """Whether only Ranges take what a node gives."""
+    users = node.outputs[0].uses()
+    return bool(users) and all(user.op_type == "Range" for user, _ in users) and not node.outputs[0].is_graph_output()
+
+
+def _divided(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:
+    """A part of the frames, which chunks of a multiple of so many have without a remainder."""
+    known = [operand.elements[0] for operand in operands if operand is not None and len(operand.elements) == 1]
+    line, divisor = (linear(known[0]), known[1].number) if len(known) == 2 else (None, None)
+    if ctx.node.op_type != "Div" or line is None or not line[0] or divisor is None or divisor < 1:
+        return None
+    share, more = line[0] / divisor, line[1] // divisor
+    ctx.analysis.divisors.add(share.denominator)
+    part = Size(share, (TIME,)) if known[0].of == (TIME,) else computed(share, more)
+    return SizeValue(max(operand.rank for operand in operands if operand is not None), (part,))
 
 
 def _unknown(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:

@@ -15,7 +15,6 @@ the like find in their place what stands in front of the stream.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from rnn_lower.errors import UnsupportedError
@@ -37,9 +36,9 @@ def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: A
 
 def settled(x: AxisInfo, delay: bool) -> AxisInfo:
     """A value without its trail: that is what comes when the stream goes on. Raises UnsupportedError unless `delay`."""
-    if x.trail and not delay:
+    if x.trail < 0 or (x.trail and not delay):
         raise UnsupportedError(x.blame or f"{x.trail} frames stand behind the stream; delay the outputs (--delay)")
-    return dataclasses.replace(x, trail=0, cut=True) if x.trail else x
+    return x.changed(trail=0, cut=True) if x.trail else x
 
 
 def settle(ctx: RuleContext, passes: bool) -> None:

@@ -29,6 +29,9 @@ MADE = "stream/"
 
 INT64 = ir.DataType.INT64
 
+_NAMED = "rnn_lower.named"
+"""Where a value that was written keeps that it has a name of the model's."""
+
 
 class Site:
     """A node that is rewritten: nodes are written before and behind it, and its inputs, outputs and attributes change.
@@ -40,7 +43,6 @@ class Site:
         self.node, self.message, self.before, self.behind = node, message, before, behind
         self.name = display_name(node)
         self.owner = f"{node.op_type} '{self.name}'"
-        self._named: set[ir.Value] = set()
 
     def input(self, index: int = 0) -> ir.Value:
         return ir.Value(name=self.message.input[index])
@@ -62,12 +64,9 @@ class Site:
     def rename(self, operand: Operand, name: str) -> None:
         """Give a value that was written here a name of the model's; another is passed on by an Identity."""
         assert isinstance(operand, ir.Value)
-        value = operand
-        if value.producer() is None or value in self._named:
-            value = self.behind.op("Identity", value, name="same")
-        self.message.input[:] = [name if source == value.name else source for source in self.message.input]
-        value.name = name
-        self._named.add(value)
+        old = operand.name
+        if name_value(self.behind, operand, name):
+            self.message.input[:] = [name if source == old else source for source in self.message.input]
 
     def change(self, attributes: Mapping[str, Any]) -> None:
         for key, content in attributes.items():
@@ -332,10 +331,18 @@ def put_around(graph: onnx.GraphProto, first: GraphBuilder, last: Iterable[ir.No
         graph.initializer.append(ir.serde.serialize_tensor(value.const_value))
 
 
-def name_value(operand: Operand, name: str) -> None:
-    """Give a value that was written a name of the model's."""
+def name_value(b: GraphBuilder, operand: Operand, name: str) -> bool:
+    """Give a value that a builder wrote a name of the model's; False where an Identity passes on what has one already.
+
+    Equal nodes are one, so that a value may be named more than once.
+    """
     assert isinstance(operand, ir.Value)
-    operand.name = name
+    is_new = operand.producer() is not None and _NAMED not in operand.meta
+    value = operand if is_new else ir.Value()
+    if not is_new:
+        b.append(ir.Node("", "Identity", [operand], outputs=[value], name=b.unique_name("same")))
+    value.name, value.meta[_NAMED] = name, True
+    return is_new
 
 
 def _messages(builder: GraphBuilder | None) -> Iterator[onnx.NodeProto]:

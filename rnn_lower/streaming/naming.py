@@ -105,11 +105,11 @@ def _pack(ahead: GraphBuilder, behind: GraphBuilder, states: list[State], rows: 
         firsts.append(first.reshape(1, -1))
         count = firsts[-1].size
         columns = ahead.reshape(ahead.slice(packed_state, 1, start, start + count), shape)
-        name_value(ahead.op("Transpose", columns, name="part", perm=np.argsort(order).tolist()), state.input)
+        name_value(ahead, ahead.op("Transpose", columns, name="part", perm=np.argsort(order).tolist()), state.input)
         last = behind.op("Transpose", ir.Value(name=state.output), name="part", perm=order)
         parts.append(behind.reshape(last, [-1 if rows.of else 1, count]))
         start += count
-    name_value(behind.op("Concat", *parts, name="packed", axis=1), result)
+    name_value(behind, behind.op("Concat", *parts, name="packed", axis=1), result)
     node = ", ".join(dict.fromkeys(state.node for state in states))
     inside = tuple(state.input for state in states)
     first = np.concatenate(firsts, 1)

@@ -27,6 +27,9 @@ def replace_arguments(
         site.change(dict(zip(attributes, map(list, inputs.values()), strict=True)))
         return
     for index, numbers in inputs.items():
+        old = site.node.inputs[index] if index < len(site.node.inputs) else None
+        if old is not None:
+            work.replaced[site.node, index] = old
         site.feed(index, constant(numbers, INT64, "argument"))
 
 

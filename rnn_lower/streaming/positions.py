@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from rnn_lower.shapes.sizes import ONE, TIME, Size, size
+from rnn_lower.shapes.sizes import ONE, TIME, Size, linear, size
 from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.streaming.node_edits import take_each
@@ -23,7 +23,7 @@ def keeps_numbers(ctx: RuleContext) -> bool:
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:
     """Each frame by its number; else as `shapes.gather`."""
-    data, indices = ctx.input(0), ctx.input(1)
+    data, indices = ctx.input(0), _freed(ctx)
     if data.axis is None or not indices.counts or ctx.axis(0, data.rank) != data.axis or indices.axis is None:
         return shapes.gather(ctx)
     dims = [dim for axis, dim in enumerate(indices.sizes) if axis != indices.axis]
@@ -35,6 +35,18 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     return [data.moved(data.axis + indices.axis, shape)]
 
 
+def _freed(ctx: RuleContext) -> AxisInfo:
+    """The indices of a Gather, which are those of all frames where they are all that the export had."""
+    data, indices, chosen = ctx.input(0), ctx.input(1), ctx.known(1)
+    count = None if ctx.analysis.baked is None or not data.is_plain else ctx.analysis.baked / data.every
+    if chosen is None or chosen.size != count or chosen.ravel().tolist() != list(range(chosen.size)):
+        return indices
+    long = [axis for axis, length in enumerate(chosen.shape) if length == chosen.size]
+    if len(long) != 1:
+        return indices
+    return AxisInfo(tuple(data.frames if axis in long else ONE for axis in range(chosen.ndim)), long[0], counts=True)
+
+
 def _frames(ctx: RuleContext, index: int) -> Size | None:
     """An input that is the number of frames, at some rate."""
     content = ctx.content(index)
@@ -43,13 +55,29 @@ def _frames(ctx: RuleContext, index: int) -> Size | None:
     return content[0] if 1 in (content[0].times.numerator, content[0].times.denominator) else None
 
 
+def _number(ctx: RuleContext, index: int) -> Size | None:
+    """A number or size that an input is, be it a float."""
+    array, content = ctx.known(index), ctx.content(index)
+    if array is None or content is not None:
+        return content[0] if content is not None and len(content) == 1 else None
+    number = float(array.ravel()[0])
+    return size(int(number)) if array.size == 1 and number.is_integer() else None
+
+
 def range_(ctx: RuleContext) -> list[AxisInfo]:
-    """The numbers of the frames."""
-    frames = _frames(ctx, 1)
-    if frames is None or ctx.content(0) != (size(0),) or ctx.content(2) != (ONE,):
-        raise ctx.refuse("it does not count all frames from 0")
-    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered))
-    return [AxisInfo((frames,), 0, every=1 / frames.times, counts=True)]
+    """The numbers of the frames, or others with the same distances."""
+    start, limit, delta = (_number(ctx, index) for index in range(3))
+    line = None if limit is None else linear(limit)
+    if start is None or line is None or start.number is None or delta is None or (delta.number or 0) < 1:
+        raise ctx.refuse("it does not count all frames")
+    (times, more), first, step = line, start.number, delta.number or 1
+    count = Size(times / step, (TIME,))
+    rounded = count.times.denominator == 1 and -step < more - first <= 0
+    if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or not (rounded or more == first):
+        raise ctx.refuse("it does not count all frames")
+    source = next(iter(ctx.analysis.streams.items()))
+    ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
+    return [AxisInfo((count,), 0, every=1 / count.times, counts=(first, step) == (0, 1))]
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:

@@ -18,6 +18,7 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.walk import recurrent_nodes
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
+from rnn_lower.shapes.fixed_dims import axis_name
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axes import CALLS, axes_of, called, external, opened, stream_axis
@@ -27,10 +28,12 @@ from rnn_lower.streaming.data_flow import inputs_of
 from rnn_lower.streaming.graph_editor import GraphEditor
 from rnn_lower.streaming.plan import FIXED, LAST, Plan, read_plan
 from rnn_lower.streaming.recurrent_states import Recurrence
+from rnn_lower.streaming.shapes import FixedLengthError
 from rnn_lower.streaming.state_caches import CARRIED, Cache, DelayBuffer, Joined
 from rnn_lower.streaming.windows import PaddedError, cut_behind
 from rnn_lower.transforms.fold import fold
 from rnn_lower.transforms.inline import inlined
+from rnn_lower.transforms.split_sequences import has_sequences, without_sequences
 
 logger = logging.getLogger("rnn_lower")
 
@@ -83,7 +86,11 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     judged = original
     try:
         work, analysis = _followed(original, streams, delay, step)
-    except UnsupportedError:
+    except UnsupportedError as error:
+        if baked is None and isinstance(error, FixedLengthError):
+            logger.info("the export has fixed the length %d, which is freed: %s", error.length, error)
+            fixed = dataclasses.replace(requested, axis=axis_name(*next(iter(streams.items()))))
+            return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
         if baked is None:
             raise
         work, analysis = _followed(original, streams, delay, step, baked)
@@ -94,7 +101,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             f"no recurrent node runs over '{called(original.model, streams)}', the only size that is symbolic: is it"
             " the batch? Say which axis is the stream (--time INPUT[AXIS])"
         )
-    every = math.lcm(*(info.every.numerator for info in analysis.infos.values()))
+    every = math.lcm(*analysis.divisors, *(info.every.numerator for info in analysis.infos.values()))
     if step is not None and step < 1:
         raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
     if step is not None and step % every:
@@ -174,6 +181,8 @@ def _ready(document: Document, values: Mapping[str, Any], dims: Dims | None) -> 
     ready = document.copied()
     if ready.proto.functions:
         ready = Document(inlined(ready.proto), document.folder)
+    if has_sequences(ready.model):
+        ready = ready.changed(without_sequences)
     if dims:
         ready = ready.fixed(dims)
     return ready.changed(lambda model: _set(model, values)) if values else ready

@@ -6,14 +6,25 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import onnx_ir as ir
+
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, product, size, total
+from rnn_lower.ir.walk import get_attribute
+from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size, total
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
 from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tell_sizes
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
+
+
+class FixedLengthError(UnsupportedError):
+    """A Reshape contains the length that the example of an export had."""
+
+    def __init__(self, error: UnsupportedError, length: int) -> None:
+        super().__init__(str(error))
+        self.length = length
 
 
 def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence[object], lost: str) -> AxisInfo:
@@ -67,7 +78,8 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output has an axis of size 0 (allowzero)")
     unknown = [k for k, dim in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in dim.of)]
     if len(unknown) == 1 and size(-1) not in target:
-        stays = unknown[0] == x.axis and x.is_plain
+        others = product(dim for k, dim in enumerate(target) if k != unknown[0])
+        stays = unknown[0] == x.axis and x.is_plain and others == product(x.sized(ONE))
         if ctx.may_lack_frames(x) and not stays:
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
         ctx.edit(take_the_rest, unknown[0], len(target), 0 if stays else -1)
@@ -80,6 +92,11 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     resolved = _resolved(x, copied)
     if resolved is None:
         raise ctx.refuse("the size of -1 in its shape is unknown")
+    one_frame = product(x.sizes).over(size(TIME)) if ctx.analysis.baked is None else None
+    fixed = None if one_frame is None else product(resolved).over(one_frame)
+    if fixed is not None and fixed.number and x.axis is not None:
+        why = f"its output shape has a length of {fixed.number}, whatever that of the stream is"
+        raise FixedLengthError(ctx.refuse(why), fixed.number)
     info = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:
         guessed = (resolved[k] if dim == size(-1) else dim for k, dim in enumerate(target))
@@ -115,7 +132,8 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
             info = _regrouped(ctx, x, resolved)
         except UnsupportedError:
             continue
-        numbers = [-1 if k == axis else each.number for k, each in enumerate(resolved)]
+        same = [k < x.rank and each == x.sizes[k] and bool(each.of) for k, each in enumerate(resolved)]
+        numbers = [-1 if k == axis else 0 if same[k] else each.number for k, each in enumerate(resolved)]
         if info.axis == axis and None not in numbers:
             candidates.append((info, tuple(n for n in numbers if n is not None)))
     if len(candidates) != 1:
@@ -139,10 +157,14 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
         outer = before.over(product(shape[:axis]))
         if outer is None or not dim.is_timed:
             continue
-        inner = dim.over(outer * x.frames)
+        inner = dim.over(outer * x.length)
         if inner is not None and not inner.is_timed:
+            if (
+                outer == ONE and inner.number and not (x.late or x.cut or x.lead or x.trail)
+            ):  # each frame becomes several
+                return x.moved(axis, shape, outer=ONE, every=x.every / inner.number)
             return x.moved(axis, shape, outer=outer)
-        grouped = (outer * x.frames).over(dim)
+        grouped = None if x.lead or x.trail else (outer * x.frames).over(dim)
         if grouped is not None and grouped.number and x.late:
             raise ctx.refuse("it merges several frames, which are delayed")
         if grouped is not None and grouped.number:  # several frames become one
@@ -175,10 +197,14 @@ def split(ctx: RuleContext) -> list[AxisInfo]:
     axis = ctx.axis(0, x.rank)
     if axis == along(ctx, x):
         raise ctx.refuse("it splits the stream over time")
+    parts, have, count = ctx.integers(1, "split", 13), x.sizes[axis].number, len(ctx.node.outputs)
+    if parts is None and have is not None:
+        longest = -(-have // count)
+        parts = [min(longest, have - longest * index) for index in range(count)]
     results = []
-    for index in range(len(ctx.node.outputs)):
+    for index in range(count):
         shape = list(x.sizes)
-        shape[axis] = ctx.sizes(x.rank, index)[axis]
+        shape[axis] = ctx.sizes(x.rank, index)[axis] if parts is None else size(parts[index])
         results.append(x.moved(along(ctx, x), shape))
     return results
 
@@ -214,16 +240,23 @@ def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:
-    x = ctx.x()
-    starts, ends = ctx.integers(1, "starts", 10), ctx.integers(2, "ends", 10)
-    if starts is None or ends is None:
-        raise ctx.refuse("it has no starts or ends")
-    axes = ctx.integers(3, "axes", 10) or list(range(len(starts)))
-    steps = (ctx.integers(4, "steps", 10) if ctx.opset >= 10 else None) or [1] * len(starts)
-    time, shape = along(ctx, x), ctx.sizes(x.rank)
-    cut = {axis % x.rank: (start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
-    sizes = [shape[axis] if axis in cut else x.sizes[axis] for axis in range(x.rank)]
+    x, columns = ctx.input(0), [_positions(ctx, index, name) for index, name in ((1, "starts"), (2, "ends"))]
+    axes = ctx.integers(3, "axes", 10) or list(range(len(columns[0])))
+    steps = (ctx.integers(4, "steps", 10) if ctx.opset >= 10 else None) or [1] * len(axes)
+    time, sizes = along(ctx, x), list(x.sizes)
+    cut = dict[int, tuple[int, int, int]]()
+    for axis, first, last, step in zip((axis % x.rank for axis in axes), *columns, steps, strict=True):
+        if axis == x.axis and last.number is None and last.is_cut:
+            x = settled(x, ctx.analysis.delay).changed(cut=True)
+        cut[axis] = start, end, step = _position(ctx, x, axis, first), _position(ctx, x, axis, last, True), step
+        if (have := sizes[axis].number) is not None and axis != time:
+            sizes[axis] = size(len(range(have)[start:end:step]))
+        elif axis != time and cut[axis] != (0, WHOLE, 1):
+            sizes[axis] = ctx.sizes(x.rank)[axis]
     start, end, step = cut.get(time, (0, WHOLE, 1))
+    if any(position.number is None for column in columns for position in column):
+        _keep_ranges(ctx, cut)
+    sizes[time] = ctx.sizes(x.rank)[time] if time in cut else sizes[time]
     if ctx.analysis.baked is not None and x.is_plain and end > 0 and end * x.every >= ctx.analysis.baked:
         end = WHOLE
         _keep_ranges(ctx, {**cut, time: (start, end, step)})
@@ -231,8 +264,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return [_thinned(ctx, x, step, sizes)]
     if start < 0:
         x = settled(x, ctx.analysis.delay)
-    if (start, step) == (-1, 1) and end >= WHOLE and x.is_plain:  # the last frame so far
-        sizes[time] = ONE
+    if start < 0 and step == 1 and end >= WHOLE and _has_always(x, -start):  # the last frames so far
+        sizes[time] = size(-start)
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
     padded = x.lead or (x.trail and not start and not (ctx.analysis.delay and (behind or 0) > x.trail))
@@ -241,10 +274,59 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if step == 1 and start >= 0 and behind is not None and (start or behind):
         return [_shortened(ctx, x, (start, behind), cut, sizes)]
     x = settled(x, ctx.analysis.delay)
+    if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain and _is_used_by(ctx, "Shape"):
+        return [AxisInfo(x.sized(ONE))]
     if start != 0 or end < WHOLE or step != 1:
-        raise ctx.refuse(f"it selects frames {start} to {end} by {step} of the stream")
+        until = "the end" if end >= WHOLE else end
+        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
+
+
+def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
+    """Where a Slice starts or ends, axis by axis."""
+    if ctx.opset >= 10 and (content := ctx.content(index)) is not None:
+        return content
+    numbers = ctx.integers(index, name, 10)
+    if numbers is None:
+        raise ctx.refuse("it has no starts or ends")
+    return tuple(map(size, numbers))
+
+
+def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: bool = False) -> int:
+    """A position along an axis as a number that holds for the whole and for chunks, from either end.
+
+    Of values that the whole has more frames of, the stream takes the first ones, wherever they end.
+    """
+    if position.number is not None:
+        return min(position.number, WHOLE)
+    if position == x.sizes[axis] and not (axis == x.axis and x.trail):
+        return WHOLE
+    line = linear(position, in_stream=is_end and x.cut)
+    if axis != x.axis or line is None or not x.is_unmerged or (x.cut and not is_end):
+        raise ctx.refuse("it selects by a size that is not that of its input")
+    (times, more), behind = line, x.lead - x.late + x.trail
+    if times * x.every == 1:
+        return more - behind if more < behind else WHOLE
+    if times * x.every == -1 and not x.cut:
+        return max(0, more + behind)
+    raise ctx.refuse("it selects frames by a size of another rate than its input")
+
+
+def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | None = None) -> bool:
+    """Whether only nodes of one operator take the output, as this input, and along this axis, counted from the end."""
+    output = ctx.node.outputs[0]
+    rank = ctx.input(0).rank
+    for user, index in output.uses():
+        along_axis = axis is None or get_attribute(user, "axis", ir.AttributeType.INT, 0) in (axis, axis + rank)
+        if (user.op_type, index) != (operator, position) or not along_axis:
+            return False
+    return bool(output.uses()) and not output.is_graph_output()
+
+
+def _has_always(x: AxisInfo, count: int) -> bool:
+    """Whether each chunk of a value has so many frames, with those in front; late ones start with a last one."""
+    return x.is_unmerged and count <= x.lead + (not x.late or not x.lead)
 
 
 def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> AxisInfo:
@@ -267,7 +349,9 @@ def _trimmed(
     end = max(0, behind - x.trail)
     lead = x.lead - start - end
     if lead < 0:
-        raise ctx.refuse(f"it selects frames {start} to {-behind} of the stream, of which {x.lead} are left padding")
+        raise ctx.refuse(
+            f"it selects frames {start} to {-behind or 'the end'} of the stream, of which {x.lead} are left padding"
+        )
     if not x.is_unmerged:
         raise ctx.refuse("it cuts frames off axes that are merged with the stream")
     if end != behind:
@@ -281,6 +365,10 @@ def _shortened(
     """The frames but for the first and the last ones; what is padded behind is not there anyway."""
     (start, behind), time = off, along(ctx, x)
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
+    if end and not start and x.is_plain and not x.late and _is_used_by(ctx, "Concat", 1, time - x.rank):
+        _keep_ranges(ctx, {**cut, time: (0, WHOLE, 1)})
+        blame = f"it leaves out the last {end} frames, which are not known to be the last"
+        return x.changed(sizes, trail=-end, blame=str(ctx.refuse(blame)))
     if end and not ctx.analysis.delay:
         raise ctx.refuse(
             f"it takes frames {start} to {-behind} of the stream, of which the last {end} are not known to be the last;"
@@ -321,20 +409,27 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     return [mapped(ctx, [rows, labels], [*rows[:axis], *labels, *rows[axis + 1 :]], "")]
 
 
+def filled_shape(ctx: RuleContext) -> tuple[Size, ...] | None:
+    """The shape that a ConstantOfShape or an Expand is given, where it is known."""
+    if ctx.node.op_type == "ConstantOfShape":
+        return ctx.content(0)
+    x, target = ctx.optional(0), ctx.content(1)
+    if ctx.node.op_type != "Expand" or x is None or x.shape is None or target is None:
+        return None
+    have, want = ([ONE] * (len(other) - len(own)) + [*own] for own, other in ((x.shape, target), (target, x.shape)))
+    return tuple(broadcast(pair, ctx.fresh(axis)) for axis, pair in enumerate(zip(have, want, strict=True)))
+
+
 def expand(ctx: RuleContext) -> list[AxisInfo]:
     """Also what has no time is spread over it, as exporters make initial states of rows that are frames."""
-    x, target = ctx.input(0), ctx.input(1).content
-    if target is None:
-        raise ctx.refuse("its output shape is unknown")
-    if x.shape is None:
-        raise ctx.refuse("the rank of its input is unknown")
-    rank = max(x.rank, len(target))
-    have = [ONE] * (rank - x.rank) + list(x.shape)
-    want = [ONE] * (rank - len(target)) + list(target)
-    shape = [broadcast(pair, ctx.fresh(axis)) for axis, pair in enumerate(zip(have, want, strict=True))]
+    x, target, filled = ctx.input(0), ctx.content(1), filled_shape(ctx)
+    if filled is None or target is None:
+        raise ctx.refuse("the rank of its input is unknown" if target else "its output shape is unknown")
+    shape = list(filled)
+    have, want = ([ONE] * (len(shape) - len(sizes)) + [*sizes] for sizes in (x.sizes, target))
     if x.axis is None:
         return [_spread(ctx, x, shape, have)]
-    time = x.axis + rank - x.rank
+    time = x.axis + len(shape) - x.rank
     dims = [dim for axis, dim in enumerate(want) if axis != time]
     if want[time] not in (ONE, have[time]) or any(dim.is_timed for dim in dims):
         raise ctx.refuse("it broadcasts the stream over time")

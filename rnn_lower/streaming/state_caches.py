@@ -13,9 +13,10 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.shapes.sizes import GROWS, ONE, Size, size
-from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, filled
+from rnn_lower.shapes.sizes import GROWS, ONE, TIME, Size, size
+from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, computed_size, filled
 from rnn_lower.streaming.initial_states import FromInput
+from rnn_lower.streaming.plan import State
 
 END = 2**63 - 1
 
@@ -44,6 +45,12 @@ class Frames:
         """The shape of so many frames."""
         return (*self.shape[: self.axis], size(length), *self.shape[self.axis + 1 :])
 
+    def begin(self, work: GraphEditor, what: str, rows: int | None, fill: Any = 0) -> tuple[Site, State, ir.Value]:
+        """Where the node is rewritten, and a state of one value at first."""
+        site = work.at(self.node)
+        work.check_sizes(site.owner, self.shape)
+        return site, *work.take_state(site, what, filled(self.shape, fill, self.dtype), self.shape, rows)
+
 
 @dataclasses.dataclass(frozen=True)
 class Cache(Frames):
@@ -61,11 +68,8 @@ class Cache(Frames):
     crop: int = 0
 
     def __call__(self, work: GraphEditor) -> None:
-        site = work.at(self.node)
-        work.check_sizes(site.owner, self.shape)
         rows = batch_axis(self.shape, self.axis) if self.after else 0
-        first = filled(self.shape, self.fill, self.dtype)
-        state, cache = work.take_state(site, "cache", first, self.shape, rows)
+        site, state, cache = self.begin(work, "cache", rows, self.fill)
         b = site.behind if self.after else site.before
         output = str(site.output().name)
         whole = b.concat([cache, site.divert() if self.after else site.input()], self.axis, "with_cache")
@@ -82,9 +86,10 @@ class Cache(Frames):
 
 @dataclasses.dataclass(frozen=True)
 class Joined(Frames):
-    """What a Concat has in `front` of the stream, which is the first state."""
+    """What a Concat has in `front` of the stream, which is the first state; `crop` frames go at the end of both."""
 
     front: ir.Value
+    crop: int = 0
 
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
@@ -95,7 +100,11 @@ class Joined(Frames):
         state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
         site.feed(0, cache)
         work.replaced[self.node, 0] = self.front
-        work.hand_on(site, last_frames(site.behind, site.output(), self.axis, self.length, "cache"), state)
+        output, b = str(site.output().name), site.behind
+        whole = site.divert("with_cache") if self.crop else site.output()
+        if self.crop:
+            site.rename(b.slice(whole, self.axis, 0, -self.crop, "cropped"), output)
+        work.hand_on(site, last_frames(b, whole, self.axis, self.length, "cache"), state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +112,8 @@ class Overlap(Frames):
     """What a ConvTranspose makes beyond the chunk, to which the next one adds."""
 
     def __call__(self, work: GraphEditor) -> None:
-        site, axis, length = work.at(self.node), self.axis, self.length
-        work.check_sizes(site.owner, self.shape)
-        state, tail = work.take_state(site, "tail", filled(self.shape, 0, self.dtype), self.shape, 0)
+        axis, length = self.axis, self.length
+        site, state, tail = self.begin(work, "tail", 0)
         b, output = site.behind, str(site.output().name)
         frames = site.divert("frames")
         begun = b.add(b.slice(frames, axis, 0, length, "begun"), tail, "added")
@@ -126,10 +134,7 @@ class Accumulated(Frames):
     exclusive: bool
 
     def __call__(self, work: GraphEditor) -> None:
-        site = work.at(self.node)
-        work.check_sizes(site.owner, self.shape)
-        first, rows = filled(self.shape, 0, self.dtype), batch_axis(self.shape, self.axis)
-        state, before = work.take_state(site, "sum", first, self.shape, rows)
+        site, state, before = self.begin(work, "sum", batch_axis(self.shape, self.axis))
         b, output = site.behind, str(site.output().name)
         result = b.add(site.divert(), before, "sums")
         inclusive = b.add(result, site.input(), "inclusive") if self.exclusive else result
@@ -147,11 +152,16 @@ class Position:
     """A Range over the frames, or a Slice of as many rows of a table as there are frames.
 
     dtype: of what it counts.  numbered: nodes that take each frame by its number, which need not count on.
+    source: an input of the model with the stream along an axis.  count, first, delta: of a Range, what it counts.
     """
 
     node: ir.Node
     dtype: ir.DataType
     numbered: AbstractSet[ir.Node]
+    source: tuple[str, int] = ("", 0)
+    count: Size = ONE
+    first: int = 0
+    delta: int = 1
 
     def __call__(self, work: GraphEditor) -> None:
         """Count on from the number of frames before the chunk."""
@@ -169,10 +179,21 @@ class Position:
             site.feed(1, site.before.add(before, site.input(1), "begin"))
             site.feed(2, total)
         else:
-            numbers = site.divert("numbers")
+            self._end_with_chunk(work, site)
+            numbers, skipped = site.divert("numbers"), b.mul(before, constant([self.delta], INT64), "skipped")
             total = b.add(before, b.op("Shape", numbers, name="frames"), "total")
-            site.rename(b.add(numbers, b.cast(before, INT64, self.dtype, "offset"), "positions"), output)
+            site.rename(b.add(numbers, b.cast(skipped, INT64, self.dtype, "offset"), "positions"), output)
         work.hand_on(site, total, state)
+
+    def _end_with_chunk(self, work: GraphEditor, site: Site) -> None:
+        """Compute the limit of a Range from the frames of the chunk, whatever it was computed from."""
+        limit, b = self.node.inputs[1], site.before
+        if limit is None or work.infos[limit].content == (self.count,):
+            return
+        work.replaced[self.node, 1] = limit
+        frames = b.mul(computed_size(b, self.count, {TIME: self.source}), constant([self.delta], INT64), "span")
+        end = b.squeeze(b.add(frames, constant([self.first], INT64), "end"), [0], "limit")
+        site.feed(1, b.cast(end, INT64, self.dtype, "limit"))
 
     def _is_read(self, value: ir.Value) -> bool:
         """Whether anything but nodes that take each frame reads what a Range counts."""

@@ -123,9 +123,9 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
     protobuf.rename(graph, changed, declared=False)
     behind = b.body()
     for message in inputs:
-        name_value(b.squeeze(ir.Value(name=message.name), [0]), changed[message.name])
+        name_value(b, b.squeeze(ir.Value(name=message.name), [0]), changed[message.name])
     for message in outputs:
-        name_value(behind.unsqueeze(ir.Value(name=changed[message.name]), [0]), message.name)
+        name_value(behind, behind.unsqueeze(ir.Value(name=changed[message.name]), [0]), message.name)
     put_around(graph, b, behind.nodes)
     for value in (*inputs, *outputs):
         dims = value.type.tensor_type.shape.dim
@@ -196,7 +196,7 @@ def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> 
         )
         shape = b.concat([*sizes], 0, "shape")
         first = constant(state.first, ir.DataType[state.dtype], "first")
-        name_value(b.op("Expand", first, shape, name="state"), state.input)
+        name_value(b, b.op("Expand", first, shape, name="state"), state.input)
 
 
 def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
@@ -237,12 +237,12 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     for name, axis in plan.outputs.items():
         chunked = ir.Value(name=stacked[name])
         if isinstance(axis, int):
-            name_value(_merge(behind, chunked, axis, plan.warm_up.get(name)), name)
+            name_value(behind, _merge(behind, chunked, axis, plan.warm_up.get(name)), name)
         else:
-            name_value(behind.gather(chunked, constant(-1, INT64)), name)
+            name_value(behind, behind.gather(chunked, constant(-1, INT64)), name)
     theirs = {state.output for state in plan.states if state.first is None} - plan.outputs.keys()
     for name in theirs:
-        name_value(behind.op("Identity", ir.Value(name=last[name]), name="last"), name)
+        name_value(behind, behind.op("Identity", ir.Value(name=last[name]), name="last"), name)
     put_around(graph, b, behind.nodes)
     protobuf.remove_if(graph.input, lambda value: value.name in own)
     protobuf.remove_if(graph.output, lambda value: value.name not in plan.outputs and value.name not in theirs)

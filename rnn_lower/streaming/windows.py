@@ -74,13 +74,13 @@ def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
     x = ctx.x()
     if along(ctx, x) == 1:
         raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    return None if x.axis else [x.moved(0, [x.sizes[0], *ctx.sizes(x.rank)[1:]])]
+    return None if x.axis else [x.moved(0, _sizes(ctx, x))]
 
 
 def pooling(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.x()
     if along(ctx, x) < 2:
-        return [x.moved(along(ctx, x), [*x.sizes[:2], *ctx.sizes(x.rank)[2:]])]
+        return [x.moved(along(ctx, x), _sizes(ctx, x))]
     if len(ctx.node.outputs) > 1:
         raise ctx.refuse("it returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
@@ -104,10 +104,8 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if ctx.attribute("output_shape"):
         raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
-    shape, weights = ctx.sizes(x.rank), ctx.input(1)
-    shape[0], shape[axis] = x.sizes[0], x.sizes[axis]
-    if weights.shape is not None:
-        shape[1] = weights.shape[1] * size(ctx.attribute("group", 1))
+    shape = _sizes(ctx, x)
+    shape[axis] = x.sizes[axis]
     if window == _Window(1, 1, 0, 0):
         return [x.moved(axis, shape)]
     extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
@@ -139,8 +137,10 @@ def _beyond(ctx: RuleContext, frames: int) -> str:
 def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, shape: list[Size]) -> AxisInfo:
     """Each frame makes several, and adds to those of the next ones: what reaches beyond the chunk is kept."""
     axis, rest = along(ctx, x), window.reach + extra - window.stride
-    if not x.is_plain or x.outer != ONE or ctx.may_lack_frames(x):
-        raise ctx.refuse("its input is padded, merged with other axes, or delayed")
+    if not x.is_plain or x.outer != ONE:
+        raise ctx.refuse("its input is padded, or merged with other axes")
+    if ctx.may_lack_frames(x):
+        raise ctx.refuse("its input is delayed, so a chunk may have no frames; choose the length of chunks (--step)")
     if rest < 0:
         raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
@@ -188,7 +188,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     before, lead = x.lead + window.before, 0
     if before > window.reach - 1:
         lead = before - (window.reach - 1)
-        if window.stride > 1 or window.before:
+        if window.stride > 1:
             raise ctx.refuse("it pads more frames before the stream than its window has")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
     if x.trail and (late or window.stride > 1):
@@ -241,17 +241,25 @@ def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]
 
 def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
     """Of the output: what inference finds, else what the attributes make of known sizes."""
-    shape = ctx.sizes(x.rank)
+    shape, transposed = ctx.sizes(x.rank), ctx.node.op_type == "ConvTranspose"
+    channels = shape[1]
     shape[:2] = x.sizes[:2]
-    if ctx.node.op_type == "Conv":
+    if transposed or ctx.node.op_type == "Conv":
         weights = ctx.input(1)
-        shape[1] = ctx.sizes(x.rank)[1] if weights.shape is None else weights.shape[0]
+        groups = size(ctx.attribute("group", 1))
+        shape[1] = channels if weights.shape is None else weights.shape[1] * groups if transposed else weights.shape[0]
     for axis in range(2, x.rank):
         have = x.sizes[axis].number
-        if have is not None and shape[axis].number is None:
-            with contextlib.suppress(UnsupportedError):
-                window = _window(ctx, x, axis)
+        if have is None or shape[axis].number is not None:
+            continue
+        with contextlib.suppress(UnsupportedError):
+            window = _window(ctx, x, axis)
+            if not transposed:
                 shape[axis] = size((have + window.before + window.behind - window.reach) // window.stride + 1)
+            elif not ctx.attribute("output_shape"):
+                extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
+                whole = (have - 1) * window.stride + window.reach + extra
+                shape[axis] = size(whole - window.before - window.behind)
     return shape
 
 
@@ -313,11 +321,13 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     value = ctx.node.inputs[0]
     if front is None or value is None or front.is_timed or front.last or x is None or x.axis != ctx.axis(1, x.rank):
         return None
-    length = front.sizes[x.axis].number
+    length, crop = front.sizes[x.axis].number, max(0, -x.trail)
     if length is None or x.lead or not x.is_unmerged or x.late:
         raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
-    ctx.carry(Joined(ctx.node, x.sized(size(length)), x.axis, length, ctx.dtype(1), value))
-    return [x.changed(lead=length)]
+    if crop > length:
+        raise ctx.refuse("it joins fewer frames to the start than were cut off at the end")
+    ctx.carry(Joined(ctx.node, x.sized(size(length)), x.axis, length, ctx.dtype(1), value, crop))
+    return [x.changed(lead=length - crop, trail=max(0, x.trail))]
 
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:

@@ -393,7 +393,9 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "symmetric conv": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[1, 1]),
     "conv that looks ahead": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[0, 2]),
     "conv with too little padding": single("Conv", weight(F, F, 4), channels=True, kernel_shape=[4], pads=[2, 1]),
-    "conv with too much padding": single("Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[5, 0]),
+    "conv with too much padding": single(
+        "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], pads=[5, 0], strides=[2]
+    ),
     "conv padded automatically": single(
         "Conv", weight(F, F, 3), channels=True, kernel_shape=[3], auto_pad="SAME_UPPER"
     ),

@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from layers import PADDED, Stack, conditioned, grouped, padded_behind, resized, running_sum
+from judge import close, run_onnxruntime
+from layers import (
+    COMPUTED,
+    PADDED,
+    Stack,
+    causal_conv,
+    conditioned,
+    grouped,
+    halved_and_repeated,
+    padded_behind,
+    resized,
+    running_sum,
+)
 from streams import same_in_chunks
 
 import rnn_lower
@@ -27,7 +39,9 @@ def same_at_random_borders(build: Callable[[Stack], None], seed: int, late: int 
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("layer", [grouped, running_sum, conditioned, resized, *PADDED], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "layer", [grouped, running_sum, conditioned, resized, *PADDED, *COMPUTED], ids=lambda one: one.__name__
+)
 def test_layers(layer, seed):
     same_at_random_borders(layer, seed)
 
@@ -70,3 +84,70 @@ def test_padding_in_front_passes_convolutions_of_one_frame(between):
     model, rng = s.model(), np.random.default_rng(0)
     for options in ({}, {"step": 1}):
         same_in_chunks(model, {"x": rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}, "T", rng, [1] * 7, **options)
+
+
+def test_half_of_the_frames_repeated():
+    """Half of the length is a size where chunks have an even number of frames."""
+    s = Stack(np.random.default_rng(0))
+    halved_and_repeated(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    for lengths, options in (([2, 4, 6], {}), ([2] * 6, {"step": 2})):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+
+
+def test_the_last_frames_are_those_of_the_padding_too():
+    """As a cache that a model returns: the last frames of a stream with zeros in front."""
+    s = Stack(np.random.default_rng(0))
+    s.add("Slice", s.add("Pad", "x", s.ints(0, 3, 0, 0, 0, 0)), s.ints(-3), s.ints(2**62), s.ints(1))
+    model, x = s.model(), s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)
+    for lengths in ([1] * 7, [1, 1], [2, 5]):
+        same_in_chunks(model, {"x": x[:, : sum(lengths)]}, "T", s.rng, lengths)
+
+
+def test_sizes_of_what_is_padded_behind_are_those_of_the_whole():
+    """A run over the whole has two frames more there than the stream, which sizes are computed from."""
+    s = Stack(np.random.default_rng(0))
+    padded = s.add("Tanh", s.add("Pad", "x", s.ints(0, 0, 0, 0, 2, 0)))
+    frames = [s.add("Slice", s.add("Shape", value), s.ints(1), s.ints(2)) for value in (padded, "x")]
+    s.add("Slice", padded, s.add("Sub", *frames), s.ints(2**62), s.ints(1))
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    for options in ({}, {"step": 1}):
+        same_in_chunks(model, feeds, "T", s.rng, [1] * 7, delay=True, **options)
+
+
+def test_states_with_equal_first_values_are_written_back():
+    """Each state of the whole model has a name of its own, though equal nodes are one."""
+    s = Stack(np.random.default_rng(0))
+    for _ in range(2):
+        causal_conv(s)
+    model = s.model()
+    whole = rnn_lower.unstream(rnn_lower.stream(model, axis="T"))
+    feeds = {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    close(run_onnxruntime(whole, feeds), run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("indices", [False, True])
+def test_a_length_that_only_a_reshape_has_is_freed(indices):
+    """As an exporter writes one beside an input whose length is free."""
+    s = Stack(np.random.default_rng(0))
+    s.add("Reshape", s.value, s.ints(0, 12, 6))
+    if indices:
+        s.add("Squeeze", s.add("Gather", s.value, s.const(np.arange(12)[None]), axis=1), s.ints(1))
+    causal_conv(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    for lengths, options in (([5, 1, 6], {}), ([1] * 12, {"step": 1})):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+
+
+@pytest.mark.parametrize("sizes", [np.array(4), np.array([1, 5])], ids=["of a size", "of sizes"])
+def test_a_sequence_of_parts(sizes):
+    """As an exporter writes a split where it knows no sizes."""
+    s = Stack(np.random.default_rng(0))
+    parts = s.add("SplitToSequence", "x", s.const(sizes), axis=-1)
+    first, second = (s.add("SequenceAt", parts, s.const(np.array(k))) for k in range(2))
+    s.add("Concat", second, first, axis=-1)
+    causal_conv(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
+    got = [session.run(feeds["x"][:, k : k + 1])["y"] for k in range(7)]
+    close([np.concatenate(got, 1)], run_onnxruntime(model, feeds))

@@ -400,6 +400,109 @@ def encoded(s: Stack) -> None:
     s.add("Add", before, rows)
 
 
+def cut_to_length(s: Stack) -> None:
+    """A convolution padded on both sides, cut to the length of what went in, or by as much as was padded."""
+    if s.ahead or s.cut:
+        return
+    k, before = int(s.rng.integers(2, 5)), s.value
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), kernel_shape=[k], pads=[k - 1, k - 1])
+    _as_channels(s)
+    whole = s.value
+    more = s.ints(k - 1)
+    end = _frames(s, before) if s.rng.integers(2) else s.add("Sub", _frames(s, whole), more)
+    s.add("Slice", whole, s.ints(0), end, s.ints(1))
+
+
+def windows_by_offset(s: Stack) -> None:
+    """The frames before each frame, as slices that start with their number in what is padded in front."""
+    if s.ahead or s.cut:
+        return
+    k, before = int(s.rng.integers(2, 4)), s.value
+    frames = _frames(s, before)
+    padded = s.add("Pad", before, s.ints(0, k, 0, 0, 0, 0))
+    parts = [s.add("Slice", padded, s.ints(n), s.add("Add", frames, s.ints(n)), s.ints(1)) for n in range(k + 1)]
+    s.add("Sum", *(s.add("Mul", part, s.weight(FEATURES)) for part in parts))
+
+
+def mean_so_far(s: Stack) -> None:
+    """A sum over all frames so far, divided by how many elements these have, as a Range counts them."""
+    if s.ahead or s.cut:
+        return
+    before, step, floats = s.value, int(s.rng.integers(1, 4)), bool(s.rng.integers(2))
+    frames = s.add("Squeeze", _frames(s, before), s.ints(0))
+    limit = s.add("Mul", s.add("Add", frames, s.const(np.array(1))), s.const(np.array(step)))
+    first = s.const(np.array(step, np.float32 if floats else np.int64))
+    limit = s.add("Cast", limit, to=1) if floats else limit
+    count = s.add("Range", first, limit, first)
+    count = count if floats else s.add("Cast", count, to=1)
+    s.add("Div", s.add("CumSum", before, s.ints(1)), s.add("Unsqueeze", count, s.ints(1)))
+
+
+def shifted_by_a_join(s: Stack) -> None:
+    """Zeros of the shape of the first frame joined in front of all frames but the last."""
+    if s.ahead or s.cut:
+        return
+    before = s.value
+    first = s.add("Slice", before, s.ints(0), s.ints(1), s.ints(1))
+    zeros = s.add("ConstantOfShape", s.add("Shape", first))
+    s.add("Concat", zeros, s.add("Slice", before, s.ints(0), s.ints(-1), s.ints(1)), axis=1)
+
+
+def halved_and_repeated(s: Stack) -> None:
+    """Means of two frames, repeated, are added."""
+    if s.ahead or s.cut:
+        return
+    before = s.value
+    rows, half = (
+        s.add("Slice", s.add("Shape", before), s.ints(0), s.ints(1)),
+        s.add("Div", _frames(s, before), s.ints(2)),
+    )
+    pairs = s.add("Concat", rows, half, s.ints(2, FEATURES), axis=0)
+    means = s.add("ReduceMean", s.add("Reshape", before, pairs), axes=[2], keepdims=1)
+    repeated = s.add("Expand", means, pairs)
+    whole = s.add("Concat", rows, s.add("Mul", half, s.ints(2)), s.ints(FEATURES), axis=0)
+    s.add("Add", before, s.add("Reshape", repeated, whole))
+
+
+def padded_before_other_layers(s: Stack) -> None:
+    """Padding in front of layers that compute each frame on its own, and of the convolution that needs it."""
+    if s.ahead or s.cut:
+        return
+    k = int(s.rng.integers(2, 5))
+    s.add("Pad", s.value, s.ints(0, k - 1, 0, 0, 0, 0), s.const(np.array(0.5, np.float32)))
+    s.add("Softmax", s.add("MatMul", s.value, s.weight(FEATURES, FEATURES)), axis=-1)
+    s.add("Mul", s.value, s.add("ReduceMean", s.value, axes=[-1], keepdims=1))
+    s.add("Reshape", s.add("Reshape", s.value, s.ints(0, -1, 2, 3)), s.ints(0, 0, FEATURES))
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), kernel_shape=[k])
+    _as_channels(s)
+
+
+def padded_for_two(s: Stack) -> None:
+    """One convolution has the padding of the next one, too."""
+    if s.ahead or s.cut:
+        return
+    first, second = (int(s.rng.integers(1, 4)) for _ in range(2))
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, first), kernel_shape=[first], pads=[first + second - 2, 0])
+    s.add("Conv", s.add("Tanh", s.value), s.weight(FEATURES, FEATURES, second), kernel_shape=[second])
+    _as_channels(s)
+
+
+def cut_from_the_end(s: Stack) -> None:
+    """What went in, as many of its last frames as a convolution without padding makes, is added."""
+    if s.cut:
+        return
+    before, k = s.value, int(s.rng.integers(2, 4))
+    _as_channels(s)
+    s.add("Conv", s.value, s.weight(FEATURES, FEATURES, k), kernel_shape=[k])
+    _as_channels(s)
+    after = s.value
+    s.add("Add", s.add("Slice", before, s.add("Neg", _frames(s, after)), s.ints(2**62), s.ints(1)), after)
+    s.ahead += s.every * (k - 1)
+
+
 def dropped(s: Stack) -> None:
     """All frames but the first ones."""
     count = int(s.rng.integers(1, 4))
@@ -407,14 +510,24 @@ def dropped(s: Stack) -> None:
     s.ahead += s.every * count
 
 
-LATE = (late_conv, centred, cut_off, padded_behind, dropped)
+LATE = (late_conv, centred, cut_off, padded_behind, dropped, cut_from_the_end)
 
 PADDED = (chomped, shifted, memory, joined, halved, transposed)
+
+COMPUTED = (
+    padded_before_other_layers,
+    padded_for_two,
+    cut_to_length,
+    windows_by_offset,
+    mean_so_far,
+    shifted_by_a_join,
+)
+"""Layers with padding for others, and with sizes that are computed from that of the stream."""
 
 CAUSAL: tuple[Callable[[Stack], None], ...] = (
     dense, gated, softmax, norm, conv, conv2d, pool, residual, causal_conv, lstm, over_features, embed, dual_path,
     stacked_frames, grouped, running_sum, conditioned, resized, *PADDED,
-    upsampled, thinned, counted, encoded,
+    upsampled, thinned, counted, encoded, *COMPUTED,
 )  # fmt: skip
 
 
