@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 
 from rnn_lower.builder.constants import ConstantPool
-from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import UnsupportedError
@@ -68,5 +68,15 @@ def _replace(
         emitted, results = legalize_copy(node, b, target.constraints, declared)
     except UnsupportedError:
         return False
+    made = {value for new in emitted for value in new.outputs}
+    for index, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
+        if old.is_graph_output() and new not in made:  # a result is of the graph's own nodes, each another one
+            emitted.append(ir.Node("", "Identity", [new], name=f"{old.name}/result"))
+            results[index] = emitted[-1].outputs[0]
+            checker = ConstraintChecker(target.constraints, scope.opset, declared)
+            if checker.violation(emitted[-1]) is not None:
+                detach(emitted)
+                return False
+        made.discard(new)
     convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, node.outputs, results)
     return True

@@ -224,6 +224,8 @@ class Plan:
         for name, size in known.items():
             if size > LARGEST_SIZE:
                 raise InvalidNodeError(f"{node.describe()}: {name} is {size}; no axis is longer than {LARGEST_SIZE}")
+            if size < 0:
+                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the sizes of the inputs are too small")
         return dataclasses.replace(site, node=dataclasses.replace(node, **known)) if known else site
 
     def _replacement(self, site: Site, form: str) -> Replacement:

@@ -20,7 +20,10 @@ from rnn_lower.legalize.constraints import PARAMETERS
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A node: its data inputs, its parameters by name, whether attributes or inputs, and its outputs."""
+    """A node: its data inputs, its parameters by name, whether attributes or inputs, and its outputs.
+
+    computed: whether a parameter is known at run time only, so that no pattern can read it.
+    """
 
     op_type: str
     inputs: tuple[Operand, ...]
@@ -28,6 +31,7 @@ class Call:
     parameters: Mapping[str, Any]
     results: tuple[TensorInfo, ...]
     node: ir.Node
+    computed: bool = False
 
     @property
     def x(self) -> Operand:
@@ -110,13 +114,16 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
     names = input_names(node.op_type, b.opset)
     inputs: list[Operand] = []
     parameters: dict[str, Any] = {}
+    computed = False
     for name, attribute in node.attributes.items():
         value = attribute.value
         parameters[name] = list(value) if isinstance(value, (tuple, list)) else value
     for index, value in enumerate(node.inputs):
         name = names[index] if index < len(names) else ""
         tensor = known_tensor(value)
-        if name in PARAMETERS and name != "indices" and index > 0 and (tensor is not None or value is None):
+        is_parameter = name in PARAMETERS and name != "indices" and index > 0
+        computed |= is_parameter and name != "shape" and value is not None and tensor is None
+        if is_parameter and (tensor is not None or value is None):
             if tensor is not None:
                 numbers = tensor.numpy().ravel().tolist()
                 parameters[name] = numbers[0] if tensor.shape.rank() == 0 else numbers
@@ -129,7 +136,7 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
     if node.op_type == "Clip":
         parameters = {"min": None, "max": None, **parameters}
     outputs = tuple(str(value.name).rpartition("/")[2] for value in node.outputs)
-    return Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node)
+    return Call(node.op_type, tuple(inputs), outputs, parameters, tuple(results), node, computed)
 
 
 def explicit(b: PatternBuilder, call: Call) -> Call:
@@ -146,16 +153,16 @@ def explicit(b: PatternBuilder, call: Call) -> Call:
         rank = len(shape) + (len(params.get("axes") or ()) if call.op_type == "Unsqueeze" else 0)
         if isinstance(params.get("axis"), int) and -rank <= params["axis"] < 0:
             params["axis"] += rank
-        if call.op_type == "Slice" and {"starts", "ends"} <= params.keys():
+        if call.op_type == "Slice" and not call.computed:
             params.setdefault("axes", list(range(len(params["starts"]))))
         if params.get("axes") and all(-rank <= axis < rank for axis in params["axes"]):
             params["axes"] = [axis % rank for axis in params["axes"]]
-    if call.op_type == "Split" and "split" not in params:
+    if call.op_type == "Split" and "split" not in params and not call.computed:
         size = None if shape is None or params["axis"] >= len(shape) else shape[params["axis"]]
         each = None if size is None else -(-size // len(call.names))
         if size is not None and each is not None:
             params["split"] = [each] * (len(call.names) - 1) + [size - each * (len(call.names) - 1)]
-    if call.op_type == "Slice" and shape is not None:
+    if call.op_type == "Slice" and shape is not None and not call.computed:
         _one_axis(params, shape)
     return dataclasses.replace(call, parameters=params)
 
@@ -170,11 +177,10 @@ def _one_axis(params: dict[str, Any], shape: Sequence[int | None]) -> None:
     for axis, start, end in zip(params["axes"], params["starts"], params["ends"], strict=True):
         size = shape[axis]
         low, high, _ = (start, end, 1) if size is None else slice(start, end).indices(size)
-        if size is None or (low, high) != (0, size):
-            cuts.append((axis, low, high))
-    if cuts:
-        params["axes"], params["starts"], params["ends"] = map(list, zip(*cuts, strict=True))
-        params.pop("steps", None)
+        cuts.append((axis, low, high if size is None else max(low, high)))
+    some = [cut for cut in cuts if cut[1:] != (0, shape[cut[0]])]
+    params["axes"], params["starts"], params["ends"] = map(list, zip(*(some or cuts[:1]), strict=True))
+    params.pop("steps", None)
 
 
 def _constant(value: ir.Value, tensor: ir.TensorProtocol, b: GraphBuilder) -> Constant:
@@ -189,9 +195,9 @@ def sizes_of(b: PatternBuilder, operand: Operand) -> tuple[int, ...] | None:
 
 
 def result_sizes(b: PatternBuilder, call: Call) -> list[int] | None:
-    """The sizes of the result; one that is not known is left to Reshape, as -1."""
+    """The sizes of the result; one that is not known is left to Reshape, as -1, and 0 is not to be written."""
     shape = call.results[0].shape
-    if shape is None or sum(size is None for size in shape) > 1:
+    if shape is None or 0 in shape or sum(size is None for size in shape) > 1:
         return None
     return [-1 if size is None else size for size in shape]
 

@@ -69,7 +69,7 @@ def reshape_by_parts(b: PatternBuilder, call: Call) -> Results:
 
 def squeeze_by_gather(b: PatternBuilder, call: Call) -> Results:
     """The one place of an axis of size 1."""
-    axes = call.parameters["axes"]
+    axes = call.parameters.get("axes") or []
     if len(axes) != 1:
         return None
     return [b.op("Gather", call.x, constant(0, ir.DataType.INT64, "first"), name=call.name, axis=axes[0])]
@@ -176,6 +176,7 @@ def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
     if (
         len(before) < len(shapes)
         or len(after) < len(results)
+        or any(0 in shape for shape in (*before, *after))  # for Reshape 0 is the size of its input
         or len(params.get("axes") or [0]) != 1
         or "steps" in params
     ):

@@ -159,10 +159,14 @@ class _Legalizer:
             return self._simplified(node, view.outputs, written) or self._written(node, written)
         b = self._pattern_builder(node, view.outputs)
         call = explicit(b, call_of(node, b, view.outputs))
-        key = (node.op_type, tuple(b.info(x) for x in call.inputs), len(call.names), repr(sorted(_plain(call))))
+        key = (
+            node.op_type, tuple(b.info(x) for x in call.inputs), len(call.names), call.computed,
+            repr(sorted(_plain(call))),
+        )  # fmt: skip
         if key not in path and [step[0] for step in path].count(node.op_type) < 2:
             known = self._patterns.get(key)
-            for pattern in PATTERNS.get(node.op_type, ()) if known is None else (known,):
+            patterns = () if call.computed else PATTERNS.get(node.op_type, ())
+            for pattern in patterns if known is None else (known,):
                 replacement = self._attempt(pattern, node, call, view.outputs, (*path, key), written)
                 if replacement is not None:
                     self._patterns[key] = pattern

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -42,14 +42,12 @@ def _identity_by_sum(b: PatternBuilder, call: Call) -> Results:
 
 def _sub_by_add(b: PatternBuilder, call: Call) -> Results:
     left, right = call.inputs
-    if not is_float(b, left):
-        return None
     return [b.add(b.mul(right, b.scalar(-1.0), f"minus_{call.name}"), left, call.name)]
 
 
 def _add_by_sub(b: PatternBuilder, call: Call) -> Results:
     left, right = call.inputs
-    if not is_float(b, left) or b.opset < BROADCASTS_BY_RULE:
+    if b.opset < BROADCASTS_BY_RULE:
         return None
     if isinstance(right, Constant):
         return [
@@ -97,10 +95,14 @@ def _relu_by_clip(b: PatternBuilder, call: Call) -> Results:
 
 def _clip_by_min_max(b: PatternBuilder, call: Call) -> Results:
     low, high = call.parameters["min"], call.parameters["max"]
-    if high is None or b.opset < MAX_BROADCASTS:
+    if b.opset < MAX_BROADCASTS or (low is None and high is None):
         return None
-    above = b.op_direct("Max", call.x, _number_like(b, low, call.x), name=f"{call.name}_below")
-    return [b.op_direct("Min", above, _number_like(b, high, call.x), name=call.name)]
+    if high is None:
+        return [b.op_direct("Max", call.x, _number_like(b, low, call.x), name=call.name)]
+    x = call.x if low is None else b.op_direct(
+        "Max", call.x, _number_like(b, low, call.x), name=f"{call.name}_below"
+    )  # fmt: skip
+    return [b.op_direct("Min", x, _number_like(b, high, call.x), name=call.name)]
 
 
 def _number_like(b: PatternBuilder, number: float, x: Operand) -> Operand:
@@ -128,7 +130,7 @@ def _clip_in_rank_four(b: PatternBuilder, call: Call) -> Results:
 def _clip_by_relu(b: PatternBuilder, call: Call) -> Results:
     """high - max(0, width - max(0, x - low)); rounds to the last place of the width, so that must be small."""
     low, high = call.parameters["min"], call.parameters["max"]
-    if high is None or not 0 < high - low <= NEAR:
+    if None in (low, high) or not 0 < high - low <= NEAR:
         return None
     from_low = b.op("Relu", b.add(call.x, b.scalar(-low), "from_low") if low else call.x, name="above_low")
     to_high = b.add(b.mul(from_low, b.scalar(-1.0), "minus"), b.scalar(high - low), "to_high")
@@ -139,7 +141,9 @@ def _clip_by_relu(b: PatternBuilder, call: Call) -> Results:
 def _clip_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
     """min(x, high) as 1 / max(1 / x, 1 / high) on both sides of zero; rounds relatively, for a Clip that is wide."""
     low, high = call.parameters["min"], call.parameters["max"]
-    return None if high is None else [b.clip_by_reciprocal(call.x, low, high, call.name)]
+    if None in (low, high) or not low <= 0 <= high:
+        return None
+    return [b.clip_by_reciprocal(call.x, low, high, call.name)]
 
 
 def _less_by_greater(b: PatternBuilder, call: Call) -> Results:
@@ -188,6 +192,8 @@ def _cast_of_less(b: PatternBuilder, call: Call) -> Results:
     node = call.x.producer() if isinstance(call.x, ir.Value) else None
     if node is None or node.op_type not in ("Less", "Greater") or call.parameters["to"] != int(b.dtype):
         return None
+    if "rnn_lower.node" not in call.node.metadata_props:  # integers of the model may be larger
+        return None
     low, high = node.inputs if node.op_type == "Less" else node.inputs[::-1]
     dtype = None if low is None else b.checker.info(low).dtype
     if dtype is None or not dtype.is_integer():
@@ -226,8 +232,6 @@ def _sigmoid_by_exp(b: PatternBuilder, call: Call) -> Results:
 
 def _by_equation(b: PatternBuilder, call: Call) -> Results:
     """An activation by its equation."""
-    if not is_float(b, call.x):
-        return None
     alpha, beta = DEFAULTS.get(call.op_type, (0.0, 0.0))
     alpha, beta = call.parameters.get("alpha", alpha), call.parameters.get("beta", beta)
     with b.scope(call.name):
@@ -322,7 +326,22 @@ _RANKED = (
 )  # fmt: skip
 """Operators that some runtimes support in rank 4 only."""
 
+_OF_FLOATS = (*EQUATIONS, "Abs", "Add", "Clip", "Div", "MatMul", "Mul", "Reciprocal", "Relu", "Sigmoid", "Sub", "Tanh")
+"""Operators whose patterns compute with floats; the nodes of a model may be of integers."""
+
+
+def _of_floats(pattern: Pattern, b: PatternBuilder, call: Call) -> Results:
+    return pattern(b, call) if is_float(b, call.x) else None
+
+
+def _patterns(op_type: str) -> Iterator[Pattern]:
+    """The patterns of an operator in the order in which they are tried."""
+    if op_type in _RANKED:
+        yield data_movement.in_rank_four
+    for pattern in _BY_OPERATOR.get(op_type, ()):
+        yield functools.partial(_of_floats, pattern) if op_type in _OF_FLOATS else pattern
+
+
 PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
-    op_type: (*((data_movement.in_rank_four,) if op_type in _RANKED else ()), *_BY_OPERATOR.get(op_type, ()))
-    for op_type in sorted({*_BY_OPERATOR, *_RANKED})
+    op_type: tuple(_patterns(op_type)) for op_type in sorted({*_BY_OPERATOR, *_RANKED})
 }

@@ -1,0 +1,107 @@
+"""Nodes of the model under --legalize-all: what is replaced computes the same, what cannot be read stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from judge import close, run_onnxruntime
+from onnx import helper, numpy_helper
+
+import rnn_lower
+from rnn_lower.targeting import TARGETS
+
+FLOATS = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
+WHOLE = np.arange(-12, 12, dtype=np.int64).reshape(2, 3, 4)
+
+
+def whole(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+CASES = {
+    "Slice": (FLOATS, {"starts": whole(0, -3), "ends": whole(2, 2**31 - 1), "axes": whole(0, -1)}, {}),
+    "Slice of all": (FLOATS, {"starts": whole(0), "ends": whole(2**31 - 1), "axes": whole(1)}, {}),
+    "Slice of nothing": (FLOATS, {"starts": whole(2), "ends": whole(1), "axes": whole(1)}, {}),
+    "Slice of two axes": (FLOATS, {"starts": whole(1, 1), "ends": whole(2, -1)}, {}),
+    "Split": (FLOATS, {"split": whole(1, 3)}, {"axis": 2, "outputs": 2}),
+    "Split with an empty part": (FLOATS, {"split": whole(0, 4)}, {"axis": 2, "outputs": 2}),
+    "Squeeze": (FLOATS[:1], {"axes": whole(0)}, {}),
+    "Squeeze of every 1": (FLOATS[:1, :1], {}, {}),
+    "Unsqueeze": (FLOATS, {"axes": whole(-1)}, {}),
+    "Clip": (FLOATS, {"min": np.float32(-1), "max": np.float32(1)}, {}),
+    "Clip above": (FLOATS, {"": None, "max": np.float32(1)}, {}),
+    "Clip below": (FLOATS, {"min": np.float32(-1)}, {}),
+    "Clip far from zero": (FLOATS, {"min": np.float32(1), "max": np.float32(2)}, {}),
+    "Clip of integers": (WHOLE, {"min": np.int64(-1), "max": np.int64(1)}, {}),
+    "Add": (WHOLE, {"right": WHOLE[::-1].copy()}, {}),
+    "Sub": (WHOLE, {"right": WHOLE[::-1].copy()}, {}),
+    "Mul": (WHOLE, {"right": WHOLE[::-1].copy()}, {}),
+    "Div": (WHOLE, {"right": np.abs(WHOLE) + 1}, {}),
+    "Abs": (WHOLE, {}, {}),
+    "MatMul": (WHOLE, {"right": WHOLE.reshape(2, 4, 3)}, {}),
+    "Less": (WHOLE, {"right": WHOLE[::-1].copy()}, {}),
+    "Cast": (WHOLE, {}, {"to": 1}),
+    "Gather": (FLOATS, {"indices": whole(-1, 0)}, {"axis": 2}),
+    "Reshape": (FLOATS, {"shape": whole(0, -1)}, {}),
+}  # fmt: skip
+
+
+def one_node(name: str, computed: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A node whose other inputs are initializers, or inputs of the model where they are computed."""
+    x, others, attributes = CASES[name]
+    count = attributes.get("outputs", 1)
+    given = {key: np.asarray(value) for key, value in others.items() if value is not None}
+    results = [f"y{index}" for index in range(count)]
+    kept = {key: value for key, value in attributes.items() if key != "outputs"}
+    node = helper.make_node(name.partition(" ")[0], ["x", *others], results, name="n", **kept)
+    inputs = {"x": x, **(given if computed else {})}
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info(key, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for key, value in inputs.items()
+        ],
+        [helper.make_empty_tensor_value_info(result) for result in results],
+        [] if computed else [numpy_helper.from_array(value, key) for key, value in given.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    model.graph.ClearField("output")
+    model.graph.output.extend(inferred.graph.output)
+    return model, inputs
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["constants", "computed"])
+@pytest.mark.parametrize("name", CASES)
+def test_replaced_nodes_compute_the_same(name, computed):
+    """For every target, whether the parameters are constants or known at run time only."""
+    model, feeds = one_node(name, computed)
+    want, seen = run_onnxruntime(model, feeds), {model.SerializeToString()}
+    for target in TARGETS:
+        try:
+            lowered = rnn_lower.lower(model, target=target, legalize_all=True)
+        except rnn_lower.UnsupportedError:
+            continue
+        if lowered.SerializeToString() not in seen:
+            seen.add(lowered.SerializeToString())
+            close(run_onnxruntime(lowered, feeds), want)
+
+
+def test_a_result_that_is_an_input_or_another_result_gets_its_own_node(tmp_path):
+    """A Slice of everything is no node at all, but an output of the model has one."""
+    model, feeds = one_node("Slice of all", computed=False)
+    model.graph.node.append(model.graph.node[0])
+    model.graph.node[1].name, model.graph.node[1].output[0] = "m", "z"
+    model.graph.output.append(model.graph.output[0])
+    model.graph.output[1].name = "z"
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'summary = "for a test"\nstatus = "documented"\nsource = "nowhere"\nforms = ["unroll"]\n'
+        'unroll_up_to = "always"\navoid = ["Slice", "Split"]\n',
+        encoding="utf-8",
+    )
+    lowered = rnn_lower.lower(model, target=str(path), legalize_all=True)
+    assert "Slice" not in {node.op_type for node in lowered.graph.node}
+    close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
