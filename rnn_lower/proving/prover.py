@@ -48,10 +48,12 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
             return Proof((), (str(error),))
         if rewrites_loops(before.model, after.model):
             return prove_whole(before, after, points, seed, deadline)
-        if not is_folded(after.proto):
-            return _prove_nodes(before, after, points, seed, deadline)
-        folded = _folded(source, after)
+        folded = _folded(source, after) if is_folded(after.proto) else before
         proof = _prove_nodes(folded, after, points, seed, deadline)
+        if proof.changed and (whole := prove_whole(before, after, points, seed, deadline)).ok:
+            return whole  # of nodes that are no recurrent ones, which were legalized
+        if folded is before:
+            return proof
         folding = prove_whole(before, folded, points, seed, deadline)
         unproved = tuple(f"constants are folded, which is not proved: {why}" for why in folding.reasons)
         return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
@@ -75,7 +77,8 @@ def changes(original: Any, lowered: Any) -> list[str]:
         if rewrites_loops(before.model, after.model):  # which changes all of it
             return []
         before = _folded(source, after) if is_folded(after.proto) else before
-        return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+        changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+        return changed if changed and not prove_whole(before, after, 1, 0, math.inf).ok else []
 
 
 def _folded(original: Document, lowered: Document) -> Document:

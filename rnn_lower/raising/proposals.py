@@ -91,7 +91,8 @@ def directions_of_loop(
         if isinstance(columns, int) and columns > 0:
             bound[state] = algebra.atom(state, columns, len(shape or state.shape or (0, 0)))
     if loop.op_type == "Scan":
-        if any(get_attribute(loop, "scan_input_axes", ir.AttributeType.INTS, ())):
+        axes = get_attribute(loop, "scan_input_axes", ir.AttributeType.INTS, None) or (0,)
+        if len(set(axes)) > 1 or axes[0] not in (0, 1):
             return
         reverse = all(get_attribute(loop, "scan_input_directions", ir.AttributeType.INTS, (0,)))
         for value, sequence in zip(body.inputs[count:], loop.inputs[count:], strict=True):
@@ -99,7 +100,7 @@ def directions_of_loop(
                 x = algebra.sum_of(sequence)
             except NoGuessError:
                 continue
-            bound[value] = dataclasses.replace(x, rank=x.rank - 1)
+            bound[value] = dataclasses.replace(x, rank=x.rank - 1, batch_first=x.batch_first or axes[0] == 1)
     algebra.enter(body, bound)
     after = body.outputs[first - (first > 0) :]
     sums = [_sum(algebra, value) for value in after]
