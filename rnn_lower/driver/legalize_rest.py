@@ -68,5 +68,17 @@ def _replace(
         emitted, results = legalize_copy(node, b, target.constraints, declared)
     except UnsupportedError:
         return False
-    convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, node.outputs, results)
+    computed, olds, news = {value for new in emitted for value in new.outputs}, [], []
+    for old, new in zip(node.outputs, results, strict=True):
+        if new in computed and new not in news:
+            olds.append(old)
+            news.append(new)
+        elif old.is_graph_output():  # a constant, or what the node reads, keeps its name
+            copy = ir.Node("", "Identity", [new], outputs=[ir.Value(type=old.type, shape=old.shape)])
+            emitted.append(copy)
+            olds.append(old)
+            news.append(copy.outputs[0])
+        else:
+            old.replace_all_uses_with(new)
+    convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, olds, news)
     return True

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import numpy_helper
 
 import rnn_lower
 from rnn_lower import cli
+from rnn_lower.errors import UnsupportedError
 
 RNN = """hT, Y = Loop (t, yes, h0) <body: graph = body (int64 i, bool c, float[M,4] h) => (bool d, float[M,4] hn, float[M,4] y) {
     x = Gather <axis = AXIS> (X, i) a = MatMul (x, W) b = MatMul (h, R) sum = Add (a, b) hn = Tanh (sum)
@@ -122,3 +124,36 @@ def test_legalized_nodes_are_proved_without_recurrent_ones(tmp_path):
         == 0
     )
     assert [node.op_type for node in onnx.load(out).graph.node] == ["Slice", "Slice", "Add"]
+
+
+@pytest.mark.parametrize("condition", ["Less (n, five)", "And (d5, hot)"])
+def test_a_loop_that_only_its_condition_ends(condition):
+    """As jax's while_loop and fori_loop become a Loop of 2**63 - 1 trips."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y)
+        <int64 most = {{9223372036854775807}}, bool yes = {{1}}, int64 five = {{5}}, int64 one = {{1}}, float big = {{1000}}> {{
+        y = Loop (most, yes, x) <body: graph = body (int64 i, bool c, float[2,3] h) => (bool d, float[2,3] hn) {{
+            hn = Tanh (h) n = Add (i, one) d5 = Less (n, five) sum = ReduceSum <keepdims = 0> (hn) hot = Less (sum, big)
+            d = {condition}
+        }}>
+    }}""")
+    if "hot" in condition:
+        with pytest.raises(UnsupportedError, match="depends on data"):
+            rnn_lower.lower(model, loops=True)
+    else:
+        lowered = rnn_lower.lower(model, loops=True)
+        assert sum(node.op_type == "Tanh" for node in lowered.graph.node) == 5
+        assert same(model, lowered, x=rows(2, 3))
+
+
+@pytest.mark.parametrize(
+    "nodes", ["v = Slice (W, s, e, a) w = Slice (W, s, e, a)", "v = Reshape (x, as) w = Reshape (x, as)"]
+)
+def test_a_node_that_is_legalized_to_a_constant_or_to_what_it_reads(nodes):
+    """Two of them may be one value, which then has neither name."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]> g (float[4,4] x) => (float[4,C] y, float[4,D] w)
+        <int64[1] s = {{0}}, int64[1] e = {{2}}, int64[1] a = {{1}}, int64[2] as = {{4, 4}}> {{
+        {nodes} p = MatMul (x, v) q = MatMul (x, w) y = Add (p, q)
+    }}""")
+    model.graph.initializer.append(numpy_helper.from_array(rows(4, 4), "W"))
+    lowered = rnn_lower.lower(model, target="tidl", legalize_all=True)
+    assert same(model, lowered, x=rows(4, 4))
