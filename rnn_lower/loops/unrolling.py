@@ -51,7 +51,9 @@ class Unroller:
         """What the outputs of a Loop or Scan are."""
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
-                raise NotCountedError("it carries a sequence of unknown length; export with tensors as states")
+                raise NotCountedError(
+                    "it carries a sequence, which only a runtime can hold; export with tensors as states"
+                )
         results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
         if len(results) != len(node.outputs):
             raise NotCountedError(f"its body returns {len(results)} values, and it has {len(node.outputs)} outputs")

@@ -377,7 +377,9 @@ def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     axis = get_attribute(node, "axis", ir.AttributeType.INT, 0)
     x, index = algebra.sum_of(node.inputs[0]), algebra.constant(node.inputs[1])
     if index is None and algebra.is_step(node) and (axis == 0 or (axis, x.rank) == (1, 3)):
-        return dataclasses.replace(x, rank=x.rank - (algebra.rank(node.inputs[1]) == 0), batch_first=axis == 1)
+        return dataclasses.replace(
+            x, rank=x.rank - (algebra.rank(node.inputs[1]) == 0), batch_first=x.batch_first != (axis == 1)
+        )
     if axis != 0:
         return None
     ranks = algebra.rank(node.inputs[1]) if index is None else index.ndim

@@ -113,6 +113,8 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
         return None
     facts = Facts(model).settled()
     deadline, why = time.thread_time() + SECONDS, "no recurrent node computes such a state"
+    if any(_is_choice(node, facts) for loop in region.loops for node in loop.attributes["body"].as_graph()):
+        why = "its steps choose by truth values, such as those of a mask with holes; no recurrent node does"
     for proposal in itertools.islice(_proposals(model, region, twin, facts), MOST_TRIES):
         model.graph.extend(proposal.nodes)
         for value in proposal.constants:
@@ -130,6 +132,12 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
         if time.thread_time() > deadline:
             break
     return Raised(region.name, why=why)
+
+
+def _is_choice(node: ir.Node, facts: Facts) -> bool:
+    """Whether truth values decide which numbers a step takes; tf2onnx multiplies by them."""
+    x = node.inputs[0] if node.inputs else None
+    return node.op_type == "Where" or (node.op_type == "Cast" and x is not None and facts.dtype(x) == ir.DataType.BOOL)
 
 
 def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:

@@ -157,3 +157,22 @@ def test_a_node_that_is_legalized_to_a_constant_or_to_what_it_reads(nodes):
     model.graph.initializer.append(numpy_helper.from_array(rows(4, 4), "W"))
     lowered = rnn_lower.lower(model, target="tidl", legalize_all=True)
     assert same(model, lowered, x=rows(4, 4))
+
+
+@pytest.mark.parametrize("mix", ["a = Mul (z, n) b = Mul (rest, h)", "a = Mul (rest, n) b = Mul (z, h)"])
+def test_a_gru_whose_gate_is_the_share_of_the_new_state(mix):
+    """As Cho et al., Haiku and many an own cell write it: 1 - sigmoid(x) is sigmoid(-x)."""
+    step = f"""x = Gather (X, i) xz = MatMul (x, W) xr = MatMul (x, W1) xn = MatMul (x, W2) hz = MatMul (h, R) hr = MatMul (h, R1)
+        az = Add (xz, hz) ar = Add (xr, hr) z = Sigmoid (az) r = Sigmoid (ar) rh = Mul (r, h) hn = MatMul (rh, R2)
+        an = Add (xn, hn) n = Tanh (an) rest = Sub (one, z) {mix} new = Add (a, b) y = Identity (new) d = Identity (c)"""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]> g (float[T,N,3] X, float[N,4] h0)
+        => (float[A,B,C] Y, float[D,E] hT) <float one = {{1}}, bool yes = {{1}}, int64 first = {{0}}> {{
+        s = Shape (X) t = Gather (s, first)
+        hT, Y = Loop (t, yes, h0) <body: graph = body (int64 i, bool c, float[N,4] h) => (bool d, float[N,4] new, float[N,4] y) {{ {step} }}>
+    }}""")
+    for index, name in enumerate(("W", "W1", "W2", "R", "R1", "R2")):
+        array = np.random.default_rng(index).normal(size=(3 if "W" in name else 4, 4)).astype("f4")
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    raised = rnn_lower.raise_loops(model)
+    assert [node.op_type for node in raised.graph.node if node.op_type in ("Loop", "GRU")] == ["GRU"]
+    assert same(model, raised, X=rows(5, 2, 3), h0=rows(2, 4))
