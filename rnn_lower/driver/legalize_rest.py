@@ -23,6 +23,9 @@ from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
 
+LEGALIZED = "rnn_lower.legalized"
+"""The metadata of a node that takes the place of one of the model that is no recurrent node: the operator."""
+
 
 def legalize_rest(
     model: ir.Model, target: Target, facts: Facts, select: Callable[[ir.Node], bool] = lambda _: True
@@ -68,7 +71,9 @@ def _replace(
         emitted, results = legalize_copy(node, b, target.constraints, declared)
     except UnsupportedError:
         return False
-    computed, olds, news = {value for new in emitted for value in new.outputs}, [], []
+    for new_node in emitted:
+        new_node.metadata_props[LEGALIZED] = node.op_type
+    computed, olds, news = {value for new_node in emitted for value in new_node.outputs}, [], []
     for old, new in zip(node.outputs, results, strict=True):
         if new in computed and new not in news:
             olds.append(old)
