@@ -176,3 +176,21 @@ def test_a_gru_whose_gate_is_the_share_of_the_new_state(mix):
     raised = rnn_lower.raise_loops(model)
     assert [node.op_type for node in raised.graph.node if node.op_type in ("Loop", "GRU")] == ["GRU"]
     assert same(model, raised, X=rows(5, 2, 3), h0=rows(2, 4))
+
+
+@pytest.mark.parametrize("condition", ["big = Greater (n, one)", "big = Greater (h, zero)"])
+def test_a_choice_between_a_number_and_nan_is_no_sum(condition):
+    """As jax writes the variance of a layer normalization in a step; a sum of both would be NaN everywhere."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y)
+        <int64 trips = {{3}}, bool yes = {{1}}, float one = {{1}}, float n = {{3}}, float zero = {{0}}> {{
+        y = Loop (trips, yes, x) <body: graph = body (int64 i, bool c, float[2,3] h) => (bool d, float[2,3] hn) {{
+            {condition} a = Abs (h) picked = Where (big, a, nan) hn = Add (picked, one) d = Identity (c)
+        }}>
+    }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(np.nan), "nan"))
+    lowered = rnn_lower.lower(model, target="tidl")
+    assert "Loop" not in recurrent(lowered)
+    assert all(
+        np.array_equal(a, b, equal_nan=True)
+        for a, b in zip(run(model, x=rows(2, 3)), run(lowered, x=rows(2, 3)), strict=True)
+    )
