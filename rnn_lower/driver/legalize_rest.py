@@ -24,7 +24,8 @@ from rnn_lower.targeting.profile import Target
 logger = logging.getLogger("rnn_lower")
 
 LEGALIZED = "rnn_lower.legalized"
-"""The metadata of a node that takes the place of one of the model that is no recurrent node: the operator."""
+"""The metadata of a node that takes the place of one of the model that is no recurrent node, or that reads a value in
+its place: the operator."""
 
 
 def legalize_rest(
@@ -71,8 +72,6 @@ def _replace(
         emitted, results = legalize_copy(node, b, target.constraints, declared)
     except UnsupportedError:
         return False
-    for new_node in emitted:
-        new_node.metadata_props[LEGALIZED] = node.op_type
     computed, olds, news = {value for new_node in emitted for value in new_node.outputs}, [], []
     for old, new in zip(node.outputs, results, strict=True):
         if new in computed and new not in news:
@@ -84,6 +83,10 @@ def _replace(
             olds.append(old)
             news.append(copy.outputs[0])
         else:
+            for user, _ in old.uses():
+                user.metadata_props[LEGALIZED] = node.op_type
             old.replace_all_uses_with(new)
+    for new_node in emitted:
+        new_node.metadata_props[LEGALIZED] = node.op_type
     convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, olds, news)
     return True

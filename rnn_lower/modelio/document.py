@@ -234,6 +234,9 @@ class Document:
         proto, names = self._origin[node], ["" if value is None else value.name or "" for value in node.inputs]
         if list(proto.input) != names:
             proto.input[:] = names
+            known = {entry.key for entry in proto.metadata_props}
+            for key in node.metadata_props.keys() - known:
+                proto.metadata_props.add(key=key, value=node.metadata_props[key])
         return proto
 
     def _write_values(

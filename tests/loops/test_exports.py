@@ -157,6 +157,7 @@ def test_a_node_that_is_legalized_to_a_constant_or_to_what_it_reads(nodes):
     model.graph.initializer.append(numpy_helper.from_array(rows(4, 4), "W"))
     lowered = rnn_lower.lower(model, target="tidl", legalize_all=True)
     assert same(model, lowered, x=rows(4, 4))
+    assert rnn_lower.prove(model, lowered).ok
 
 
 @pytest.mark.parametrize("mix", ["a = Mul (z, n) b = Mul (rest, h)", "a = Mul (rest, n) b = Mul (z, h)"])
