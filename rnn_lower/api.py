@@ -246,14 +246,14 @@ def raise_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *, dims: Dims | None = None,
     progress: files.Progress | None = None,
 ) -> list[Raised]:  # fmt: skip
-    """`raise_loops` from file to file; returns the result for each loop. Nothing is written if all loops stay."""
+    """`raise_loops` from file to file; returns the result for each loop. Nothing is written where none is replaced."""
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
 
     document = files.load(source)
 
     def work() -> list[Raised]:
         raised, loops = raise_document(document, Options(dims=dims).dims)
-        if any(loop.op_type for loop in loops) or not loops:
+        if any(loop.op_type for loop in loops):
             with files.staged(
                 raised, destination, progress, None, _data_of_source(document, source, destination)
             ) as staged:

@@ -59,7 +59,7 @@ def compare_models(
     comparison, node_runs = Comparison(rtol, atol, discrete=not is_same), NodeRuns(models.original, models.nodes)
     runs = 1 if provided else runs
     fixed = fixed_sizes(models.original.model, models.lowered.proto)
-    sampled = samples.Samples(models.original.model, seed, fixed, models.nodes)
+    sampled = samples.Samples(models.original.model, seed, fixed, models.nodes, required_inputs(models.lowered.model))
     unproved = models.unproved(proof)
     count, written = 0, ""
 

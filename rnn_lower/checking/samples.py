@@ -124,18 +124,23 @@ class _Plan:
 class Samples:
     """Sets of inputs for a model.
 
-    fixed: sizes by input and axis.  nodes: its recurrent nodes, read here when not given.
+    fixed: sizes by input and axis.  nodes: its recurrent nodes, read here when not given.  named: inputs of the model
+    that is compared with it, which may give sizes one name: a node has one batch size where a loop broadcasts.
     """
 
     def __init__(
         self, model: ir.Model, seed: int = 0, fixed: Mapping[tuple[str, int], int] = {},
-        nodes: Sequence[RecurrentNode] | None = None,
+        nodes: Sequence[RecurrentNode] | None = None, named: Sequence[ir.Value] = (),
     ) -> None:  # fmt: skip
         self.seed, self.inputs, self.fixed = seed, required_inputs(model), fixed
         nodes = read_nodes(model) if nodes is None else nodes
         self.ties, self.defaults, self.ranges = _ties(nodes), _defaults(model), ranges(model, model.graph.inputs)
         self.ranks = {str(v.name): rank for v in self.inputs if (rank := _rank(v, nodes, fixed)) is not None}
         inputs = {str(value.name): value for value in self.inputs}
+        for value in named:
+            if (same := inputs.get(str(value.name))) is not None:
+                for axis in range(len(value.shape or ())):
+                    self.ties.tie(symbol(same, axis), f"named/{symbol(value, axis)}")
         self.known = {self.ties.find(symbol(inputs[name], axis)): size for (name, axis), size in fixed.items()}
         self.limits = _length_limits(nodes)
         read = [(name, value) for node in nodes for name, value in node.inputs.items() if value.is_graph_input()]

@@ -183,7 +183,7 @@ def _raise(arguments: argparse.Namespace) -> int:
 
     _keep_recurrent_model(arguments)
     loops = api.raise_file(arguments.model, arguments.output, dims=_dims(arguments))
-    written = arguments.output if any(one.op_type for one in loops) or not loops else None
+    written = arguments.output if any(one.op_type for one in loops) else None
     with _stdout_for_text(written, arguments):
         printing.print_raised(arguments, written, loops)
     return DONE if written else DIFFERENT

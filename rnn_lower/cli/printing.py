@@ -65,7 +65,8 @@ def print_inspected(
     for loop in loops:
         graph = "" if loop.where == "main graph" else f" ({loop.where})"
         trips = "an unknown number of trips" if loop.trips is None else f"{loop.trips} trips"
-        _print(f"{loop.node}{graph}: {loop.op}, {trips}, states {', '.join(loop.states) or 'none'}; {loop.recognized}")
+        is_node = f"; {loop.recognized}" if loop.recognized else ""
+        _print(f"{loop.node}{graph}: {loop.op}, {trips}, states {', '.join(loop.states) or 'none'}{is_node}")
         if loop.mend:
             _print(f"    {loop.mend}")
 

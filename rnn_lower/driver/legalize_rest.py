@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 from onnx_ir import convenience
@@ -22,6 +22,10 @@ from rnn_lower.shapes.shape_info import Facts, declared_by
 from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
+
+LEGALIZED = "rnn_lower.legalized"
+"""The metadata of a node that takes the place of one of the model that is no recurrent node, or that reads a value in
+its place: the operator."""
 
 
 def legalize_rest(
@@ -68,15 +72,33 @@ def _replace(
         emitted, results = legalize_copy(node, b, target.constraints, declared)
     except UnsupportedError:
         return False
-    made = {value for new in emitted for value in new.outputs}
-    for index, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
-        if old.is_graph_output() and new not in made:  # a result is of the graph's own nodes, each another one
-            emitted.append(ir.Node("", "Identity", [new], name=f"{old.name}/result"))
-            results[index] = emitted[-1].outputs[0]
-            checker = ConstraintChecker(target.constraints, scope.opset, declared)
-            if checker.violation(emitted[-1]) is not None:
-                detach(emitted)
-                return False
-        made.discard(new)
-    convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, node.outputs, results)
+    results = _own_results(node, emitted, results)
+    checker = ConstraintChecker(target.constraints, scope.opset, declared)
+    if any(checker.violation(new) is not None for new in emitted if new.op_type == "Identity"):
+        detach(emitted)
+        return False
+    computed, renamed = {value for new in emitted for value in new.outputs}, {}
+    for old, new in zip(node.outputs, results, strict=True):
+        if new in computed and new not in renamed:
+            renamed[new] = old
+        else:  # a constant, or what the node reads, keeps its name
+            for user, _ in old.uses():
+                user.metadata_props[LEGALIZED] = node.op_type
+            old.replace_all_uses_with(new)
+    for new_node in emitted:
+        new_node.metadata_props[LEGALIZED] = node.op_type
+    convenience.replace_nodes_and_values(scope.graph, node, [node], emitted, list(renamed.values()), list(renamed))
     return True
+
+
+def _own_results(node: ir.Node, emitted: list[ir.Node], results: Sequence[ir.Value]) -> list[ir.Value]:
+    """The results, where one that is an output of the graph has a node of its own: no input or other result is it."""
+    computed, own = {value for new in emitted for value in new.outputs}, []
+    for old, new in zip(node.outputs, results, strict=True):
+        if old.is_graph_output() and (new not in computed or new in own):
+            copy = ir.Node("", "Identity", [new], outputs=[ir.Value(type=old.type, shape=old.shape)])
+            emitted.append(copy)
+            own.append(copy.outputs[0])
+        else:
+            own.append(new)
+    return own

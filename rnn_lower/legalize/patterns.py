@@ -166,12 +166,17 @@ def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
 def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
     """m x + (1 - m) y: NaN and infinity of what is not selected come through."""
     mask, chosen, otherwise = call.inputs
-    if not is_float(b, chosen):
+    if not is_float(b, chosen) or not (_may_be_finite(chosen) and _may_be_finite(otherwise)):
         return None
     numbers = b.cast(mask, ir.DataType.BOOL, b.dtype, "mask")
     selected = None if _zero(b, chosen) else b.mul(numbers, chosen)
     rest = None if _zero(b, otherwise) else b.mul(b.sub(b.scalar(1.0), numbers, "rest"), otherwise)
     return None if selected is None and rest is None else [b.add(selected, rest, call.name)]
+
+
+def _may_be_finite(operand: Operand) -> bool:
+    """Whether an operand is not known to hold NaN or infinity, as the value of masked scores is."""
+    return not isinstance(operand, Constant) or bool(np.isfinite(operand.load().astype(np.float64)).all())
 
 
 def _zero(b: PatternBuilder, operand: Operand) -> bool:

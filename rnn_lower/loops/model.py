@@ -13,6 +13,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import Scope, get_attribute, nodes, used_names, with_bodies
+from rnn_lower.loops.items import written
 from rnn_lower.loops.simplify import simplify
 from rnn_lower.loops.unrolling import LOOPS, NotCountedError, Unroller
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
@@ -21,6 +22,9 @@ from rnn_lower.transforms.fold import fold
 
 MARK = "rnn_lower.loop"
 """The metadata that names the loop of which an emitted node is a step."""
+
+SIZES = (None, ir.DataType.INT32, ir.DataType.INT64)
+"""What the element type of sizes may be, as far as it is declared."""
 
 ROUNDS = 8
 """How often unrolling may tell the trip counts of further loops; each takes one level of loops in loops."""
@@ -54,7 +58,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
 
     max_nodes: how many may be written.
     """
-    fold(model)
+    _fold(model)
     done, remaining = list[str](), list[RemainingLoop]()
     for _ in range(ROUNDS):
         for node, _ in loops(model):
@@ -79,9 +83,27 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
             model.graph.register_initializer(value)
         if len(done) == count:
             break
-        fold(model)
+        _fold(model)
         simplify(model)
     return done, remaining
+
+
+def _fold(model: ir.Model) -> None:
+    """Fold constants; a Split of sizes becomes Slices first, since the optimizer folds no node of several outputs."""
+    splits = [(node, scope) for node, scope in nodes(model) if node.op_type == "Split" and node.domain == ""
+              and (value := node.inputs[0]) is not None and value.dtype in SIZES]  # fmt: skip
+    facts, names = Facts(model).settled() if splits else None, Names(used_names(model))
+    pool = ConstantPool(names, model.ir_version < 4)
+    for node, scope in splits:
+        value = node.inputs[0]
+        if facts is None or value is None or facts.shape(value) != (len(node.outputs),):
+            continue
+        b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type)
+        parts = [written(b.slice(value, 0, k, k + 1)) for k in range(len(node.outputs))]
+        convenience.replace_nodes_and_values(scope.graph, node, [node], b.nodes, node.outputs, parts)
+    for value in pool.initializers:
+        model.graph.register_initializer(value)
+    fold(model)
 
 
 def _split_gemms(body: ir.Graph) -> None:

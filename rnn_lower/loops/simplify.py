@@ -31,6 +31,8 @@ def simplify(model: ir.Model) -> None:
                 rewriter.cut_rows(node)
             elif node.op_type == "Concat":
                 rewriter.stack_rows(node)
+            elif node.op_type == "Where":
+                rewriter.choose(node)
     for value in pool.initializers:
         model.graph.register_initializer(value)
     RemoveUnusedNodesPass()(model)
@@ -136,6 +138,22 @@ class _Rewriter:
                 user.outputs[0].replace_all_uses_with(row)
                 self._scope.graph.remove(user, safe=True)
         self._scope.graph.remove(node, safe=True)
+
+    def choose(self, node: ir.Node) -> None:
+        """The value that a known condition chooses, where nothing makes the result larger."""
+        condition, output = constant(node.inputs[0]), node.outputs[0]
+        if (
+            condition is None
+            or not condition.size
+            or (condition != condition.flat[0]).any()
+            or output.is_graph_output()
+        ):
+            return
+        chosen = node.inputs[1 if condition.flat[0] else 2]
+        shape = self._facts.shape(output)
+        if chosen is not None and shape is not None and None not in shape and self._facts.shape(chosen) == shape:
+            output.replace_all_uses_with(chosen)
+            self._scope.graph.remove(node, safe=True)
 
     def stack_rows(self, node: ir.Node) -> None:
         """Rows [N, K] joined to [T * N, K] and then shaped, which take no Unsqueeze each."""

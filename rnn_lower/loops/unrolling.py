@@ -24,6 +24,9 @@ NONDETERMINISTIC = ("Dropout", *RANDOM)
 
 SCAN_WITHOUT_BATCH = 9
 
+UNLIMITED = 2**31 - 1
+"""A trip count from which on exporters write that only the condition ends a loop."""
+
 Env = Mapping[ir.Value, Item]
 
 
@@ -48,7 +51,9 @@ class Unroller:
         """What the outputs of a Loop or Scan are."""
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
-                raise NotCountedError("it carries a sequence of unknown length; export with tensors as states")
+                raise NotCountedError(
+                    "it carries a sequence, which only a runtime can hold; export with tensors as states"
+                )
         results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
         if len(results) != len(node.outputs):
             raise NotCountedError(f"its body returns {len(results)} values, and it has {len(node.outputs)} outputs")
@@ -65,6 +70,8 @@ class Unroller:
         if limit is not None and (limit.dtype.kind not in "iu" or limit.size != 1):
             raise NotCountedError("its trip count is not an integer")
         count = None if limit is None else max(0, int(limit.item()))
+        if count is not None and count >= UNLIMITED and not _is_always_true(body):
+            count = None
         self._varying |= {body.inputs[0], *_changed(body.inputs[2:], body.outputs[1:])}
         if len(body.outputs) <= len(states):
             raise NotCountedError(f"its body returns {len(body.outputs)} values for {len(states)} states")

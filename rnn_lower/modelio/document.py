@@ -220,12 +220,24 @@ class Document:
         if keep is not None:
             for value in _weights_of(new):
                 value.const_value = keep(value)
-        nodes = [self._origin[node] if node in self._origin else ir.serde.serialize_node(node) for node in graph]
+        nodes = [self._proto_of(node) for node in graph]
         if len(nodes) != len(proto.node) or any(a is not b for a, b in zip(nodes, proto.node, strict=True)):
             del proto.node[:]
             proto.node.extend(nodes)
         if isinstance(graph, ir.Graph):
             self._write_values(graph, proto, new, keep)
+
+    def _proto_of(self, node: ir.Node) -> onnx.NodeProto:
+        """The protobuf of a node; that of the file, where there is one, with the names of what it reads now."""
+        if node not in self._origin:
+            return ir.serde.serialize_node(node)
+        proto, names = self._origin[node], ["" if value is None else value.name or "" for value in node.inputs]
+        if list(proto.input) != names:
+            proto.input[:] = names
+            known = {entry.key for entry in proto.metadata_props}
+            for key in node.metadata_props.keys() - known:
+                proto.metadata_props.add(key=key, value=node.metadata_props[key])
+        return proto
 
     def _write_values(
         self, graph: ir.Graph, proto: onnx.GraphProto, new: list[ir.Node],

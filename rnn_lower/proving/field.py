@@ -168,6 +168,12 @@ class Field:
             return signed > 0
         return np.where(small, (signed > 0).astype(np.uint64), self.function("above zero", x))
 
+    def sigmoid(self, x: Array) -> Array:
+        """A random function but for s(x) + s(-x) = 1."""
+        signed = self._signed(x)
+        share = self.function("sigmoid", np.abs(signed).astype(np.uint64))
+        return np.where(signed < 0, self.subtract(np.uint64(1), share), share)  # type: ignore[arg-type]
+
     def relu(self, x: Array) -> Array:
         """x s(x), where s is random but for s(x) + s(-x) = 1, so that relu(x) - relu(-x) = x holds for every x."""
         signed = self._signed(x)

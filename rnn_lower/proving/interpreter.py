@@ -142,7 +142,7 @@ class Interpreter:
             return Group(lambda x: scalar_functions.clip(self.field, x, low, high), clipped[0])
         argument = algebraic_patterns.sigmoid_of(node.outputs[0])
         if argument is not None:
-            return Group(functools.partial(self.field.function, "sigmoid"), argument)
+            return Group(self.field.sigmoid, argument)
         argument = algebraic_patterns.unlimited(node.inputs[0], self._limits) if node.op_type == "Tanh" else None
         return None if argument is None else Group(functools.partial(scalar_functions.tanh, self.field), argument)
 

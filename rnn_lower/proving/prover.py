@@ -12,11 +12,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import Scope, known_tensor, opset_of, owner_of, recurrent_nodes, roots, subgraphs
+from rnn_lower.ir.walk import Scope, known_tensor, nodes, opset_of, owner_of, recurrent_nodes, roots, subgraphs
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
@@ -48,10 +49,14 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
             return Proof((), (str(error),))
         if rewrites_loops(before.model, after.model):
             return prove_whole(before, after, points, seed, deadline)
-        if not is_folded(after.proto):
-            return _prove_nodes(before, after, points, seed, deadline)
-        folded = _folded(source, after)
+        folded = _folded(source, after) if is_folded(after.proto) else before
         proof = _prove_nodes(folded, after, points, seed, deadline)
+        if proof.changed and _is_legalized(after):
+            whole = prove_whole(before, after, points, seed, deadline)
+            proof = whole if whole.ok else proof
+            folded = before
+        if folded is before:
+            return proof
         folding = prove_whole(before, folded, points, seed, deadline)
         unproved = tuple(f"constants are folded, which is not proved: {why}" for why in folding.reasons)
         return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
@@ -75,7 +80,14 @@ def changes(original: Any, lowered: Any) -> list[str]:
         if rewrites_loops(before.model, after.model):  # which changes all of it
             return []
         before = _folded(source, after) if is_folded(after.proto) else before
-        return model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+        changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
+        is_proved = changed and _is_legalized(after) and prove_whole(before, after, 1, 0, math.inf).ok
+        return [] if is_proved else changed
+
+
+def _is_legalized(document: Document) -> bool:
+    """Whether nodes that are no recurrent ones were replaced."""
+    return any(LEGALIZED in node.metadata_props for node, _ in nodes(document.model))
 
 
 def _folded(original: Document, lowered: Document) -> Document:

@@ -374,11 +374,14 @@ def _concat(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
 
 def _gather(algebra: Algebra, node: ir.Node, _: int) -> Sum | None:
     """A step, or, in what was emitted here, all steps backwards."""
-    if get_attribute(node, "axis", ir.AttributeType.INT, 0) != 0:
-        return None
+    axis = get_attribute(node, "axis", ir.AttributeType.INT, 0)
     x, index = algebra.sum_of(node.inputs[0]), algebra.constant(node.inputs[1])
-    if index is None and algebra.is_step(node):
-        return dataclasses.replace(x, rank=x.rank - (algebra.rank(node.inputs[1]) == 0))
+    if index is None and algebra.is_step(node) and (axis == 0 or (axis, x.rank) == (1, 3)):
+        return dataclasses.replace(
+            x, rank=x.rank - (algebra.rank(node.inputs[1]) == 0), batch_first=x.batch_first != (axis == 1)
+        )
+    if axis != 0:
+        return None
     ranks = algebra.rank(node.inputs[1]) if index is None else index.ndim
     if ranks == 0:
         row = None if index is None else int(index)

@@ -101,22 +101,31 @@ def _gru(new: Sum) -> Iterator[Attempt]:
     tops = _functions(new)
     for z, n in itertools.permutations(tops) if len(tops) == 2 else ():
         inside, _ = _argument(n)
+        keeps_new = bool(np.all(_where_one(new, (z, n)) == 1))
         products = [atom for atom in inside.terms if atom.kind == "product"]
         if len(products) == 1 and (inside.terms[products[0]] == 1).all():
             for reset, linear in itertools.permutations(products[0].arguments):
                 r = reset.atom()
                 if r is not None and r.kind == "function" and linear.is_linear():
                     rest = {atom: matrix for atom, matrix in inside.terms.items() if atom is not products[0]}
-                    yield functools.partial(_gru_cell, z, r, n, dataclasses.replace(inside, terms=rest), linear)
+                    yield functools.partial(
+                        _gru_cell, keeps_new, z, r, n, dataclasses.replace(inside, terms=rest), linear
+                    )
         for atom in inside.terms:
             r = _reset_gate(atom)
             if r is not None:
-                yield functools.partial(_gru_cell, z, r, n, inside, None)
+                yield functools.partial(_gru_cell, keeps_new, z, r, n, inside, None)
 
 
-def _gru_cell(z: Atom, r: Atom, n: Atom, rest: Sum, linear: Sum | None, states: frozenset[ir.Value]) -> Cell:
-    """linear: what is reset, where the product comes first."""
+def _gru_cell(
+    keeps_new: bool, z: Atom, r: Atom, n: Atom, rest: Sum, linear: Sum | None, states: frozenset[ir.Value]
+) -> Cell:  # fmt: skip
+    """keeps_new: whether z is the share of the new state, not of the old one.  linear: what is reset, where the product
+    comes first.
+    """
     update, gate = _gate(z, states), _gate(n, states, rest)
+    if keeps_new:  # 1 - sigmoid(x) is sigmoid(-x)
+        update = dataclasses.replace(update, W=-update.W, R=-update.R, b=-update.b)
     if linear is not None:
         inner = _parts(linear, states)
         if gate.R.any() or inner.x is not None:
@@ -124,6 +133,17 @@ def _gru_cell(z: Atom, r: Atom, n: Atom, rest: Sum, linear: Sum | None, states: 
         gate = dataclasses.replace(gate, R=inner.R, Rb=inner.b)
     functions = (update.function, gate.function)
     return Cell("GRU", (update, _gate(r, states), gate), functions, reset_after=linear is not None)
+
+
+def _where_one(total: Sum, ones: tuple[Atom, ...]) -> np.ndarray:
+    """What a sum is where these atoms are 1 and all others 0."""
+    result = total.number
+    for atom, matrix in total.terms.items():
+        value = np.full(atom.columns, float(atom in ones))
+        if atom.kind == "product":
+            value = functools.reduce(np.multiply, (_where_one(argument, ones) for argument in atom.arguments))
+        result = result + (value * matrix if matrix.ndim == 1 else value @ matrix)
+    return result
 
 
 def _reset_gate(atom: Atom) -> Atom | None:
@@ -143,13 +163,17 @@ def _lstm(new: Sum) -> Iterator[Attempt]:
         return
     for outer, shown in itertools.permutations(argument.atom() for argument in product.arguments):
         if outer is not None and shown is not None and outer.kind == shown.kind == "function":
-            for i, f, g in _roles(shown.arguments[0]):
-                yield functools.partial(_lstm_cell, outer, shown, i, f, g)
+            (c,) = shown.arguments
+            if (named := c.atom()) is not None and named.definition is not None:
+                c = named.definition
+            for i, f, g in _roles(c):
+                yield functools.partial(_lstm_cell, outer, shown, c, i, f, g)
 
 
-def _lstm_cell(o: Atom, shown: Atom, i: Atom, f: Atom | None, g: Atom, states: frozenset[ir.Value]) -> Cell:
+def _lstm_cell(
+    o: Atom, shown: Atom, new: Sum, i: Atom, f: Atom | None, g: Atom, states: frozenset[ir.Value]
+) -> Cell:  # fmt: skip
     """shown: the function of the new cell state.  f: None where it is 1 - i."""
-    (new,) = shown.arguments
     forget = i if f is None else f
     cell_states = (_previous(new, f, g), new)
     gates = tuple(_gate(function, states, c=cell_states) for function in (i, o, forget, g))

@@ -71,9 +71,13 @@ def _states(node: ir.Node) -> tuple[str, ...]:
     if node.op_type == "Scan":
         first, last = 0, last - (get_attribute(node, "num_scan_inputs", ir.AttributeType.INT, 0) or 0)
     states = (value for value in node.inputs[first:last] if value is not None and constant(value) is None)
-    return tuple(
-        f"{state.name} {list(state.shape)}" if state.shape is not None else str(state.name) for state in states
-    )
+    return tuple(f"{state.name}{_sizes(state)}" for state in states)
+
+
+def _sizes(value: ir.Value) -> str:
+    if value.shape is None:
+        return ""
+    return f" [{', '.join(str(dim) if isinstance(dim, int) else dim.value or '?' for dim in value.shape)}]"
 
 
 def _trips(node: ir.Node, facts: Facts) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from rnn_lower.ir.walk import constant, get_attribute
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.program import MARK, read_by
-from rnn_lower.raising.algebra import Algebra, NoGuessError, Sum, same
+from rnn_lower.raising.algebra import FUNCTIONS, Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells, unmasked
 from rnn_lower.shapes.shape_info import Facts
 
@@ -91,7 +91,8 @@ def directions_of_loop(
         if isinstance(columns, int) and columns > 0:
             bound[state] = algebra.atom(state, columns, len(shape or state.shape or (0, 0)))
     if loop.op_type == "Scan":
-        if any(get_attribute(loop, "scan_input_axes", ir.AttributeType.INTS, ())):
+        axes = get_attribute(loop, "scan_input_axes", ir.AttributeType.INTS, None) or (0,)
+        if len(set(axes)) > 1 or axes[0] not in (0, 1):
             return
         reverse = all(get_attribute(loop, "scan_input_directions", ir.AttributeType.INTS, (0,)))
         for value, sequence in zip(body.inputs[count:], loop.inputs[count:], strict=True):
@@ -99,7 +100,7 @@ def directions_of_loop(
                 x = algebra.sum_of(sequence)
             except NoGuessError:
                 continue
-            bound[value] = dataclasses.replace(x, rank=x.rank - 1)
+            bound[value] = dataclasses.replace(x, rank=x.rank - 1, batch_first=x.batch_first != (axes[0] == 1))
     algebra.enter(body, bound)
     after = body.outputs[first - (first > 0) :]
     sums = [_sum(algebra, value) for value in after]
@@ -147,17 +148,40 @@ def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[D
     emitted = frozenset(region.nodes)
     algebra = Algebra(facts, opset, frozenset(), emitted)
     states = frozenset(value for value in multiplied & inside if not _is_row(algebra, value))
-    ends: list[list[Direction]] = []
-    for leaf in _leaves(region, states):
-        chain = Algebra(facts, opset, states, emitted)
-        new = _sum(chain, leaf)
-        if new is None:
-            continue
-        chosen = [(cell, cell.source) for cell in cells(new, states) if cell.op_type == region.op_type]
-        ends.append(
-            [Direction(cell, x is not None and x.row == 0, x is not None and x.batch_first) for cell, x in chosen]
-        )
-    return ends
+    states |= {cell_state for state in states for cell_state in _cell_states(state)}
+    chain = Algebra(facts, opset, states, emitted)
+    last = [new for leaf in _leaves(region, states) if (new := _sum(chain, leaf)) is not None]
+    ends = [_directions(new, [new], region.op_type, states) for new in last]
+    # A last cell state tells nothing of the output gate; the step before it does.
+    return ends if any(ends) else [_directions(new, _definitions(new), region.op_type, states) for new in last]
+
+
+def _directions(last: Sum, news: Iterable[Sum], op_type: str, states: frozenset[ir.Value]) -> list[Direction]:
+    """What a chain could be by the first of some new states that is one of a cell. last: what the last step gives."""
+    for new in news:
+        found = [(cell, cell.source) for cell in cells(new, states) if cell.op_type == op_type]
+        if found:
+            return [Direction(cell, last.row == 0, x is not None and x.batch_first) for cell, x in found]
+    return []
+
+
+def _cell_states(state: ir.Value) -> Iterator[ir.Value]:
+    """What a function of a state is multiplied by, where the next step reads it, too."""
+    product = state.producer()
+    for factor in product.inputs if product is not None and product.op_type == "Mul" else ():
+        function = None if factor is None else factor.producer()
+        argument = None if function is None or function.op_type not in FUNCTIONS else function.inputs[0]
+        if argument is not None and len(argument.uses()) > 1:
+            yield argument
+
+
+def _definitions(total: Sum) -> Iterator[Sum]:
+    """The states that a sum is made of, as what computes them."""
+    for atom in total.terms:
+        if atom.definition is not None:
+            yield atom.definition
+        for argument in atom.arguments:
+            yield from _definitions(argument)
 
 
 def _is_row(algebra: Algebra, value: ir.Value) -> bool:

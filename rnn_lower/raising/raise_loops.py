@@ -20,6 +20,7 @@ from rnn_lower.builder.names import Names
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import constant, default_opset, used_names
 from rnn_lower.loops.unrolling import behind_identity
+from rnn_lower.lowering.node import Dim
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims
 from rnn_lower.proving.equations import OUTPUTS
@@ -28,7 +29,7 @@ from rnn_lower.proving.whole import prove_whole
 from rnn_lower.raising import proposals
 from rnn_lower.raising.algebra import NoGuessError
 from rnn_lower.raising.proposals import Direction, Region
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import Facts, plain_dim
 from rnn_lower.transforms.fold import fold
 
 MOST_TRIES, SECONDS = 48, 60.0
@@ -52,7 +53,8 @@ class Raised:
 class Proposal:
     """Nodes and constants that could take the place of a region. results: in the order of the region's.
 
-    read: what they read that is known at run time only.
+    read: what they read that is known at run time only.  batches: the batch sizes of X and of the states, by their
+    names: a node has one, where a loop may broadcast.
     """
 
     op_type: str
@@ -60,6 +62,7 @@ class Proposal:
     constants: Sequence[ir.Value]
     results: Sequence[ir.Value]
     read: Sequence[ir.Value]
+    batches: Sequence[Dim]
 
 
 def raise_document(document: Document, dims: Dims | None = None) -> tuple[Document, list[Raised]]:
@@ -110,6 +113,8 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
         return None
     facts = Facts(model).settled()
     deadline, why = time.thread_time() + SECONDS, "no recurrent node computes such a state"
+    if any(_is_choice(node, facts) for loop in region.loops for node in loop.attributes["body"].as_graph()):
+        why = "its steps choose by truth values, such as those of a mask with holes; no recurrent node does"
     for proposal in itertools.islice(_proposals(model, region, twin, facts), MOST_TRIES):
         model.graph.extend(proposal.nodes)
         for value in proposal.constants:
@@ -117,6 +122,8 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
         bound, why = _proved(model, region, proposal, facts, deadline)
         if bound is not None:
             _replace(model.graph, region, proposal)
+            for value in model.graph.inputs:
+                value.shape = _with_one_batch(value.shape, proposal.batches)
             return Raised(region.name, proposal.op_type, bound)
         detach(proposal.nodes)
         model.graph.remove(proposal.nodes)
@@ -125,6 +132,12 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
         if time.thread_time() > deadline:
             break
     return Raised(region.name, why=why)
+
+
+def _is_choice(node: ir.Node, facts: Facts) -> bool:
+    """Whether truth values decide which numbers a step takes; tf2onnx multiplies by them."""
+    x = node.inputs[0] if node.inputs else None
+    return node.op_type == "Where" or (node.op_type == "Cast" and x is not None and facts.dtype(x) == ir.DataType.BOOL)
 
 
 def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
@@ -166,6 +179,8 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts) ->
 def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], facts: Facts) -> Iterator[Proposal]:
     """The nodes that directions could be, with every order of what they read and give."""
     cell, opset = directions[0].cell, default_opset(model.opset_imports) or 0
+    transposed = directions[0].batch_first and not region.op_type  # onnxruntime runs no node of layout 1
+    directions = [dataclasses.replace(one, batch_first=one.batch_first and not transposed) for one in directions]
     values = convenience.create_value_mapping(model.graph, include_subgraphs=False)
     read = {None if (atom := direction.cell.x) is None else atom.value for direction in directions}
     (source,) = read if len(read) == 1 else (None,)
@@ -184,7 +199,12 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
         names = Names(used_names(model))
         b = GraphBuilder(opset, dtype, names, ConstantPool(names, model.ir_version < 4), region.name)
         states = [b.unsqueeze(state, [0], "state") if wiring.bare and state else state for state in wiring.states]
-        inputs = [x, *(weights.get(name) for name in "WRB"), wiring.lengths, *states]  # type: ignore[list-item]
+        inputs = [
+            b.transpose(x, [1, 0, 2], "steps_first") if transposed else x,
+            *(weights.get(name) for name in "WRB"),
+            wiring.lengths,
+            *states,
+        ]  # type: ignore[list-item]
         inputs += [weights["P"]] if "P" in weights else []
         count = max(index for index, operand in enumerate(inputs) if operand is not None) + 1
         kinds = OUTPUTS[: 3 if cell.op_type == "LSTM" else 2]
@@ -200,9 +220,37 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
             for role, axis in zip(wiring.roles, wiring.axes, strict=True)
         ]
         known = [
-            value for value in (x, wiring.lengths, *wiring.states) if value is not None and constant(value) is None
+            _moved(value)
+            for value in (x, wiring.lengths, *wiring.states)
+            if value is not None and constant(value) is None
         ]
-        yield Proposal(cell.op_type, b.nodes, b.pool.initializers, results, known)
+        axis = 0 if transposed or "layout" in attributes else 1
+        batch_axes = [(x, axis), *((state, 0 if wiring.bare else axis) for state in wiring.states if state is not None)]
+        batches = _batches(batch_axes, facts)
+        yield Proposal(cell.op_type, b.nodes, b.pool.initializers, results, known, batches)
+
+
+def _batches(axes: Sequence[tuple[ir.Value, int]], facts: Facts) -> list[Dim]:
+    """The sizes of axes, by their names; a number first, if there is one."""
+    shapes = [(facts.shape(value), axis) for value, axis in axes]
+    sizes = dict.fromkeys(shape[axis] for shape, axis in shapes if shape is not None)
+    return sorted((size for size in sizes if size is not None), key=lambda size: isinstance(size, str))
+
+
+def _with_one_batch(shape: ir.Shape | None, batches: Sequence[Dim]) -> ir.Shape | None:
+    """A shape in which what is one size has one name."""
+    if shape is None or not {plain_dim(dim) for dim in shape} & {*batches[1:]}:
+        return shape
+    return ir.Shape([batches[0] if plain_dim(dim) in batches[1:] else dim for dim in shape])
+
+
+def _moved(value: ir.Value) -> ir.Value:
+    """What is transposed to a value: a loop may read the sizes of either."""
+    while (node := value.producer()) is not None and node.op_type in ("Identity", "Transpose") and node.domain == "":
+        if node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    return value
 
 
 def _attributes(directions: Sequence[Direction], opset: int) -> dict[str, Any] | None:
@@ -329,9 +377,9 @@ def _pair(
         elif shape is None or dtype is None:
             return None
         for copy in copies:
-            copy.shape = None if shape is None else ir.Shape(
+            copy.shape = None if shape is None else _with_one_batch(ir.Shape(
                 [f"{value.name}/{axis}" if size is None else size for axis, size in enumerate(shape)]
-            )  # fmt: skip
+            ), proposal.batches)  # fmt: skip
             copy.type = None if dtype is None else ir.TensorType(dtype)
     for graph in graphs:
         for value in graph.initializers.values():

@@ -19,6 +19,16 @@ def test_random_nodes_come_back():
     assert not [one for one in found if one.startswith("WRONG")]
 
 
+@pytest.mark.parametrize("seed", [3147, 3159], ids=["an LSTM whose forget gate is 1 - i", "only Y_c is read"])
+def test_an_unrolled_lstm_comes_back(seed):
+    assert soak_raising.back(seed) == "back"
+
+
+@pytest.mark.parametrize("seed", [3019, 3282])
+def test_a_loop_of_layout_1_comes_back(seed):
+    assert soak_raising.back(seed) == "back"
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_near_miss_is_raised_to_nothing_wrong(seed):
     assert soak_raising.near_miss(seed) in ("stays", "raised, and the same")
