@@ -26,6 +26,7 @@ def folder(tmp_path_factory):
     shutil.copy(ROOT / "models" / "torch_denoiser.onnx", path / "in.onnx")
     shutil.copy(ROOT / "models" / "torch_gru_streaming.onnx", path / "other.onnx")
     assert cli.main(["lower", str(path / "in.onnx"), "-o", str(path / "out.onnx"), "-q"]) == cli.DONE
+    shutil.copy(path / "out.onnx", path / "loops.onnx")
     time = ["--time", "time", "--step", "1", "-q"]
     assert cli.main(["stream", str(path / "in.onnx"), "-o", str(path / "chunks.onnx"), *time]) == cli.DONE
     onnx.save(one_step(), path / "step.onnx")

@@ -31,7 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "unstream": ("chunks.onnx whole.onnx --check", "step.onnx whole.onnx --state h=hn --time 'x[1]'"),
     "check": ("in.onnx out.onnx", "in.onnx out.onnx --runs 1 --rtol 1e-4 --json"),
     "prove": ("in.onnx out.onnx",),
-    "raise": ("in.onnx out.onnx",),
+    "raise": ("loops.onnx out.onnx",),
     "inspect": ("in.onnx", "in.onnx --target rknn --dim batch=1 time=20", "in.onnx --json"),
     "lint": ("out.onnx --target onnxruntime",),
     "targets": ("", "openvino"),

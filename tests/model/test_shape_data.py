@@ -49,6 +49,7 @@ class Drawn:
         two = self.given([2])
         found = self.add("Sub", [self.add("Add", [found, two]), two])
         found = self.add("Div", [self.add("Mul", [found, two]), two])
+        found = self.add("Neg", [self.add("Neg", [found])])
         return self.add("Reshape", [self.chosen(found), self.given([-1])])
 
     def chosen(self, size: str) -> str:
