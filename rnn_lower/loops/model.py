@@ -12,7 +12,7 @@ from rnn_lower.builder.constants import ConstantPool
 from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import Scope, get_attribute, nodes, used_names, with_bodies
+from rnn_lower.ir.walk import Scope, nodes, used_names, with_bodies
 from rnn_lower.loops.items import written
 from rnn_lower.loops.simplify import simplify
 from rnn_lower.loops.unrolling import LOOPS, NotCountedError, Unroller
@@ -61,8 +61,6 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
     _fold(model)
     done, remaining = list[str](), list[RemainingLoop]()
     for _ in range(ROUNDS):
-        for node, _ in loops(model):
-            _split_gemms(node.attributes["body"].as_graph())
         facts, names, count = Facts(model).settled(), Names(used_names(model)), len(done)
         pool, gone, remaining = ConstantPool(names, model.ir_version < 4), set[ir.Node](), []
         for node, scope in list(loops(model)):
@@ -106,27 +104,6 @@ def _fold(model: ir.Model) -> None:
     fold(model)
 
 
-def _split_gemms(body: ir.Graph) -> None:
-    """Products and sums in the place of Gemm, which all steps share where they are of X alone."""
-    for node in list(body):
-        alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
-        if node.op_type != "Gemm" or node.domain != "" or alpha != 1 or beta not in (0, 1):
-            continue
-        factors = []
-        for value, flag in zip(node.inputs[:2], ("transA", "transB"), strict=True):
-            turned = get_attribute(node, flag, ir.AttributeType.INT, 0)
-            factors.append(ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", [1, 0])]) if turned else value)
-        new_nodes = [factor for factor in factors if isinstance(factor, ir.Node)]
-        new_nodes.append(
-            ir.Node("", "MatMul", [factor.outputs[0] if isinstance(factor, ir.Node) else factor for factor in factors])
-        )
-        if len(node.inputs) > 2 and node.inputs[2] is not None and beta == 1:
-            new_nodes.append(ir.Node("", "Add", [new_nodes[-1].outputs[0], node.inputs[2]]))
-        for index, part in enumerate(new_nodes[:-1]):
-            part.outputs[0].name = f"{node.outputs[0].name}/part_{index}"
-        convenience.replace_nodes_and_values(body, node, [node], new_nodes, node.outputs, new_nodes[-1].outputs)
-
-
 def _with_advice(why: str, model: ir.Model) -> str:
     """Why a loop stays, with the sizes that would tell more, as `--dim` names them."""
     free = list(dict.fromkeys(name for *_, name in free_dims(declared_shapes(model))))
@@ -145,6 +122,8 @@ def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, facts: Facts, max_node
     except NotCountedError:
         detach(b.nodes)
         raise
+    finally:
+        unroller.forget()
     written = {value for new in b.nodes for value in new.outputs}
     olds, news = [], []
     for old, new in pairs:

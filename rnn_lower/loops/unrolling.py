@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.builder.graph_builder import GraphBuilder
+from rnn_lower.builder.graph_builder import GraphBuilder, detach
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.traits import RANDOM
@@ -46,6 +46,12 @@ class Unroller:
         self._written: dict[Any, list[Item]] = {}
         self._steps = 1
         self._varying: set[ir.Value] = set()
+        self._parts: dict[ir.Node, list[ir.Node]] = {}
+
+    def forget(self) -> None:
+        """Let nodes that no graph holds read nothing more."""
+        for parts in self._parts.values():
+            detach(parts)
 
     def results(self, node: ir.Node, env: Env) -> list[Item]:
         """What the outputs of a Loop or Scan are."""
@@ -205,10 +211,14 @@ class Unroller:
             if value not in inner and value.const_value is not None:
                 inner[value] = self.items.weight(value.const_value)
         for node in body:
-            results = self._node(node, inner)
-            if self._varies(node) or any(subgraphs(node)):
-                self._varying.update(node.outputs)
-            inner.update(zip(node.outputs, results, strict=False))
+            if node not in self._parts:
+                self._parts[node] = gemm_parts(node)
+            for part in self._parts[node] or [node]:
+                results = self._node(part, inner)
+                if self._varies(part) or any(subgraphs(part)):
+                    self._varying.update((*part.outputs, *node.outputs))
+                inner.update(zip(part.outputs, results, strict=False))
+                inner.update(zip(node.outputs, results, strict=False))
         return [inner.get(value, value) for value in body.outputs]
 
     def _node(self, node: ir.Node, env: Env) -> Sequence[Item]:
@@ -334,6 +344,26 @@ def behind_identity(value: ir.Value) -> ir.Value:
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
+
+
+def gemm_parts(node: ir.Node) -> list[ir.Node]:
+    """Products and sums in the place of a Gemm, which all steps share where they are of X alone; else none."""
+    alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
+    if node.op_type != "Gemm" or node.domain != "" or alpha != 1 or beta not in (0, 1):
+        return []
+    factors, parts = list(node.inputs[:2]), list[ir.Node]()
+    for index, flag in enumerate(("transA", "transB")):
+        if get_attribute(node, flag, ir.AttributeType.INT, 0):
+            parts.append(ir.Node("", "Transpose", [factors[index]], [ir.AttrInt64s("perm", [1, 0])]))
+            factors[index] = parts[-1].outputs[0]
+    parts.append(ir.Node("", "MatMul", factors))
+    if len(node.inputs) > 2 and node.inputs[2] is not None and beta == 1:
+        parts.append(ir.Node("", "Add", [parts[-1].outputs[0], node.inputs[2]]))
+    for index, part in enumerate(parts):
+        last = part is parts[-1]
+        part.outputs[0].name = f"{node.outputs[0].name}{'' if last else f'/part_{index}'}"
+        part.outputs[0].type = node.outputs[0].type
+    return parts
 
 
 def _is_always_true(body: ir.Graph) -> bool:

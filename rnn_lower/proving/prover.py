@@ -15,6 +15,7 @@ import onnx_ir as ir
 from rnn_lower.driver.legalize_rest import LEGALIZED
 from rnn_lower.driver.lower_pass import prepared
 from rnn_lower.driver.plan import read_nodes
+from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import Scope, known_tensor, nodes, opset_of, owner_of, recurrent_nodes, roots, subgraphs
@@ -92,7 +93,9 @@ def _is_legalized(document: Document) -> bool:
 
 def _folded(original: Document, lowered: Document) -> Document:
     """The original as lowering folds its constants, with the sizes and at the opset of the lowered model."""
-    return _at_opset_of(lowered, prepared(original.copied(), Options(fold=True, dims=_sizes_of(lowered, original)))[0])
+    options = Options(fold=True, dims=_sizes_of(lowered, original))
+    with unlogged():  # lowering has said it
+        return _at_opset_of(lowered, prepared(original.copied(), options)[0])
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def warn_of_output(value: ir.Value, declared_shape: ir.Shape, shape: ir.Shape) -
         isinstance(declared, int) and declared != new for declared, new in pairs
     ):
         text = "output '%s' declared the stale or unverified shape %s; it now declares %s"
-        logger.warning(text, value.name, declared_shape, shape)
+        logger.warning(text, value.name, *(str(sizes).replace("None", "?") for sizes in (declared_shape, shape)))
 
 
 def declared_in(value: ir.Value, scopes: Sequence[Scope]) -> Iterator[ir.Graph | ir.Function | None]:

@@ -16,7 +16,7 @@ import onnx_ir.passes.common
 from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
-from rnn_lower.ir.walk import known_tensor, nodes, recurrent_nodes, used_names, values
+from rnn_lower.ir.walk import known_tensor, nodes, recurrent_nodes, scopes, used_names, values
 from rnn_lower.sandbox import isolated
 from rnn_lower.sandbox.isolated import Ended, run_in_subprocess
 from rnn_lower.sandbox.limited import limited
@@ -99,6 +99,7 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
     declared_shapes = {
         value: value.shape for value in values(model) if value not in inputs and not value.is_initializer()
     }
+    results = [(scope.graph, [value.shape for value in scope.graph.outputs]) for scope in scopes(model)]
     for value in declared_shapes:
         value.shape = None
     for value in inputs:
@@ -113,6 +114,9 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
     finally:
         for value, shape in declared_shapes.items():
             value.shape = value.shape if shape is None else shape
+        for folded, shapes in results:  # a body's output may be another value now; of no step nothing else is known
+            for value, shape in zip(folded.outputs, shapes, strict=True):
+                value.shape = shape if value.shape is None else value.shape
         for value, default in defaults.items():
             value.const_value = default
         remaining = {*graph.initializers.values(), *defaults}

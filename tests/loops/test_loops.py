@@ -402,6 +402,28 @@ def test_a_target_says_why_a_loop_stays(caplog):
     assert "--dim N=N, --dim T=N" in told or "--dim" in told
 
 
+def test_a_loop_that_stays_keeps_its_body():
+    """Folding is proved, with no step too: a body's output whose Cast is gone still has its rank."""
+    nodes = [helper.make_node("Gemm", ["s", "w", "b"], ["p"], name="gemm", transB=1),
+             helper.make_node("Cast", ["p"], ["s2"], to=FLOAT), helper.make_node("Cast", ["s2"], ["row"], to=FLOAT)]  # fmt: skip
+    model = _loop(nodes, [info("s", FLOAT, [2, 3])], None, w=np.eye(3, dtype="f4"), b=np.ones(3, "f4"))
+    (node,) = model.graph.node
+    node.input[0], node.attribute[0].g.output[1].name = "trips", "s2"
+    node.attribute[0].g.output.append(info("row", FLOAT, ["a", "b"]))
+    node.output.append("rows")
+    model.graph.node.append(helper.make_node("Transpose", ["rows"], ["turned"], perm=[1, 0, 2]))
+    model.graph.output.append(info("turned", FLOAT, None))
+    model.graph.input.append(info("steps", FLOAT, ["T"]))
+    model.graph.node.insert(0, helper.make_node("Size", ["steps"], ["trips"]))
+    lowered = rnn_lower.lower(model, target="tidl", fold=True)
+    body = next(node for node in lowered.graph.node if node.op_type == "Loop").attribute[0].g
+    assert [node.op_type for node in body.node if node.op_type != "Identity"] == ["Gemm"]
+    for steps in (0, 2):
+        feeds = {"x": np.ones((2, 3), "f4"), "steps": np.zeros(steps, "f4")}
+        assert same(model, lowered, feeds)
+    assert rnn_lower.prove(model, lowered).ok
+
+
 EXPORTERS = Path(os.environ.get("RNN_LOWER_EXPORTERS", "/nowhere"))
 """The Python of an environment with keras, tensorflow and tf2onnx, or jax and jax2onnx."""
 
