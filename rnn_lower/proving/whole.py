@@ -83,6 +83,10 @@ def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
     }  # fmt: skip
 
 
+class _NotRunError(OutOfScopeError):
+    """An operator does not run on numbers, as where a size that it drops is not 1."""
+
+
 class _Evaluator(ModelInterpreter):
     """Runs a whole model: known numbers are computed as floats, and an operator without an equation is a random
     function."""
@@ -93,6 +97,12 @@ class _Evaluator(ModelInterpreter):
         super().__init__(field, document, folded, limits, deadline)
         self._facts = document.facts
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
+        self._fed: dict[int, Array] = {}
+
+    def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """See `ModelInterpreter.outputs`."""
+        self._fed = {id(array): array for array in feeds.values()}
+        return super().outputs(feeds)
 
     def _known(self, numbers: np.ndarray | None) -> Array:
         """Numbers that are known, which an operator of nothing else rounds, as a runtime and folding do."""
@@ -117,8 +127,13 @@ class _Evaluator(ModelInterpreter):
             return super()._results(node)
         operands = self._operands(node)
         numbers = [self._number(operand) for operand in operands]
-        if own and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
-            return self._computed(node, numbers)
+        is_fed = any(id(operand) in self._fed for operand in operands)
+        rounds = is_fed and node.op_type not in (*MOVES, *COMPARE, "Cast") and self._are_floats(operands)
+        if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
+            results = self._computed(node, numbers)
+            if is_fed and node.op_type not in ("Shape", "Size"):
+                self._fed |= {id(array): array for array in results}
+            return results
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
         is_cast = own and node.op_type == "Cast" and operands[0] is not None and operands[0].dtype == np.uint64
@@ -133,6 +148,10 @@ class _Evaluator(ModelInterpreter):
             return [self.field.function(f"Cast {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
 
+    @staticmethod
+    def _are_floats(operands: Sequence[Array | None]) -> bool:
+        return any(operand is not None and operand.dtype == np.uint64 for operand in operands)
+
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers are computed from floats: field elements, of which division and order mean nothing."""
         dtype = None if value is None or operand is None or operand.dtype != np.uint64 else self._facts.dtype(value)
@@ -143,7 +162,10 @@ class _Evaluator(ModelInterpreter):
         if array.dtype == np.int64 and (dtype := self._facts.dtype(value)) is not None and dtype.is_integer():
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"'{value.name}', whose unsigned integers wrap")
-            array = array.astype(dtype.numpy()).astype(np.int64)
+            wrapped = array.astype(dtype.numpy()).astype(np.int64)
+            if id(array) in self._fed:
+                self._fed[id(wrapped)] = wrapped
+            array = wrapped
         super()._bind(value, array)
 
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
@@ -152,7 +174,7 @@ class _Evaluator(ModelInterpreter):
         try:
             results = evaluate_node(node, numbers, self._graph.opset)
         except Exception as error:
-            raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
+            raise _NotRunError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
         return [self._known(array) for array in results]
 
     def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
@@ -279,7 +301,7 @@ def _difference(
                     symbols.append(set(field.symbols))
                 except NoStepsError:
                     break
-                except WrongError:
+                except (WrongError, _NotRunError):
                     if results:
                         raise
                     break

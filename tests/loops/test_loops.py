@@ -424,6 +424,21 @@ def test_a_loop_that_stays_keeps_its_body():
     assert rnn_lower.prove(model, lowered).ok
 
 
+def test_rows_that_are_looked_up_are_no_constants():
+    """Their products are proved without rounding, so that one of all steps is equal to one of each."""
+    nodes = [helper.make_node("Gather", ["rows", "i"], ["row"]), helper.make_node("Gemm", ["row", "w", "s"], ["s2"])]  # fmt: skip
+    rng = np.random.default_rng(0)
+    model = _loop(nodes, [info("s", FLOAT, [2, 3])], 4, w=rng.normal(size=(7, 3)).astype("f4"))
+    model.graph.initializer.extend(constants(table=rng.normal(size=(9, 7)).astype("f4")))
+    model.graph.input.append(info("ids", INT32, [4, 2]))
+    model.graph.node.insert(0, helper.make_node("Neg", ["ids"], ["back"]))
+    model.graph.node.insert(1, helper.make_node("Gather", ["table", "back"], ["rows"]))
+    lowered = rnn_lower.lower(model, loops=True)
+    assert [node.op_type for node in lowered.graph.node].count("MatMul") == 1
+    proof = rnn_lower.prove(model, lowered)
+    assert proof.ok, proof.lines()
+
+
 EXPORTERS = Path(os.environ.get("RNN_LOWER_EXPORTERS", "/nowhere"))
 """The Python of an environment with keras, tensorflow and tf2onnx, or jax and jax2onnx."""
 
