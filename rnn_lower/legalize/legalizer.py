@@ -237,7 +237,11 @@ class _Legalizer:
         b = self._pattern_builder(node, self._checker.view(node).outputs)
         clipped = b.value(b.clip(node.inputs[0], -limit, limit, "limited"))
         node.replace_input_with(0, clipped)
-        legal, replaced = self.run([*b.nodes, node], path, written)
+        try:
+            legal, replaced = self.run([*b.nodes, node], path, written)
+        except UnsupportedError:
+            detach(b.nodes)
+            raise
         return legal, [self.latest(value, replaced) for value in node.outputs]
 
     def _written(self, node: ir.Node, written: dict[Key, ir.Node]) -> tuple[list[ir.Node], Sequence[ir.Value]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from judge import close, run_onnxruntime
+from judge import close, every_node, run_onnxruntime
 from onnx import helper, numpy_helper
 
 import rnn_lower
@@ -105,3 +105,26 @@ def test_a_result_that_is_an_input_or_another_result_gets_its_own_node(tmp_path)
     lowered = rnn_lower.lower(model, target=str(path), legalize_all=True)
     assert "Slice" not in {node.op_type for node in lowered.graph.node}
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def test_an_attempt_that_failed_leaves_no_initializer():
+    """Tanh of an unknown rank: its operand is limited first, and then it is not supported after all."""
+    nodes = [helper.make_node("Loop", ["n", "", "x"], ["y"], name="loop", body=body_of_tanh())]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)
+    count = helper.make_tensor_value_info("n", onnx.TensorProto.INT64, [])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x, count], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    for target in TARGETS:
+        lowered = rnn_lower.lower(model, target=target, legalize_all=True)
+        read = {name for node in every_node(lowered) for name in node.input}
+        assert {tensor.name for tensor in lowered.graph.initializer} <= read, target
+
+
+def body_of_tanh() -> onnx.GraphProto:
+    values = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (("i", 7, []), ("on", 9, []), ("s", 1, None), ("on2", 9, []), ("s2", 1, None))
+    ]
+    nodes = [helper.make_node("Identity", ["on"], ["on2"]), helper.make_node("Tanh", ["s"], ["s2"], name="tanh")]
+    return helper.make_graph(nodes, "body", values[:3], values[3:])
