@@ -222,7 +222,7 @@ class _Legalizer:
 
     def _pattern_builder(self, node: ir.Node, results: Sequence[TensorInfo]) -> PatternBuilder:
         floats = [info.dtype for info in results if info.dtype is not None and info.dtype.is_floating_point()]
-        scope = str(node.outputs[0].name).rpartition("/")[0]
+        scope = str(node.outputs[0].name).rpartition("/")[0] or node.name or node.op_type.lower()
         outer = self._b
         dtype = floats[0] if floats else outer.dtype
         b = PatternBuilder(outer.opset, dtype, outer.names, outer.pool, scope, dict(node.metadata_props))
