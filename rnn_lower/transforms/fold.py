@@ -115,7 +115,7 @@ def _without_declared_shapes(model: ir.Model) -> Iterator[None]:
         for value, shape in declared_shapes.items():
             value.shape = value.shape if shape is None else shape
         for folded, shapes in results:  # a body's output may be another value now; of no step nothing else is known
-            for value, shape in zip(folded.outputs, shapes, strict=True):
+            for value, shape in zip(folded.outputs, shapes, strict=False):  # fewer, where a branch is gone
                 value.shape = shape if value.shape is None else value.shape
         for value, default in defaults.items():
             value.const_value = default
