@@ -423,7 +423,7 @@ def inspect_file(
 
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
         inputs = [value for value in document.model.graph.inputs if not value.is_initializer()]
-        return inputs, read_nodes(document.model, document.facts)
+        return inputs, read_nodes(document.model, document.shape_info)
 
     return _naming_file(path, result)
 
@@ -468,7 +468,7 @@ def lint(
         }
 
     def result() -> LintReport:
-        return linting.lint(document.model, find_target(target), document.facts, linting.trial(attempt), mends)
+        return linting.lint(document.model, find_target(target), document.shape_info, linting.trial(attempt), mends)
 
     return _naming_file(path, result)
 

@@ -141,12 +141,12 @@ class Pair:
     def _read_nodes(self) -> list[RecurrentNode]:
         """Of the original; one with functions of which only each call tells what they compute runs inlined."""
         try:
-            return read_nodes(self.original.model, self.original.facts)
+            return read_nodes(self.original.model, self.original.shape_info)
         except UnsupportedError:
             if not self.original.proto.functions:
                 raise
         self.original, self._original_path = inlined_document(self.original), None
-        return read_nodes(self.original.model, self.original.facts)
+        return read_nodes(self.original.model, self.original.shape_info)
 
     def run(
         self, candidates: Iterable[Feeds], keep: Callable[[Feeds], None] = lambda _: None

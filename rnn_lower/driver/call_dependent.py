@@ -10,7 +10,7 @@ from onnx_ir.passes.common import InlinePass, NameFixPass
 from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
 from rnn_lower.ir.walk import plain_imports, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import read_node
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 
 def inline_undecided(model: ir.Model) -> None:
@@ -47,11 +47,11 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
 
 def _call_dependent(model: ir.Model) -> set[ir.OperatorIdentifier]:
     """Functions of which only each call tells what they compute."""
-    facts, functions = Facts(model), set()
+    shape_info, functions = ShapeInfo(model), set()
     for node, scope in recurrent_nodes(model):
         if isinstance(scope.root, ir.Function):
             try:
-                read_node(node, scope.opset, scope.path, facts)
+                read_node(node, scope.opset, scope.path, shape_info)
             except UnsupportedError:
                 functions.add(scope.root.identifier())
     return functions

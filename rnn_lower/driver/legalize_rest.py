@@ -18,7 +18,7 @@ from rnn_lower.ir.walk import Scope, nodes, used_names
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import legalize_copy
 from rnn_lower.lowering.node import OPERATORS
-from rnn_lower.shapes.shape_info import Facts, declared_by
+from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
 from rnn_lower.targeting.profile import Target
 
 logger = logging.getLogger("rnn_lower")
@@ -29,20 +29,20 @@ its place: the operator."""
 
 
 def legalize_rest(
-    model: ir.Model, target: Target, facts: Facts, select: Callable[[ir.Node], bool] = lambda _: True
+    model: ir.Model, target: Target, shape_info: ShapeInfo, select: Callable[[ir.Node], bool] = lambda _: True
 ) -> int:  # fmt: skip
     """How many selected nodes were replaced by ones that the target supports; the others stay as they are."""
     if target.constraints.silent:
         return 0
     names, count = Names(used_names(model)), 0
     pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
-    for node, scope in list(_unsupported(model, target, facts)):
+    for node, scope in list(_unsupported(model, target, shape_info)):
         if not select(node):
             continue
         as_nodes = model.ir_version < 4 or scope.in_function
         owner = scope.graph if as_nodes else model.graph
         pool = pools.setdefault(owner, ConstantPool(names, as_nodes))
-        count += _replace(node, scope, target, declared_by(facts), GraphBuilder(
+        count += _replace(node, scope, target, declared_by(shape_info), GraphBuilder(
             scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type.lower()))  # fmt: skip
     for pool in pools.values():
         for value in pool.initializers:
@@ -52,12 +52,12 @@ def legalize_rest(
     return count
 
 
-def _unsupported(model: ir.Model, target: Target, facts: Facts) -> Iterator[tuple[ir.Node, Scope]]:
+def _unsupported(model: ir.Model, target: Target, shape_info: ShapeInfo) -> Iterator[tuple[ir.Node, Scope]]:
     """Nodes without bodies that the target does not support, and that no lowering has emitted."""
     checkers: dict[int, ConstraintChecker] = {}
     for node, scope in nodes(model):
         checker = checkers.setdefault(
-            scope.opset, ConstraintChecker(target.constraints, scope.opset, declared_by(facts))
+            scope.opset, ConstraintChecker(target.constraints, scope.opset, declared_by(shape_info))
         )
         bodies = any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
         own = node.domain in DEFAULT_DOMAINS and node.op_type not in OPERATORS

@@ -31,7 +31,7 @@ from rnn_lower.opset import convert
 from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.sandbox.limited import one_child
 from rnn_lower.shapes import fixed_dims
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
 from rnn_lower.targeting import find_target, lint
 from rnn_lower.transforms.fold import fold
@@ -133,16 +133,16 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         declared: dict[str | None, ir.Shape] = {}
         if options.dims:
             fixed_dims.fix_dims(model, options.dims)
-            for value, shape in of_fixed_sizes(model, Facts(model)).items():
+            for value, shape in of_fixed_sizes(model, ShapeInfo(model)).items():
                 if value.is_graph_output():
                     declared[value.name] = value.shape or shape
                 value.shape = shape
         changed, notes = _change_all(model, options)
         if not declared:
             return
-        facts = Facts(model)  # folding and unrolling find more sizes
+        shape_info = ShapeInfo(model)  # folding and unrolling find more sizes
         for value in (value for value in model.graph.outputs if value.name in declared):
-            value.shape = ir.Shape(facts.confirmed(value))
+            value.shape = ir.Shape(shape_info.confirmed(value))
             warn_of_output(value, declared[value.name], value.shape)
 
     remaining = dataclasses.replace(options, fold=False, loops=False)
@@ -201,9 +201,9 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
         more = f" (and {len(refusals) - 1} more loops)" if len(refusals) > 1 else ""
         raise UnsupportedError(f"{refusals[0]}{more}")
     if done:
-        facts = Facts(model)
+        shape_info = ShapeInfo(model)
         for value in model.graph.outputs:
-            shape = facts.shape(value)
+            shape = shape_info.shape(value)
             value.shape = value.shape if shape is None else ir.Shape(shape)
     for name in done:
         logger.info("unrolled %s", name)
@@ -262,7 +262,7 @@ def _log_conversion(requested: Options, chosen: Options) -> None:
 
 @one_child()
 def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
-    """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `Facts`."""
+    """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `ShapeInfo`."""
     if options.dims:
         fixed_dims.fix_dims(model, options.dims)
     notes = list[str]()
@@ -287,8 +287,8 @@ def _lower_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | N
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
     """Replace the chosen nodes, all or none of them."""
-    facts = Facts(model, outline)
-    plan = Plan(model, options, facts)
+    shape_info = ShapeInfo(model, outline)
+    plan = Plan(model, options, shape_info)
     read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]
     for new in plan.replacements:
         convenience.replace_nodes_and_values(
@@ -296,11 +296,11 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
         )
     remove_unused(read)
     if options.legalize_all:
-        legalize_rest(model, find_target(options.target), Facts(model))
+        legalize_rest(model, find_target(options.target), ShapeInfo(model))
     elif any(MARK in node.metadata_props for node, _ in nodes(model)):
-        legalize_rest(model, find_target(options.target), Facts(model), lambda node: MARK in node.metadata_props)
+        legalize_rest(model, find_target(options.target), ShapeInfo(model), lambda node: MARK in node.metadata_props)
     _warn_of_others(model)
-    _warn_of_unsupported(model, options, facts)
+    _warn_of_unsupported(model, options, shape_info)
     return [
         Record(
             new.site.node, new.form, new.count, new.why, plan.warnings.get(new.site.node.node, ""), tuple(new.emitted)
@@ -309,12 +309,12 @@ def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | 
     ]
 
 
-def _warn_of_unsupported(model: ir.Model, options: Options, facts: Facts) -> None:
+def _warn_of_unsupported(model: ir.Model, options: Options, shape_info: ShapeInfo) -> None:
     """Say in one line which nodes stay that the target does not support, loops of the model's own above all."""
     if options.target is None:
         return
     target = find_target(options.target)
-    findings = list(lint.unsupported(model, target, facts))
+    findings = list(lint.unsupported(model, target, shape_info))
     if findings:
         logger.warning("%s", lint.summary(findings, target))
 

@@ -33,7 +33,7 @@ from rnn_lower.lowering.lowering import builder_of, lower_node
 from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, axes_of, read_node
 from rnn_lower.lowering.quantized_lstm import lower_quantized
 from rnn_lower.options import Options
-from rnn_lower.shapes.shape_info import UNSAID, Facts
+from rnn_lower.shapes.shape_info import UNSAID, ShapeInfo
 from rnn_lower.shapes.stale_shapes import (
     declared_in,
     doubtful,
@@ -93,13 +93,13 @@ class Plan:
     has succeeded, which adds the new weights to the main graph.
     """
 
-    def __init__(self, model: ir.Model, options: Options, facts: Facts | None = None) -> None:
+    def __init__(self, model: ir.Model, options: Options, shape_info: ShapeInfo | None = None) -> None:
         self._model, self._options = model, options
         self._target = find_target(options.target)
         self._pools: dict[ir.Graph | ir.Function, ConstantPool] = {}
         self._left = options.max_nodes
-        self._facts = facts or Facts(model)
-        self._names = Names([*used_names(model), *self._facts.symbols])
+        self._shape_info = shape_info or ShapeInfo(model)
+        self._names = Names([*used_names(model), *self._shape_info.symbols])
         self._calls = Calls(model)
         if options.as_function and options.target is not None:
             check_target(self._target.name)
@@ -107,9 +107,9 @@ class Plan:
     @functools.cached_property
     def sites(self) -> list[Site]:
         """The recurrent nodes that the options choose, in the order of the model."""
-        facts, chosen = self._facts, []
+        shape_info, chosen = self._shape_info, []
         for node, scope in recurrent_nodes(self._model, self._options.op_types):
-            read = read_node(node, scope.opset, scope.path, facts)
+            read = read_node(node, scope.opset, scope.path, shape_info)
             selected = self._options.select is None or self._options.select(read)
             if selected and not (self._options.keep_native and self._target.keeps(read)):
                 chosen.append(Site(read, scope))
@@ -155,19 +155,19 @@ class Plan:
         Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else. So
         those of the model's own outputs are taken back too where they are near, and only there, with a warning.
         """
-        fixed = of_fixed_sizes(self._model, self._facts)
+        fixed = of_fixed_sizes(self._model, self._shape_info)
         if not self.sites and not fixed:
             return
         consumed = [value for site in self.sites for value in site.node.node.inputs if value is not None]
         node_outputs = [value for site in self.sites for value in site.node.node.outputs]
         bodies = dict(shapes_of_bodies(consumed))
-        near = dict.fromkeys((*doubtful(consumed, self._facts), *node_outputs, *reshaped(node_outputs)))
+        near = dict.fromkeys((*doubtful(consumed, self._shape_info), *node_outputs, *reshaped(node_outputs)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
         firm = {*main.inputs, *(ends - near.keys() - fixed.keys())}
         scopes = list({site.scope.graph: site.scope for site in self.sites}.values())
-        for value in dict.fromkeys((*near, *bodies, *self._facts.contradicted(), *fixed)):
+        for value in dict.fromkeys((*near, *bodies, *self._shape_info.contradicted(), *fixed)):
             doubted = value in near or value not in fixed
-            shape = ir.Shape(self._facts.shape(value) or ()) if doubted else fixed[value]
+            shape = ir.Shape(self._shape_info.shape(value) or ()) if doubted else fixed[value]
             for graph in (bodies.get(value), *declared_in(value, scopes)):
                 if isinstance(graph, ir.Graph) and (graph is not main or value not in firm):
                     graph.meta.setdefault(UNSAID, {})[value.name] = shape
@@ -185,7 +185,7 @@ class Plan:
             form = self._form(site)
             requirements = self._requirements(site, form)
             if any(requirement.sizes for requirement in requirements):
-                site = self._with_sizes(site, self._facts.folded_sizes(site.node.node, site.node.layout))
+                site = self._with_sizes(site, self._shape_info.folded_sizes(site.node.node, site.node.layout))
                 form = self._form(site)
                 requirements = self._requirements(site, form)
             planned.append((site, form))
@@ -353,9 +353,9 @@ def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
     return infos
 
 
-def read_nodes(model: ir.Model, facts: Facts | None = None) -> list[RecurrentNode]:
-    """All recurrent nodes of a model. facts: about it, where there are some already."""
-    return [site.node for site in Plan(model, Options(), facts).sites]
+def read_nodes(model: ir.Model, shape_info: ShapeInfo | None = None) -> list[RecurrentNode]:
+    """All recurrent nodes of a model. shape_info: of it, where it is there already."""
+    return [site.node for site in Plan(model, Options(), shape_info).sites]
 
 
 def _review(opset: int) -> None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constants import Constant, from_tensor
 from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.ir.walk import known_tensor
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 FEW = 1 << 20
 """Elements up to which constants are computed with."""
@@ -45,8 +45,8 @@ Item: TypeAlias = "ir.Value | np.ndarray | Row | Table | None"
 class Items:
     """Makes values of items, each once. ranks: of values that were written here."""
 
-    def __init__(self, b: GraphBuilder, facts: Facts) -> None:
-        self.b, self._facts = b, facts
+    def __init__(self, b: GraphBuilder, shape_info: ShapeInfo) -> None:
+        self.b, self._shape_info = b, shape_info
         self.ranks: dict[ir.Value, int] = {}
         self._values: dict[Any, ir.Value] = {}
         self._parts: dict[ir.Value, list[Any]] = {}
@@ -78,7 +78,7 @@ class Items:
             return None if row is None else (len(item.rows), *row)
         if item in self.ranks:
             return (None,) * self.ranks[item]  # type: ignore[index]
-        declared = self._facts.shape(item) if isinstance(item, ir.Value) else None
+        declared = self._shape_info.shape(item) if isinstance(item, ir.Value) else None
         return None if declared is None else tuple(size if isinstance(size, int) else None for size in declared)
 
     def rank(self, item: Item) -> int | None:

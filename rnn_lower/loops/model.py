@@ -17,7 +17,7 @@ from rnn_lower.loops.items import written
 from rnn_lower.loops.simplify import simplify
 from rnn_lower.loops.unrolling import LOOPS, NotCountedError, Unroller
 from rnn_lower.shapes.fixed_dims import declared_shapes, free_dims
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.fold import fold
 
 MARK = "rnn_lower.loop"
@@ -61,7 +61,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
     _fold(model)
     done, remaining = list[str](), list[RemainingLoop]()
     for _ in range(ROUNDS):
-        facts, names, count = Facts(model).settled(), Names(used_names(model)), len(done)
+        shape_info, names, count = ShapeInfo(model).settled(), Names(used_names(model)), len(done)
         pool, gone, remaining = ConstantPool(names, model.ir_version < 4), set[ir.Node](), []
         for node, scope in list(loops(model)):
             if node in gone:
@@ -72,7 +72,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
                 inside = list(with_bodies([node]))
                 max_nodes -= _unroll(node, scope, GraphBuilder(
                     scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type,
-                    {MARK: describe(node)}), facts, max_nodes)  # fmt: skip
+                    {MARK: describe(node)}), shape_info, max_nodes)  # fmt: skip
                 gone.update(inside)
                 done.append(describe(node))
             except NotCountedError as error:
@@ -90,11 +90,11 @@ def _fold(model: ir.Model) -> None:
     """Fold constants; a Split of sizes becomes Slices first, since the optimizer folds no node of several outputs."""
     splits = [(node, scope) for node, scope in nodes(model) if node.op_type == "Split" and node.domain == ""
               and (value := node.inputs[0]) is not None and value.dtype in SIZES]  # fmt: skip
-    facts, names = Facts(model).settled() if splits else None, Names(used_names(model))
+    shape_info, names = ShapeInfo(model).settled() if splits else None, Names(used_names(model))
     pool = ConstantPool(names, model.ir_version < 4)
     for node, scope in splits:
         value = node.inputs[0]
-        if facts is None or value is None or facts.shape(value) != (len(node.outputs),):
+        if shape_info is None or value is None or shape_info.shape(value) != (len(node.outputs),):
             continue
         b = GraphBuilder(scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type)
         parts = [written(b.slice(value, 0, k, k + 1)) for k in range(len(node.outputs))]
@@ -112,9 +112,9 @@ def _with_advice(why: str, model: ir.Model) -> str:
     return f"{why}; fix sizes of the inputs ({', '.join(f'--dim {name}=N' for name in free[:4])})"
 
 
-def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, facts: Facts, max_nodes: int) -> int:
+def _unroll(node: ir.Node, scope: Scope, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> int:
     """Put the steps of a loop in its place; how many nodes these are."""
-    unroller = Unroller(b, facts, max_nodes)
+    unroller = Unroller(b, shape_info, max_nodes)
     try:
         results = unroller.results(node, {})
         pairs = [(old, unroller.items.value(item)) for old, item in zip(node.outputs, results, strict=True)

@@ -15,16 +15,16 @@ from rnn_lower.builder.graph_builder import GraphBuilder
 from rnn_lower.builder.names import Names
 from rnn_lower.ir.walk import Scope, constant, integers, scopes, used_names
 from rnn_lower.lowering.node import Dim
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 
 def simplify(model: ir.Model) -> None:
     """Rewrite the nodes of a model, in place."""
-    facts, names = Facts(model).settled(), Names(used_names(model))
+    shape_info, names = ShapeInfo(model).settled(), Names(used_names(model))
     pool = ConstantPool(names, model.ir_version < 4)
     for scope in scopes(model):
         _drop_identities(scope.graph)
-        rewriter = _Rewriter(scope, facts, names, pool)
+        rewriter = _Rewriter(scope, shape_info, names, pool)
         rewriter.merge_slices()
         for node in list(scope.graph):
             if node.op_type == "Split":
@@ -51,8 +51,8 @@ def _drop_identities(graph: ir.Graph | ir.Function) -> None:
 class _Rewriter:
     """Rewrites the nodes of one graph."""
 
-    def __init__(self, scope: Scope, facts: Facts, names: Names, pool: ConstantPool) -> None:
-        self._scope, self._facts, self._names, self._pool = scope, facts, names, pool
+    def __init__(self, scope: Scope, shape_info: ShapeInfo, names: Names, pool: ConstantPool) -> None:
+        self._scope, self._shape_info, self._names, self._pool = scope, shape_info, names, pool
 
     def _builder(self, node: ir.Node) -> GraphBuilder:
         return GraphBuilder(
@@ -75,7 +75,7 @@ class _Rewriter:
                 groups[value, axis].setdefault((start, end), []).append(node)
         for (value, axis), cuts in groups.items():
             ranges = sorted(cuts)
-            shape = self._facts.shape(value) or ()
+            shape = self._shape_info.shape(value) or ()
             whole = ranges[0][0] == 0 and ranges[-1][1] == shape[axis]
             if len(ranges) < 2 or not whole or any(a[1] != b[0] for a, b in itertools.pairwise(ranges)):
                 continue
@@ -96,7 +96,7 @@ class _Rewriter:
 
     def _cut(self, node: ir.Node) -> tuple[ir.Value, int, int, int] | None:
         """What a Slice cuts: the value, the one axis, from where and up to where."""
-        value, shape = node.inputs[0], None if node.inputs[0] is None else self._facts.shape(node.inputs[0])
+        value, shape = node.inputs[0], None if node.inputs[0] is None else self._shape_info.shape(node.inputs[0])
         starts, ends, axes, steps = (
             integers(node, name, k, constant) for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
         )
@@ -117,7 +117,7 @@ class _Rewriter:
     def cut_rows(self, node: ir.Node) -> None:
         """Rows [N, K] of [T, N, K] as parts of [T * N, K], which take no Squeeze each."""
         value, parts = node.inputs[0], node.outputs
-        shape = None if value is None else self._facts.shape(value)
+        shape = None if value is None else self._shape_info.shape(value)
         axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
         users = [user for part in parts for user, _ in part.uses()]
         if shape is None or len(shape) < 2 or axis or shape[0] != len(parts) or len(parts) < 2:
@@ -150,8 +150,8 @@ class _Rewriter:
         ):
             return
         chosen = node.inputs[1 if condition.flat[0] else 2]
-        shape = self._facts.shape(output)
-        if chosen is not None and shape is not None and None not in shape and self._facts.shape(chosen) == shape:
+        shape = self._shape_info.shape(output)
+        if chosen is not None and shape is not None and None not in shape and self._shape_info.shape(chosen) == shape:
             output.replace_all_uses_with(chosen)
             self._scope.graph.remove(node, safe=True)
 
@@ -162,7 +162,7 @@ class _Rewriter:
             return
         rows = [maker.inputs[0] for maker in makers if maker is not None and maker.op_type == "Unsqueeze"
                 and integers(maker, "axes", 1, constant) == [0]]  # fmt: skip
-        shapes = {self._facts.shape(row) for row in rows if row is not None}
+        shapes = {self._shape_info.shape(row) for row in rows if row is not None}
         (shape,) = shapes if len(shapes) == 1 else (None,)
         sizes = None if not shape else _sizes(shape)
         if len(rows) < len(makers) or sizes is None:

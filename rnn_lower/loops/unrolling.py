@@ -15,7 +15,7 @@ from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import get_attribute, known_tensor, subgraphs, with_bodies
 from rnn_lower.loops.items import FEW, Item, Items, Row, Table, key_of, written
 from rnn_lower.loops.rules import RULES, Call, of_all_rows
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.evaluate import evaluate_node
 
 LOOPS = ("Loop", "Scan")
@@ -40,9 +40,9 @@ class Unroller:
     max_nodes: how many nodes may be written.
     """
 
-    def __init__(self, b: GraphBuilder, facts: Facts, max_nodes: int) -> None:
-        self.b, self._facts, self._max_nodes = b, facts, max_nodes
-        self.items = Items(b, facts)
+    def __init__(self, b: GraphBuilder, shape_info: ShapeInfo, max_nodes: int) -> None:
+        self.b, self._shape_info, self._max_nodes = b, shape_info, max_nodes
+        self.items = Items(b, shape_info)
         self._written: dict[Any, list[Item]] = {}
         self._steps = 1
         self._varying: set[ir.Value] = set()
@@ -167,7 +167,7 @@ class Unroller:
     def _stack(self, rows: Sequence[Item], axis: int, output: ir.Value) -> Item:
         """What is stacked of all steps, on an axis. output: of the body."""
         if not rows:
-            shape, dtype = self._facts.verified_shape(output), self._facts.dtype(output)
+            shape, dtype = self._shape_info.verified_shape(output), self._shape_info.dtype(output)
             sizes = [size for size in shape or () if isinstance(size, int)]
             if axis or dtype is None or shape is None or len(sizes) < len(shape):
                 raise NotCountedError(f"it runs no step, and the shape of '{output.name}' is unknown")
@@ -175,7 +175,7 @@ class Unroller:
         if not axis:
             return Table(tuple(rows))
         rank = self.items.rank(rows[0])
-        shape = self._facts.shape(output) if rank is None else None
+        shape = self._shape_info.shape(output) if rank is None else None
         rank = rank if shape is None else len(shape)
         if axis < 0 and rank is None:
             raise NotCountedError(f"the rank of '{output.name}', which it stacks on axis {axis}, is unknown")

@@ -77,7 +77,7 @@ Dim = int | str | None
 LARGEST_SIZE = 2**31 - 1
 
 
-class Facts(Protocol):
+class ShapeInfo(Protocol):
     """What is known of values."""
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None: ...
@@ -176,7 +176,7 @@ def display_name(node: ir.Node) -> str:
     return node.name or next((out.name for out in node.outputs if out.name), "") or node.op_type.lower()
 
 
-def read_node(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
+def read_node(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> RecurrentNode:
     """Read and check one node.
 
     opset: of the default domain where the node lives.
@@ -184,17 +184,17 @@ def read_node(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNo
     version, or says something, that this program does not know.
     """
     try:
-        return _read(node, opset, path, facts)
+        return _read(node, opset, path, shape_info)
     except RnnLowerError as error:
         raise type(error)(f"{node.op_type} '{display_name(node)}' in {path}: {error}") from None
 
 
-def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
+def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> RecurrentNode:
     op = node.op_type
     version = version_at(op, node.version or opset)  # what onnx_ir calls a node's version is an opset too
     attributes = _attributes(node, version)
     inputs = _named(node.inputs, OPERATORS[op].inputs, "inputs")
-    inputs = {name: value for name, value in inputs.items() if facts.is_given(value)}
+    inputs = {name: value for name, value in inputs.items() if shape_info.is_given(value)}
     outputs = _named(node.outputs, OPERATORS[op].outputs, "outputs")
     required = ("X", "W", "R", *OPERATORS[op].scales)
     for name in required:
@@ -211,7 +211,7 @@ def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
         raise InvalidNodeError(f"layout is {layout}; it must be 0 or 1")
     notes: list[str] = []
     activations = _activations(op, len(DIRECTIONS[direction]), attributes, notes)
-    sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, facts)
+    sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, shape_info)
     _check_outputs(outputs, {**sizes, "num_directions": len(DIRECTIONS[direction])}, layout)
     if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
         notes.append("output_sequence is 0 but Y is used; Y is computed")
@@ -223,7 +223,7 @@ def _read(node: ir.Node, opset: int, path: str, facts: Facts) -> RecurrentNode:
         inputs=inputs,
         outputs={name: value for name, value in outputs.items() if value.uses() or value.is_graph_output()},
         direction="forward" if direction == "foward" else direction,
-        dtype=_dtype(inputs, outputs, facts, notes, op == QUANTIZED),
+        dtype=_dtype(inputs, outputs, shape_info, notes, op == QUANTIZED),
         activations=activations,
         clip=_clip(op, attributes.get("clip"), notes),
         linear_before_reset=bool(attributes.get("linear_before_reset", 0)),
@@ -313,7 +313,7 @@ def _sizes(
     hidden_size: int | None,
     num_directions: int,
     layout: int,
-    facts: Facts,
+    shape_info: ShapeInfo,
 ) -> dict[str, Dim]:
     """hidden_size, input_size, seq_length, batch_size from all inputs; a contradiction is an error."""
     if hidden_size is not None and hidden_size < 1:
@@ -322,7 +322,7 @@ def _sizes(
     source = {} if hidden_size is None else {"hidden_size": "the attribute"}
     # R first: a missing hidden_size comes from there, and a contradiction is best reported against it.
     for name in ("R", *(name for name in INPUTS if name != "R")):
-        shape = facts.shape(inputs[name]) if name in inputs else None
+        shape = shape_info.shape(inputs[name]) if name in inputs else None
         if shape is None:
             continue
         if name in SCALES:
@@ -400,11 +400,15 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTyp
 
 
 def _dtype(
-    inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], facts: Facts, notes: list[str], quantized: bool
+    inputs: Mapping[str, ir.Value],
+    outputs: Mapping[str, ir.Value],
+    shape_info: ShapeInfo,
+    notes: list[str],
+    quantized: bool,
 ) -> ir.DataType:
     dtypes: dict[ir.DataType, str] = {}
     for name, value in (*inputs.items(), *outputs.items()):
-        dtype = facts.dtype(value)
+        dtype = shape_info.dtype(value)
         if dtype is None:
             continue
         if quantized and name in INTEGERS:

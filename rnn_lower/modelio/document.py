@@ -23,7 +23,7 @@ from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, values
 from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
-from rnn_lower.shapes.shape_info import UNSAID, Facts
+from rnn_lower.shapes.shape_info import UNSAID, ShapeInfo
 from rnn_lower.shapes.stale_shapes import of_fixed_sizes
 from rnn_lower.transforms.strip_weights import outline, outline_of
 
@@ -121,7 +121,7 @@ class Document:
         """The same with sizes of the inputs fixed, which takes its protobuf; what nothing confirms then is not said."""
         fix_dims(self.model, sizes)
         fix_proto_dims(self.outline, sizes)
-        for value, shape in of_fixed_sizes(self.model, self.facts).items():
+        for value, shape in of_fixed_sizes(self.model, self.shape_info).items():
             owner = owner_of(value)
             if isinstance(owner, ir.Graph):
                 owner.meta.setdefault(UNSAID, {})[value.name] = shape
@@ -132,9 +132,9 @@ class Document:
         return outline(self.proto, self.folder)
 
     @functools.cached_property
-    def facts(self) -> Facts:
+    def shape_info(self) -> ShapeInfo:
         """About the view as it is; who changes it must not ask for them."""
-        return Facts(self.model, self.outline)
+        return ShapeInfo(self.model, self.outline)
 
     @functools.cached_property
     @uncollected()

@@ -33,14 +33,14 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.opset.semantic_changes import semantic_change, unknown_value
 from rnn_lower.opset.step_down import stepped_down
 from rnn_lower.sandbox.limited import limited
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.strip_weights import SHOWN, UNSEEN
 
 
 def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None = None) -> None:
     """Convert a model, its bodies and functions to an opset, in place; recurrent nodes keep their version.
 
-    They are lowered afterwards at the new opset, or restamped by `restamp_rest`. outline: as in `Facts`.
+    They are lowered afterwards at the new opset, or restamped by `restamp_rest`. outline: as in `ShapeInfo`.
     Raises UnsupportedError, naming the node, when an operator cannot be converted.
     """
     newest = newest_opset()
@@ -50,15 +50,15 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
         return
     raise_ir_version(model, ir_version_of(opset))
     recurrent = dict(recurrent_nodes(model))
-    facts, names = Facts(model, outline), Names(used_names(model))
+    shape_info, names = ShapeInfo(model, outline), Names(used_names(model))
     changes = []
     for node, scope in nodes(model):
         if (
             node not in recurrent
             and node.op_identifier() not in model.functions
-            and _differs(node, scope, opset, facts)
+            and _differs(node, scope, opset, shape_info)
         ):
-            changes.append((node, scope, _converted(node, scope.opset, opset, facts)))
+            changes.append((node, scope, _converted(node, scope.opset, opset, shape_info)))
     for node, scope in recurrent.items():
         node.version = version_at(node.op_type, node.version or scope.opset)
     for node, scope, new in changes:
@@ -106,7 +106,7 @@ def take_over(model: ir.Model, other: ir.Model) -> None:
 # -- one node ---------------------------------------------------------------------------------------------------------
 
 
-def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
+def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> bool:
     """Whether the node must be written otherwise at the new opset."""
     old, new = (schema_of(node.op_type, version) for version in (scope.opset, opset))
     if node.domain != "" or old is None:
@@ -117,7 +117,7 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         return False
     if why := _misread(node, old):
         raise _refusal(node, scope.opset, opset, why)
-    if semantic_change(node, scope.opset, opset, facts):  # it is converted with care, or refused
+    if semantic_change(node, scope.opset, opset, shape_info):  # it is converted with care, or refused
         return True
     if node.op_type == "Constant":  # its versions differ in what they may hold
         held = set(node.attributes) or {"sparse_value"}
@@ -125,7 +125,7 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
             raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown at that opset")
         return False
     if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
-        if opset < scope.opset and (why := _wrong(node, new, facts.kind)):
+        if opset < scope.opset and (why := _wrong(node, new, shape_info.kind)):
             raise _refusal(node, scope.opset, opset, why)
         if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
             raise _refusal(node, scope.opset, opset, "Scan of opset 8 has a batch axis of its own")
@@ -136,19 +136,19 @@ def _differs(node: ir.Node, scope: Scope, opset: int, facts: Facts) -> bool:
         return True
     # Since opset 7 what keeps its signature, and lives, has only grown: by types, broadcasting (8), negative axes (11),
     # values of attributes. The texts of OneHot and ConvTranspose (11) say otherwise of odd cases; runtimes do not.
-    return opset < scope.opset and not (opset >= 8 and _accepts(new, node, facts))
+    return opset < scope.opset and not (opset >= 8 and _accepts(new, node, shape_info))
 
 
-def _accepts(schema: onnx.defs.OpSchema, node: ir.Node, facts: Facts) -> bool:
+def _accepts(schema: onnx.defs.OpSchema, node: ir.Node, shape_info: ShapeInfo) -> bool:
     """Whether an older version of the node's operator says the same, as far as types are known."""
-    if _wrong(node, schema, facts.kind):
+    if _wrong(node, schema, shape_info.kind):
         return False
     numbers = [number for a in node.attributes.values() for number in np.ravel(a.value if _is_int(a) else 0)]
     return schema.since_version >= 11 or min(numbers, default=0) >= 0
 
 
 def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value], str | None]) -> str:
-    """What a node says that a version of its operator does not take, or nothing. kind: as in `Facts`."""
+    """What a node says that a version of its operator does not take, or nothing. kind: as in `ShapeInfo`."""
     if why := _misread(node, schema):
         return why
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:
@@ -188,18 +188,18 @@ def _reason(why: object) -> str:
     return re.sub(r"^.*?Assertion `.*?` failed: ", "", text)[:300]
 
 
-def _converted(node: ir.Node, current: int, opset: int, facts: Facts) -> ir.Graph:
+def _converted(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> ir.Graph:
     """The node at the new opset: a graph with inputs, outputs and constants under the names that the node uses."""
     if UNSEEN in node.metadata_props:
         raise _refusal(node, current, opset, "it has an attribute that the converters cannot handle")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         text = "its attributes refer to the function's; inline the function (onnx_ir.passes.common.InlinePass)"
         raise _refusal(node, current, opset, text)
-    changed = semantic_change(node, current, opset, facts)
+    changed = semantic_change(node, current, opset, shape_info)
     if isinstance(changed, str):
         raise _refusal(node, current, opset, changed)
-    alone, at = _alone(node, current, opset, facts)
-    kinds = {value.name: facts.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
+    alone, at = _alone(node, current, opset, shape_info)
+    kinds = {value.name: shape_info.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
     first_error: Exception | str | None = None
     for convert in (_as_it_is, _with_onnx):
         try:
@@ -249,7 +249,7 @@ def _with_onnx(model: onnx.ModelProto, current: int, opset: int) -> ir.Model:
     return ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
 
 
-def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> tuple[onnx.ModelProto, int]:
+def _alone(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> tuple[onnx.ModelProto, int]:
     """A model of one node, stepped down as far as that goes, with what is known of its values, and its opset."""
     inputs, initializers = {}, {}
     for value in node.inputs:
@@ -257,9 +257,9 @@ def _alone(node: ir.Node, current: int, opset: int, facts: Facts) -> tuple[onnx.
         if tensor is not None and value is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes <= SHOWN:
             initializers[value.name] = ir.serde.serialize_tensor(ir.Tensor(tensor.numpy(), name=value.name))
         elif value is not None:
-            inputs[value.name] = _value_info(value, facts)
-    outputs = [_value_info(value, facts) for value in node.outputs if value.name]
-    stepped = stepped_down(node, ir.serde.serialize_node(node), current, opset, facts)
+            inputs[value.name] = _value_info(value, shape_info)
+    outputs = [_value_info(value, shape_info) for value in node.outputs if value.name]
+    stepped = stepped_down(node, ir.serde.serialize_node(node), current, opset, shape_info)
     proto = _without_idle(stepped.proto, stepped.opset, opset)
     inputs = {name: info for name, info in inputs.items() if name in proto.input}
     initializers = {name: tensor for name, tensor in initializers.items() if name in proto.input}
@@ -281,8 +281,8 @@ def _without_idle(proto: onnx.NodeProto, current: int, opset: int) -> onnx.NodeP
     return proto
 
 
-def _value_info(value: ir.Value, facts: Facts) -> onnx.ValueInfoProto:
-    dtype, shape = facts.dtype(value), facts.shape(value)
+def _value_info(value: ir.Value, shape_info: ShapeInfo) -> onnx.ValueInfoProto:
+    dtype, shape = shape_info.dtype(value), shape_info.shape(value)
     return onnx.helper.make_tensor_value_info(value.name, dtype or ir.DataType.UNDEFINED, shape)
 
 

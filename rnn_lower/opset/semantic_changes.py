@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import known_tensor, subgraphs
 from rnn_lower.lowering.node import Dim
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 Attributes = dict[str, ir.Attr]
 
-Rule = Callable[[ir.Node, int, Facts], "Attributes | str"]
+Rule = Callable[[ir.Node, int, ShapeInfo], "Attributes | str"]
 """For a node and the opset wanted: what the converted node has to say for it to mean the same, or why it cannot."""
 
 
@@ -28,7 +28,7 @@ class Change:
     down: Rule | None = None
 
 
-def semantic_change(node: ir.Node, current: int, opset: int, facts: Facts) -> Attributes | str:
+def semantic_change(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
     attributes: Attributes = {}
     if any(attribute.is_ref() for attribute in node.attributes.values()):
@@ -37,7 +37,7 @@ def semantic_change(node: ir.Node, current: int, opset: int, facts: Facts) -> At
         if node.op_type not in change.op_types or (current < change.since) == (opset < change.since):
             continue
         rule = change.up if current < opset else change.down
-        changes = {} if rule is None else rule(node, opset, facts)
+        changes = {} if rule is None else rule(node, opset, shape_info)
         if isinstance(changes, str):
             return changes
         attributes |= changes
@@ -71,9 +71,9 @@ def unknown_value(node: ir.Node, version: int) -> str:
     return ""
 
 
-def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     """Softmax-12 takes all axes from `axis` on as one, Softmax-13 takes that axis alone: the last one is both."""
-    shape = facts.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    shape = shape_info.shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     axis_attribute = node.attributes.get("axis")
     axis = axis_attribute.as_int() if axis_attribute is not None else 1 if opset >= 13 else -1
     last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
@@ -84,7 +84,7 @@ def _last_axis(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
     return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}
 
 
-def _asymmetric(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     """Before opset 11 a place was divided by the scale, and rounded down; half pixels are the default since then."""
     attributes = {"coordinate_transformation_mode": ir.AttrString("coordinate_transformation_mode", "asymmetric")}
     mode = node.attributes.get("mode")
@@ -104,28 +104,28 @@ def _scales(node: ir.Node) -> np.ndarray | None:
     return tensor.numpy() if tensor is not None and tensor.dtype.is_floating_point() else None
 
 
-def _by_channel(node: ir.Node, opset: int, facts: Facts) -> str:
+def _by_channel(node: ir.Node, opset: int, shape_info: ShapeInfo) -> str:
     return "at opset 21 its scale and bias changed from one for each group to one for each channel"
 
 
-def _whole_numbers(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+def _whole_numbers(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     fmod = node.attributes.get("fmod")
-    dtype = facts.dtype(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    dtype = shape_info.dtype(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     if dtype is not None and dtype.is_floating_point() and (fmod is None or not fmod.as_int()):
         return "before opset 28 it accepts floating-point numbers with fmod = 1 only"
     return {}
 
 
-def _mask(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+def _mask(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
         return "before opset 12 the specification does not define its mask where nothing is dropped"
     return {}
 
 
-def _one_shape(node: ir.Node, opset: int, facts: Facts) -> Attributes | str:
+def _one_shape(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     branches = [branch.outputs for _, branch in subgraphs(node)]
     for pair in zip(*branches, strict=False):
-        shapes = [shape for value in pair if (shape := facts.shape(value)) is not None]
+        shapes = [shape for value in pair if (shape := shape_info.shape(value)) is not None]
         if len({len(shape) for shape in shapes}) > 1 or any(map(_differ, zip(*shapes, strict=False))):
             return "before opset 11 both branches must return the same shape"
     return {}

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import schema_of, signature_of
 from rnn_lower.ir.walk import known_tensor
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Restated:
     constants: dict[str, np.ndarray]
 
 
-Step = Callable[[ir.Node, onnx.NodeProto, "dict[str, np.ndarray]", Facts], bool]
+Step = Callable[[ir.Node, onnx.NodeProto, "dict[str, np.ndarray]", ShapeInfo], bool]
 """Changes the message of a node, adds constants, and answers whether the older version computes the same."""
 
 
-def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int, facts: Facts) -> Restated:
+def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int, shape_info: ShapeInfo) -> Restated:
     """The node stepped down from its opset towards another, as far as the table leads."""
     constants: dict[str, np.ndarray] = {}
     while current > opset:
@@ -36,7 +36,7 @@ def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int,
         step = STEPS.get((node.op_type, since)) or _only_types(node.op_type, since)
         changed = onnx.NodeProto()
         changed.CopyFrom(proto)
-        if step is None or since <= opset or not step(node, changed, constants, facts):
+        if step is None or since <= opset or not step(node, changed, constants, shape_info):
             break
         proto, current = changed, since - 1
     return Restated(proto, current, constants)
@@ -52,7 +52,7 @@ def _only_types(op_type: str, since: int) -> Step | None:
 def _without(**defaults: int | bytes) -> Step:
     """A step that only drops attributes, each of which must be absent or have this value."""
 
-    def step(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], facts: Facts) -> bool:
+    def step(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo) -> bool:
         attributes = []
         for attribute in proto.attribute:
             if attribute.name not in defaults:
@@ -70,21 +70,23 @@ def _without(**defaults: int | bytes) -> Step:
     return step
 
 
-def _shape(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], facts: Facts) -> bool:
-    return "end" not in node.attributes and _without(start=0)(node, proto, constants, facts)
+def _shape(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo) -> bool:
+    return "end" not in node.attributes and _without(start=0)(node, proto, constants, shape_info)
 
 
-def _batch_normalization(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], facts: Facts) -> bool:
-    return len(node.outputs) == 1 and _without(training_mode=0)(node, proto, constants, facts)
+def _batch_normalization(
+    node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo
+) -> bool:
+    return len(node.outputs) == 1 and _without(training_mode=0)(node, proto, constants, shape_info)
 
 
-def _pad(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], facts: Facts) -> bool:
+def _pad(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo) -> bool:
     """Pads of all axes, where those of some are given."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         del proto.input[3:]
         return True
     known = [None if value is None else known_tensor(value) for value in (node.inputs[1], node.inputs[3])]
-    shape = facts.shape(node.inputs[0]) if node.inputs[0] is not None else None
+    shape = shape_info.shape(node.inputs[0]) if node.inputs[0] is not None else None
     if shape is None or known[0] is None or known[1] is None:
         return False
     pads, axes = known[0].numpy().ravel(), known[1].numpy().ravel()
@@ -99,9 +101,9 @@ def _pad(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray],
     return True
 
 
-def _reduce(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], facts: Facts) -> bool:
+def _reduce(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo) -> bool:
     """The axes as an attribute."""
-    if not _without(noop_with_empty_axes=0)(node, proto, constants, facts):
+    if not _without(noop_with_empty_axes=0)(node, proto, constants, shape_info):
         return False
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         known = known_tensor(node.inputs[1])
@@ -115,18 +117,18 @@ def _reduce(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarra
 REDUCE = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
 
-def _split(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], facts: Facts) -> bool:
+def _split(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo) -> bool:
     """Without num_outputs an older Split makes equal parts."""
     if "num_outputs" not in node.attributes:
         return True
-    shape = facts.shape(node.inputs[0]) if node.inputs[0] is not None else None
+    shape = shape_info.shape(node.inputs[0]) if node.inputs[0] is not None else None
     axis_attribute = node.attributes.get("axis")
     axis = 0 if axis_attribute is None else axis_attribute.as_int()
     size = None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
     count = node.attributes["num_outputs"].as_int()
     if not isinstance(size, int) or count != len(node.outputs) or size % count:
         return False
-    return _without(num_outputs=count)(node, proto, constants, facts)
+    return _without(num_outputs=count)(node, proto, constants, shape_info)
 
 
 STEPS: dict[tuple[str, int], Step] = {

@@ -22,7 +22,7 @@ from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.proving.program import Program
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof
 from rnn_lower.proving.scalar_functions import arithmetic
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 FAILURE = (32 * 33 / 2 * 64) / 2**30 + (4500 / 30) / 4.8e7
 """The chance that one point does not tell two steps apart.
@@ -56,7 +56,7 @@ class Task:
     node: ir.Node
     name: str
     path: str
-    facts: Facts
+    shape_info: ShapeInfo
     counterparts: Mapping[str, ir.Value]
     replaced: Sequence[ir.Value]
     opset: int
@@ -91,7 +91,7 @@ def prove_node(task: Task, points: int, seed: int) -> NodeProof:
     proof = _verdict(task, points, seed, {})
     if proof.verdict == DIFFERENT:  # perhaps only at sizes that never come: folding may know more of them
         layout = task.node.attributes.get("layout")
-        sizes = task.facts.folded_sizes(task.node, 0 if layout is None else int(layout.as_int()))
+        sizes = task.shape_info.folded_sizes(task.node, 0 if layout is None else int(layout.as_int()))
         return _verdict(task, points, seed, sizes) if sizes else proof
     return proof
 
@@ -122,19 +122,19 @@ class _Comparison:
     """sizes: seq_length and batch_size where shape inference does not tell them."""
 
     def __init__(self, task: Task, points: int, seed: int, sizes: Mapping[str, int]) -> None:
-        facts, node = task.facts, task.node
+        shape_info, node = task.shape_info, task.node
         self._seed, self.points, self._folded, self._deadline = seed, points, sizes, task.deadline
         inputs = {
             name: value
             for name, value in zip(equations.INPUTS, node.inputs, strict=False)
-            if value is not None and value.name and facts.is_given(value)
+            if value is not None and value.name and shape_info.is_given(value)
         }
-        dtypes = {name: facts.dtype(value) for name, value in inputs.items()}
+        dtypes = {name: shape_info.dtype(value) for name, value in inputs.items()}
         floats = (dtype for name, dtype in dtypes.items() if name != "sequence_lens")
         dtype = next((dtype for dtype in floats if dtype is not None), None)
         self._node = equations.read(node, dtype or ir.DataType.FLOAT)
         self._inputs = inputs
-        self._shapes = {name: facts.shape(value) for name, value in inputs.items()}
+        self._shapes = {name: shape_info.shape(value) for name, value in inputs.items()}
         computed = {name: value for name, value in inputs.items() if known_tensor(value) is None}
         self._moved = {name: content(value, task.opset) for name, value in computed.items()}
         self._counterparts = {name: task.counterparts[name] for name in computed if name in task.counterparts}

@@ -111,7 +111,7 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
     """The original at the opset and with the sizes of the lowered model, and this without calls that lowering made."""
     for document in (before, after):
         document.check_data()
-    read_nodes(before.model, before.facts)  # only to refuse what is no valid node
+    read_nodes(before.model, before.shape_info)  # only to refuse what is no valid node
     plain = without_made_calls(after.proto, before.proto)
     after = after if plain is after.proto else Document(plain, after.folder)
     if sizes := _sizes_of(after, before):
@@ -189,7 +189,7 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
             continue
         visible = frozenset().union(*(names.get(graph, ()) for graph in there.up_to(None)))
         tasks.append(Task(
-            node, name, scope.path, before.facts, _counterparts(node, paired, names),
+            node, name, scope.path, before.shape_info, _counterparts(node, paired, names),
             [value for value in replaced if value is not None], there.opset, visible, deadline=deadline,
         ))  # fmt: skip
     return missing, tasks, [scope.graph for scope in paired.values()]

@@ -95,7 +95,7 @@ class _Evaluator(ModelInterpreter):
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
     ) -> None:  # fmt: skip
         super().__init__(field, document, folded, limits, deadline)
-        self._facts = document.facts
+        self._shape_info = document.shape_info
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._fed: dict[int, Array] = {}
 
@@ -154,12 +154,14 @@ class _Evaluator(ModelInterpreter):
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers are computed from floats: field elements, of which division and order mean nothing."""
-        dtype = None if value is None or operand is None or operand.dtype != np.uint64 else self._facts.dtype(value)
+        dtype = (
+            None if value is None or operand is None or operand.dtype != np.uint64 else self._shape_info.dtype(value)
+        )
         return dtype is not None and dtype.is_integer()
 
     def _bind(self, value: ir.Value, array: Array) -> None:
         """Narrow integers wrap."""
-        if array.dtype == np.int64 and (dtype := self._facts.dtype(value)) is not None and dtype.is_integer():
+        if array.dtype == np.int64 and (dtype := self._shape_info.dtype(value)) is not None and dtype.is_integer():
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"'{value.name}', whose unsigned integers wrap")
             wrapped = array.astype(dtype.numpy()).astype(np.int64)

@@ -18,7 +18,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import get_attribute, integers
 from rnn_lower.proving.constant_inputs import content
 from rnn_lower.proving.operators import OutOfScopeError
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 FUNCTIONS: dict[str, tuple[float | None, float | None]] = {
     "Sigmoid": (None, None), "Tanh": (None, None), "Relu": (None, None), "Softsign": (None, None),
@@ -137,9 +137,9 @@ class Algebra:
     """
 
     def __init__(
-        self, facts: Facts, opset: int, states: frozenset[ir.Value], emitted: frozenset[ir.Node] = frozenset()
+        self, shape_info: ShapeInfo, opset: int, states: frozenset[ir.Value], emitted: frozenset[ir.Node] = frozenset()
     ) -> None:
-        self._facts, self._opset, self._states, self._emitted = facts, opset, states, emitted
+        self._shape_info, self._opset, self._states, self._emitted = shape_info, opset, states, emitted
         self._constants: dict[ir.Value, np.ndarray | None] = {}
         self.own = bool(emitted)
         self._body: ir.Graph | None = None
@@ -200,7 +200,7 @@ class Algebra:
 
     def read(self, value: ir.Value) -> Sum:
         """A value as it is."""
-        shape = self._facts.shape(value)
+        shape = self._shape_info.shape(value)
         columns = shape[-1] if shape else None
         if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS:
             raise NoGuessError
@@ -209,7 +209,7 @@ class Algebra:
 
     def rank(self, value: ir.Value | None) -> int | None:
         """The rank of integers: of a counter, or of positions."""
-        shape = None if value is None else self._facts.shape(value)
+        shape = None if value is None else self._shape_info.shape(value)
         return (None if value is None or value.shape is None else len(value.shape)) if shape is None else len(shape)
 
     def _defined(self, value: ir.Value) -> Sum | None:

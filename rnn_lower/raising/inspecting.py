@@ -12,7 +12,7 @@ from rnn_lower.loops.model import describe, loops, unroll_loops
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.program import MARK
 from rnn_lower.raising.raise_loops import raise_loops
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 TRIAL_NODES = 50_000
 """Nodes up to which unrolling is tried."""
@@ -60,7 +60,7 @@ def inspect_loops(document: Document) -> list[LoopInfo]:
         mend = why or "rnn-lower lower --loops unrolls it"
         if op_type := recognized.get(name, ""):
             mend = f"rnn-lower raise replaces it by one {op_type}, proved"
-        trips = _trips(node, document.facts)
+        trips = _trips(node, document.shape_info)
         infos.append(LoopInfo(name, node.op_type, scope.path, trips, _states(node), op_type, not why, mend))
     return infos
 
@@ -80,9 +80,9 @@ def _sizes(value: ir.Value) -> str:
     return f" [{', '.join(str(dim) if isinstance(dim, int) else dim.value or '?' for dim in value.shape)}]"
 
 
-def _trips(node: ir.Node, facts: Facts) -> int | None:
+def _trips(node: ir.Node, shape_info: ShapeInfo) -> int | None:
     if node.op_type == "Scan":
-        shape = None if node.inputs[-1] is None else facts.shape(node.inputs[-1])
+        shape = None if node.inputs[-1] is None else shape_info.shape(node.inputs[-1])
         axes = get_attribute(node, "scan_input_axes", ir.AttributeType.INTS, None) or [0]
         size = shape[axes[-1]] if shape else None
         return size if isinstance(size, int) else None

@@ -13,7 +13,7 @@ from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.proving.program import MARK, read_by
 from rnn_lower.raising.algebra import FUNCTIONS, Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells, unmasked
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 
 SHAPING = ("Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Where")
 """What lies between the states of the steps and the outputs of a chain."""
@@ -75,18 +75,18 @@ def inputs_of(region: Region) -> list[ir.Value]:
 
 
 def directions_of_loop(
-    loop: ir.Node, facts: Facts, opset: int, emitted: frozenset[ir.Node] = frozenset()
+    loop: ir.Node, shape_info: ShapeInfo, opset: int, emitted: frozenset[ir.Node] = frozenset()
 ) -> Iterator[Direction]:
     """What one loop could be."""
     body = loop.attributes["body"].as_graph()
-    algebra = Algebra(facts, opset, frozenset(), emitted)
+    algebra = Algebra(shape_info, opset, frozenset(), emitted)
     first = 2 if loop.op_type == "Loop" else 0
     count = len(loop.inputs) - (2 if loop.op_type == "Loop" else loop.attributes["num_scan_inputs"].as_int())
     states, initial = body.inputs[first : first + count], loop.inputs[first : first + count]
     reverse = False
     bound: dict[ir.Value, Sum] = {}
     for state, start in zip(states, initial, strict=True):
-        shape = None if start is None else facts.shape(start)
+        shape = None if start is None else shape_info.shape(start)
         columns = (shape or state.shape or (None,))[-1]
         if isinstance(columns, int) and columns > 0:
             bound[state] = algebra.atom(state, columns, len(shape or state.shape or (0, 0)))
@@ -138,7 +138,7 @@ def _direction(
     return Direction(cell, reverse != flipped, batch_first, starts, tuple(outputs))
 
 
-def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[Direction]]:
+def directions_of_chain(region: Region, shape_info: ShapeInfo, opset: int) -> list[list[Direction]]:
     """What a chain of steps could be, for each end of it that is a state of a last step."""
     multiplied = {
         node.inputs[0] for node in region.nodes
@@ -146,10 +146,10 @@ def directions_of_chain(region: Region, facts: Facts, opset: int) -> list[list[D
     }  # fmt: skip
     inside = {value for node in region.nodes for value in node.outputs}
     emitted = frozenset(region.nodes)
-    algebra = Algebra(facts, opset, frozenset(), emitted)
+    algebra = Algebra(shape_info, opset, frozenset(), emitted)
     states = frozenset(value for value in multiplied & inside if not _is_row(algebra, value))
     states |= {cell_state for state in states for cell_state in _cell_states(state)}
-    chain = Algebra(facts, opset, states, emitted)
+    chain = Algebra(shape_info, opset, states, emitted)
     last = [new for leaf in _leaves(region, states) if (new := _sum(chain, leaf)) is not None]
     ends = [_directions(new, [new], region.op_type, states) for new in last]
     # A last cell state tells nothing of the output gate; the step before it does.

@@ -29,7 +29,7 @@ from rnn_lower.proving.whole import prove_whole
 from rnn_lower.raising import proposals
 from rnn_lower.raising.algebra import NoGuessError
 from rnn_lower.raising.proposals import Direction, Region
-from rnn_lower.shapes.shape_info import Facts, plain_dim
+from rnn_lower.shapes.shape_info import ShapeInfo, plain_dim
 from rnn_lower.transforms.fold import fold
 
 MOST_TRIES, SECONDS = 48, 60.0
@@ -111,15 +111,15 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     """What becomes of one region; None for nodes that lowering emitted and that are no recurrence."""
     if not region.results or (not region.loops and not region.op_type):
         return None
-    facts = Facts(model).settled()
+    shape_info = ShapeInfo(model).settled()
     deadline, why = time.thread_time() + SECONDS, "no recurrent node computes such a state"
-    if any(_is_choice(node, facts) for loop in region.loops for node in loop.attributes["body"].as_graph()):
+    if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
         why = "its steps choose by truth values, such as those of a mask with holes; no recurrent node does"
-    for proposal in itertools.islice(_proposals(model, region, twin, facts), MOST_TRIES):
+    for proposal in itertools.islice(_proposals(model, region, twin, shape_info), MOST_TRIES):
         model.graph.extend(proposal.nodes)
         for value in proposal.constants:
             model.graph.register_initializer(value)
-        bound, why = _proved(model, region, proposal, facts, deadline)
+        bound, why = _proved(model, region, proposal, shape_info, deadline)
         if bound is not None:
             _replace(model.graph, region, proposal)
             for value in model.graph.inputs:
@@ -134,10 +134,12 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     return Raised(region.name, why=why)
 
 
-def _is_choice(node: ir.Node, facts: Facts) -> bool:
+def _is_choice(node: ir.Node, shape_info: ShapeInfo) -> bool:
     """Whether truth values decide which numbers a step takes; tf2onnx multiplies by them."""
     x = node.inputs[0] if node.inputs else None
-    return node.op_type == "Where" or (node.op_type == "Cast" and x is not None and facts.dtype(x) == ir.DataType.BOOL)
+    return node.op_type == "Where" or (
+        node.op_type == "Cast" and x is not None and shape_info.dtype(x) == ir.DataType.BOOL
+    )
 
 
 def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
@@ -152,7 +154,7 @@ def _replace(graph: ir.Graph, region: Region, proposal: Proposal) -> None:
 # -- proposing -------------------------------------------------------------------------------------------------------
 
 
-def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts) -> Iterator[Proposal]:
+def _proposals(model: ir.Model, region: Region, twin: ir.Model, shape_info: ShapeInfo) -> Iterator[Proposal]:
     """The nodes that a region could be, as its twin with constants folded shows it."""
     names = [value.name for value in region.results]
     twin_region = next(
@@ -161,7 +163,7 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts) ->
     )
     if twin_region is None:
         return
-    twin_facts, opset = Facts(twin).settled(), default_opset(model.opset_imports) or 0
+    twin_facts, opset = ShapeInfo(twin).settled(), default_opset(model.opset_imports) or 0
     emitted = frozenset(twin_region.nodes if region.op_type else ())
     try:
         ends = [list(proposals.directions_of_loop(loop, twin_facts, opset, emitted)) for loop in twin_region.loops]
@@ -173,10 +175,12 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, facts: Facts) ->
         for picked in itertools.product(*(each for each in chosen if each)):
             two = sorted(picked, key=lambda direction: direction.reverse)
             if picked and [direction.reverse for direction in two] in ([False], [True], [False, True]):
-                yield from _nodes(model, region, two, facts)
+                yield from _nodes(model, region, two, shape_info)
 
 
-def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], facts: Facts) -> Iterator[Proposal]:
+def _nodes(
+    model: ir.Model, region: Region, directions: Sequence[Direction], shape_info: ShapeInfo
+) -> Iterator[Proposal]:
     """The nodes that directions could be, with every order of what they read and give."""
     cell, opset = directions[0].cell, default_opset(model.opset_imports) or 0
     transposed = directions[0].batch_first and not region.op_type  # onnxruntime runs no node of layout 1
@@ -185,7 +189,7 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
     read = {None if (atom := direction.cell.x) is None else atom.value for direction in directions}
     (source,) = read if len(read) == 1 else (None,)
     x = None if source is None else values.get(str(source.name))
-    dtype = None if x is None else facts.dtype(x)
+    dtype = None if x is None else shape_info.dtype(x)
     if x is None or dtype is None:
         return
     held, attributes = proposals.arrays(directions, dtype.numpy()), _attributes(directions, opset)
@@ -193,7 +197,9 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
         return
     weights = {name: dataclasses.replace(from_tensor(ir.tensor(array)), name=name) for name, array in held.items()}
     own = (
-        _own_wirings(region, x, cell.op_type, facts) if region.op_type else _loop_wirings(region, directions[0], values)
+        _own_wirings(region, x, cell.op_type, shape_info)
+        if region.op_type
+        else _loop_wirings(region, directions[0], values)
     )
     for wiring in own:
         names = Names(used_names(model))
@@ -226,13 +232,13 @@ def _nodes(model: ir.Model, region: Region, directions: Sequence[Direction], fac
         ]
         axis = 0 if transposed or "layout" in attributes else 1
         batch_axes = [(x, axis), *((state, 0 if wiring.bare else axis) for state in wiring.states if state is not None)]
-        batches = _batches(batch_axes, facts)
+        batches = _batches(batch_axes, shape_info)
         yield Proposal(cell.op_type, b.nodes, b.pool.initializers, results, known, batches)
 
 
-def _batches(axes: Sequence[tuple[ir.Value, int]], facts: Facts) -> list[Dim]:
+def _batches(axes: Sequence[tuple[ir.Value, int]], shape_info: ShapeInfo) -> list[Dim]:
     """The sizes of axes, by their names; a number first, if there is one."""
-    shapes = [(facts.shape(value), axis) for value, axis in axes]
+    shapes = [(shape_info.shape(value), axis) for value, axis in axes]
     sizes = dict.fromkeys(shape[axis] for shape, axis in shapes if shape is not None)
     return sorted((size for size in sizes if size is not None), key=lambda size: isinstance(size, str))
 
@@ -287,10 +293,10 @@ class _Wiring:
     bare: bool = False
 
 
-def _own_wirings(region: Region, x: ir.Value, op_type: str, facts: Facts) -> Iterator[_Wiring]:
+def _own_wirings(region: Region, x: ir.Value, op_type: str, shape_info: ShapeInfo) -> Iterator[_Wiring]:
     """What lowering has emitted reads and gives what a node does; of two alike each may be either."""
     operands = [value for value in proposals.inputs_of(region) if value is not x]
-    lengths = [value for value in operands if (dtype := facts.dtype(value)) is not None and dtype.is_integer()]
+    lengths = [value for value in operands if (dtype := shape_info.dtype(value)) is not None and dtype.is_integer()]
     states = [value for value in operands if value not in lengths]
     count = 2 if op_type == "LSTM" else 1
     kinds = OUTPUTS[: count + 1]
@@ -300,7 +306,7 @@ def _own_wirings(region: Region, x: ir.Value, op_type: str, facts: Facts) -> Ite
               if len([state for state in chosen if state is not None]) == len(states)]  # fmt: skip
     starts += [(states[0], states[0])] if len(states) == 1 and count == 2 else []
     starts = starts if states else [(None,) * count]
-    ranks = [None if (shape := facts.shape(value)) is None else len(shape) for value in region.results]
+    ranks = [None if (shape := shape_info.shape(value)) is None else len(shape) for value in region.results]
     for roles in itertools.permutations(kinds, len(region.results)):
         if all(rank is None or (rank == 4) == (role == "Y") for rank, role in zip(ranks, roles, strict=True)):
             for start in starts:
@@ -336,7 +342,7 @@ def _is_zero(value: ir.Value) -> bool:
 
 
 def _proved(
-    model: ir.Model, region: Region, proposal: Proposal, facts: Facts, deadline: float
+    model: ir.Model, region: Region, proposal: Proposal, shape_info: ShapeInfo, deadline: float
 ) -> tuple[float | None, str]:
     """The chance of an error of a proof that the region is the proposal; None and why where there is none.
 
@@ -346,7 +352,7 @@ def _proved(
         return None, "its weights are too large to be compared"
     why = ""
     for cut in (proposal.read, ()):
-        pair = _pair(model, region, proposal, cut, facts)
+        pair = _pair(model, region, proposal, cut, shape_info)
         if pair is None:
             continue
         proof = prove_whole(*pair, points=2, seed=1, deadline=deadline, exact_sizes=True)
@@ -357,7 +363,7 @@ def _proved(
 
 
 def _pair(
-    model: ir.Model, region: Region, proposal: Proposal, cut: Sequence[ir.Value], facts: Facts
+    model: ir.Model, region: Region, proposal: Proposal, cut: Sequence[ir.Value], shape_info: ShapeInfo
 ) -> tuple[Document, Document] | None:
     """Two models of the values that the region gives: by its own nodes, and by those that are proposed."""
     inputs = list(dict.fromkeys([*cut, *(value for value in model.graph.inputs if not value.is_initializer())]))
@@ -370,7 +376,7 @@ def _pair(
     documents = []
     for index, value in reversed(list(enumerate(inputs))):
         copies = [graph.inputs[index] for graph in graphs]
-        shape, dtype = facts.shape(value), facts.dtype(value)
+        shape, dtype = shape_info.shape(value), shape_info.dtype(value)
         if not any(copy.uses() or copy.is_graph_output() for copy in copies):
             for graph in graphs:
                 del graph.inputs[index]

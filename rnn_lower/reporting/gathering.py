@@ -181,7 +181,7 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
         folder = Path(scratch)
         lowered = folder / "lowered.onnx"
         original = Path(path) if path else _written(document.copied(), folder / "original.onnx")
-        as_it_is = {(node.name, node.path): node for node in read_nodes(document.model, document.facts)}
+        as_it_is = {(node.name, node.path): node for node in read_nodes(document.model, document.shape_info)}
         ready, remaining = prepared(document.copied(), options)
         records = lower_document(ready, remaining)
         drawings = [_drawings(group[0]) for group in _equal_records(records)]
@@ -193,7 +193,7 @@ def gather(model: Any, options: Options, ask: CheckOptions) -> Report:
         )
         proof = _or_why(lambda: prover.prove_models(original, lowered, 2, ask.seed))
         after = files.load(lowered)
-        native, size = tuple(read_nodes(after.model, after.facts)), count(after.proto)  # while its data is there
+        native, size = tuple(read_nodes(after.model, after.shape_info)), count(after.proto)  # while its data is there
     proofs = {} if isinstance(proof, str) else {(node.name, node.path): node for node in proof.nodes}
     of_nodes = {} if isinstance(over_time, str) else over_time.nodes
     trials = {name: _trial(document, options, name) for name in TARGETS}
@@ -216,7 +216,7 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     """See `rnn_lower.draw`."""
     check_texts(node=name)
     document, _ = files.open_model(model)
-    names = [node.name for node in read_nodes(document.model, document.facts)]
+    names = [node.name for node in read_nodes(document.model, document.shape_info)]
     if name is None and len(names) != 1:
         text = f"one of {', '.join(map(repr, names[:5]))}" if names else "but there is no RNN, GRU or LSTM node"
         raise RnnLowerError(f"a drawing shows one node; name it with --node, {text}")

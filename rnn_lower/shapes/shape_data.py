@@ -18,7 +18,7 @@ from rnn_lower.shapes.size_values import LONGEST, SizeValue, computed_sizes, con
 from rnn_lower.shapes.sizes import ONE, UNKNOWN, Size, product, size
 
 if TYPE_CHECKING:
-    from rnn_lower.shapes.shape_info import Facts
+    from rnn_lower.shapes.shape_info import ShapeInfo
 
 DEEPEST = 100
 """How many nodes in a row are followed; each layer of a model takes about ten."""
@@ -32,14 +32,14 @@ _NAMELESS = "\0size"
 """With which the symbols of sizes begin that have no name."""
 
 
-def counted_shape(value: ir.Value, facts: Facts, inferred_only: bool = False) -> Sequence[Dim] | None:
-    """The shape of a value as far as facts and computed sizes tell it; None where not even the rank is known.
+def counted_shape(value: ir.Value, shape_info: ShapeInfo, inferred_only: bool = False) -> Sequence[Dim] | None:
+    """The shape of a value as far as inference and computed sizes tell it; None where not even the rank is known.
 
     inferred_only: names of sizes that are only declared do not count.
     """
     known: dict[ir.Value, list[Size] | None] = {}  # each worked out once: every size of a Reshape asks again
 
-    text = facts.verified_shape if inferred_only else facts.shape
+    text = shape_info.verified_shape if inferred_only else shape_info.shape
 
     def shape(value: ir.Value, depth: int) -> list[Size] | None:
         if value not in known:
@@ -105,7 +105,7 @@ def _transpose(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 
 def _recurrent(node: ir.Node, index: int, shape: Shape) -> InferredShape | None:
-    """Y [T, num_directions, N, hidden_size], of layout 0; the rest stands in the facts."""
+    """Y [T, num_directions, N, hidden_size], of layout 0; inference knows the others."""
     x = _input(node, 0)
     have = None if x is None else shape(x)
     if have is None or len(have) != 3 or index != 0 or get_attribute(node, "layout", _INT, 0) != 0:

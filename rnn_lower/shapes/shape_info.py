@@ -38,7 +38,7 @@ NO_NAMES = ("?", "None", "none", "unknown", "-1")
 """What exporters write for every size that they do not know, so that it names none."""
 
 
-class Facts:
+class ShapeInfo:
     """Shapes and element types of the values of a model, which is left as it is.
 
     outline: the model as protobuf without its weights, where there is one already; conversion to another opset may
@@ -54,7 +54,7 @@ class Facts:
     def _outline(self) -> onnx.ModelProto:
         return outline_of(self._model) if self._given is None else self._given
 
-    def settled(self) -> Facts:
+    def settled(self) -> ShapeInfo:
         """The same, found out now: from here on the model may change, and what was in it is still known."""
         _ = self.symbols, self._inferred
         return self
@@ -307,13 +307,13 @@ def plain_dim(dim: int | ir.SymbolicDim) -> Dim:
     return dim.value
 
 
-def declared_by(facts: Facts) -> Callable[[ir.Value], TensorInfo | None]:
+def declared_by(shape_info: ShapeInfo) -> Callable[[ir.Value], TensorInfo | None]:
     """What is known of a value of the model, as constraints read it."""
 
     def declared(value: ir.Value) -> TensorInfo | None:
-        shape = facts.shape(value)
+        shape = shape_info.shape(value)
         if shape is None:
             return None
-        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
+        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), shape_info.dtype(value))
 
     return declared

@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from rnn_lower.ir.walk import Scope, consumed_values, owner_of, subgraphs
 from rnn_lower.shapes.fixed_dims import FIXED
-from rnn_lower.shapes.shape_info import RESHAPES, Facts
+from rnn_lower.shapes.shape_info import RESHAPES, ShapeInfo
 
 logger = logging.getLogger("rnn_lower")
 
 
-def doubtful(consumed: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]:
+def doubtful(consumed: Sequence[ir.Value], shape_info: ShapeInfo) -> dict[ir.Value, None]:
     """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
     waiting, seen = list(consumed), dict[ir.Value, None]()
     while waiting:
@@ -22,7 +22,7 @@ def doubtful(consumed: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]
         if value in seen:
             continue
         seen[value] = None
-        producer, shape = value.producer(), facts.shape(value)
+        producer, shape = value.producer(), shape_info.shape(value)
         if producer is None:
             continue
         if shape is None or not all(isinstance(size, int) for size in shape):
@@ -30,9 +30,9 @@ def doubtful(consumed: Sequence[ir.Value], facts: Facts) -> dict[ir.Value, None]
     return seen
 
 
-def of_fixed_sizes(model: ir.Model, facts: Facts) -> dict[ir.Value, ir.Shape]:
+def of_fixed_sizes(model: ir.Model, shape_info: ShapeInfo) -> dict[ir.Value, ir.Shape]:
     """Values of which `dims` has made a size a number, so that runtimes would believe all: what is certain of them."""
-    return {value: ir.Shape(facts.confirmed(value)) for value in model.meta.get(FIXED, ())}
+    return {value: ir.Shape(shape_info.confirmed(value)) for value in model.meta.get(FIXED, ())}
 
 
 def warn_of_output(value: ir.Value, declared_shape: ir.Shape, shape: ir.Shape) -> None:

@@ -46,7 +46,7 @@ def outside(document: Document) -> str | None:
         try:
             carried = _carried(work, axis, size)
         except UnsupportedError as error:
-            if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
+            if not all(has_one_step(node) for node in read_nodes(work.model, work.shape_info)):
                 refused = refused or error
             continue
         over = {edit.read.describe() for edit in carried if isinstance(edit, Recurrence)}
@@ -70,23 +70,23 @@ def outside(document: Document) -> str | None:
 
 def one_step(document: Document) -> str | None:
     """The axis of one frame over which recurrent nodes run; CALLS where each run is one step; None of other models."""
-    nodes = read_nodes(document.model, document.facts)
+    nodes = read_nodes(document.model, document.shape_info)
     if not nodes or not all(map(has_one_step, nodes)):
         return None
-    shapes = [(node.layout, document.facts.shape(node.inputs["X"])) for node in nodes]
+    shapes = [(node.layout, document.shape_info.shape(node.inputs["X"])) for node in nodes]
     batches = {shape[0 if layout else 1] for layout, shape in shapes if shape is not None}
     if any(symbol not in batches for symbol in _free(document)):
         return None  # a free axis that is no batch may be the stream
     for name, axis, dim in _axes(document):
         if dim == 1:
             work, *_ = opened(document.copied(), axis_name(name, axis))
-            if not all(has_one_step(node) for node in read_nodes(work.model, work.facts)):
+            if not all(has_one_step(node) for node in read_nodes(work.model, work.shape_info)):
                 return axis_name(name, axis)
     return CALLS
 
 
 def _carried(document: Document, axis: str, baked: int | None) -> list[Any]:
-    analysis = CausalityAnalysis(document.model, document.facts, axes_of(document, axis), baked=baked)
+    analysis = CausalityAnalysis(document.model, document.shape_info, axes_of(document, axis), baked=baked)
     analysis.run()
     return analysis.carried
 
@@ -104,7 +104,7 @@ def _fixed_axes(document: Document) -> list[str]:
     """The axes of a fixed size, but for those of the states that the callers give."""
     initial = [
         node.inputs.get(f"initial_{letter}")
-        for node in read_nodes(document.model, document.facts)
+        for node in read_nodes(document.model, document.shape_info)
         for letter in node.operator.states
     ]
     states = {source.name for value in initial if value is not None for source in inputs_of(document.model, value)}
@@ -174,7 +174,7 @@ def external(document: Document) -> list[str]:
     model = document.model
     returned = outputs_of if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
     held = []
-    for node in read_nodes(model, document.facts):
+    for node in read_nodes(model, document.shape_info):
         state = node.inputs.get("initial_h")
         initial = state is not None and inputs_of(model, state)
         back = any(returned(model, value) for value in node.outputs.values())

@@ -191,7 +191,7 @@ class RuleContext:
 
     def dtype(self, index: int) -> ir.DataType:
         value = self.node.inputs[index]
-        dtype = None if value is None else self.analysis.facts.dtype(value)
+        dtype = None if value is None else self.analysis.shape_info.dtype(value)
         if dtype is None:
             raise self.refuse("the element type of its input is unknown")
         return dtype
@@ -217,7 +217,7 @@ class RuleContext:
     def sizes(self, rank: int, index: int = 0) -> list[Size]:
         """The sizes of an output as inferred; what is not known has a symbol of its own."""
         value = self.node.outputs[index]
-        shape = self.analysis.facts.shape(value)
+        shape = self.analysis.shape_info.shape(value)
         if shape is None or len(shape) != rank:
             shape = (None,) * rank
         return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(shape)]

@@ -13,7 +13,7 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import Scope, known_tensor, roots, subgraphs
 from rnn_lower.lowering.node import Dim, display_name
-from rnn_lower.shapes.shape_info import NO_NAMES, Facts, plain_dim
+from rnn_lower.shapes.shape_info import NO_NAMES, ShapeInfo, plain_dim
 from rnn_lower.shapes.size_values import LONGEST
 from rnn_lower.shapes.sizes import TIME, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeError
@@ -36,10 +36,10 @@ class CausalityAnalysis:
     """
 
     def __init__(
-        self, model: ir.Model, facts: Facts, streams: dict[str, int], delay: bool = False, step: int | None = None,
-        baked: int | None = None,
+        self, model: ir.Model, shape_info: ShapeInfo, streams: dict[str, int], delay: bool = False,
+        step: int | None = None, baked: int | None = None,
     ) -> None:  # fmt: skip
-        self._model, self.facts, self.streams = model, facts, streams
+        self._model, self.shape_info, self.streams = model, shape_info, streams
         self.delay, self.step, self.baked = delay, step, baked
         self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
@@ -95,7 +95,7 @@ class CausalityAnalysis:
         held = tensor.numpy() if tensor is not None and tensor.size <= LONGEST else None
         if (known := self.constants.get(value) if tensor is None else held) is not None:
             return constant_content(known)
-        shape = self.facts.shape(value)
+        shape = self.shape_info.shape(value)
         if shape is None:
             return AxisInfo(None, last=last)
         pairs = enumerate(shape)
@@ -118,7 +118,7 @@ class CausalityAnalysis:
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
         """With the numbers that shape inference finds for sizes that a rule could not tell."""
-        inferred = self.facts.shape(value)
+        inferred = self.shape_info.shape(value)
         if info.shape is None or inferred is None or len(inferred) != len(info.shape) or info.content is not None:
             return info
         pairs = enumerate(zip(info.shape, inferred, strict=True))

@@ -25,7 +25,7 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
         content = computed_sizes(node, operands) or _divided(ctx, operands) or _unknown(ctx, operands)
     if content is None or len(content.elements) > LONGEST:
         return None
-    inferred = ctx.analysis.facts.shape(node.outputs[0])
+    inferred = ctx.analysis.shape_info.shape(node.outputs[0])
     return _info(content) if inferred is None or len(inferred) == content.rank else None
 
 

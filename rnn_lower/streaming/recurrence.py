@@ -12,7 +12,7 @@ from rnn_lower.streaming.recurrent_states import Recurrence, tell_length
 
 
 def recurrent(ctx: RuleContext) -> list[AxisInfo]:
-    read, x = read_node(ctx.node, ctx.opset, ctx.scope.path, ctx.analysis.facts), ctx.input(0)
+    read, x = read_node(ctx.node, ctx.opset, ctx.scope.path, ctx.analysis.shape_info), ctx.input(0)
     time, batch = (1, 0) if read.layout else (0, 1)
     for index in (1, 2, 3, 7):
         if (info := ctx.optional(index)) is not None and info.is_timed:

@@ -95,7 +95,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
             raise
         work, analysis = _followed(original, streams, delay, step, baked)
         judged = ready  # which runs at its own length alone
-    recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.facts)]
+    recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.shape_info)]
     if time is None and _nothing_runs(analysis, work) and not left_outside:
         raise RnnLowerError(
             f"no recurrent node runs over '{called(original.model, streams)}', the only size that is symbolic: is it"
@@ -148,10 +148,10 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
         )
     work, analysis = _followed(document, {}, False)
     editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
-    for node in read_nodes(work.model, work.facts):
+    for node in read_nodes(work.model, work.shape_info):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
             raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")
-        shape = work.facts.shape(node.inputs["X"])
+        shape = work.shape_info.shape(node.inputs["X"])
         batch = None if shape is None else shape[0 if node.layout else 1]
         initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
         if batch is None and not all(value and inputs_of(work.model, value) for value in initial):
@@ -167,7 +167,7 @@ def _followed(
     """A copy of a document, and what is known of its values."""
     work = document.copied()
     while True:
-        analysis = CausalityAnalysis(work.model, work.facts, streams, delay, step, baked)
+        analysis = CausalityAnalysis(work.model, work.shape_info, streams, delay, step, baked)
         try:
             analysis.run()
         except PaddedError as error:

@@ -85,7 +85,7 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
         options = dataclasses.replace(options, select=lambda _: False)
     ready, remaining_options = prepared(Document(model.document.proto, model.document.folder).copied(), options)
     if options.target is not None:
-        legalize_rest(ready.model, target, ready.facts, _is_made)
+        legalize_rest(ready.model, target, ready.shape_info, _is_made)
     records = lower_document(ready, remaining_options)
     if options.target is not None:
         _check_made(ready.copied().fixed(remaining_options.dims) if remaining_options.dims else ready, target)
@@ -104,7 +104,7 @@ def _is_made(node: ir.Node) -> bool:
 def _check_made(document: Document, target: Target) -> None:
     """Raise UnsupportedError where the target does not support a node that carries what the stream remembers."""
     again = Document(document.proto, document.folder)
-    for finding in unsupported(again.model, target, again.facts):
+    for finding in unsupported(again.model, target, again.shape_info):
         if finding.node.startswith(MADE):
             raise UnsupportedError(
                 f"{finding.op} '{finding.node}' carries what the stream remembers, and target {target.name} does not"

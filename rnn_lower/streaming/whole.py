@@ -87,7 +87,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
     """The plan with the axis of the frames of inputs and outputs."""
     work, name, size = opened(document.copied(), time)
     inputs = axes_of(work, name)
-    analysis = CausalityAnalysis(work.model, work.facts, inputs, True)
+    analysis = CausalityAnalysis(work.model, work.shape_info, inputs, True)
     fed, outputs = {state.output for state in plan.states}, dict(plan.outputs)
     try:
         analysis.run()
@@ -150,7 +150,7 @@ def _is_free(document: Document, plan: Plan, exactly: bool = True) -> bool:
     (name, axis), *_ = plan.inputs.items()
     work, symbol, _ = opened(document.copied(), axis_name(name, axis))
     try:
-        analysis = CausalityAnalysis(work.model, work.facts, axes_of(work, symbol))
+        analysis = CausalityAnalysis(work.model, work.shape_info, axes_of(work, symbol))
         analysis.run()
     except UnsupportedError:
         return False
@@ -216,7 +216,7 @@ def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) ->
     fed = [state.output for state in plan.states]
     again = {name: names.unique(f"{name}/again") for name in plan.outputs if name in fed}
     body.node.extend(helper.make_node("Identity", [inside[name]], [copy]) for name, copy in again.items())
-    shapes = {str(value.name): source.facts.shape(value) for value in source.model.graph.outputs}
+    shapes = {str(value.name): source.shape_info.shape(value) for value in source.model.graph.outputs}
     body.input.extend(_typed(declared[state.input], inside[state.input], shapes) for state in plan.states)
     body.input.extend(_typed(declared[name], inside[name], shapes) for name in plan.inputs)
     body.output.extend(_typed(results[name], inside[name], shapes) for name in fed)

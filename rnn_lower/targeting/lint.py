@@ -15,7 +15,7 @@ from rnn_lower.ir.walk import Scope, recurrent_nodes, scopes
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.legalizer import can_legalize
 from rnn_lower.lowering.node import RecurrentNode, read_node
-from rnn_lower.shapes.shape_info import Facts, declared_by
+from rnn_lower.shapes.shape_info import ShapeInfo, declared_by
 from rnn_lower.targeting import Target
 from rnn_lower.targeting.native_support import RIGHT, UNKNOWN
 
@@ -68,10 +68,10 @@ Mends = Callable[[], Mapping[str, tuple[str, bool]]]
 """What mends each loop, by its name, and whether a command does."""
 
 
-def lint(model: ir.Model, target: Target, facts: Facts, attempt: Try, mends: Mends = dict) -> LintReport:
+def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, mends: Mends = dict) -> LintReport:
     """A report of every node of a model that a target does not support, recurrent ones by what was measured."""
     count = sum(len(list(scope.graph)) for scope in scopes(model))
-    findings = list(unsupported(model, target, facts, attempt))
+    findings = list(unsupported(model, target, shape_info, attempt))
     loops = mends() if any(finding.op in LOOPS for finding in findings) else {}
     for index, finding in enumerate(findings):
         if finding.op in LOOPS and finding.node in loops:
@@ -80,14 +80,16 @@ def lint(model: ir.Model, target: Target, facts: Facts, attempt: Try, mends: Men
     return LintReport(target.name, target.status, tuple(findings), count)
 
 
-def unsupported(model: ir.Model, target: Target, facts: Facts, attempt: Try | None = None) -> Iterator[Finding]:
+def unsupported(
+    model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try | None = None
+) -> Iterator[Finding]:
     """The nodes of a model that a target does not support; attempt: says of recurrent nodes what lowering does."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
     for scope in scopes(model):
-        yield from _plain(scope, target, facts, recurrent, model)
+        yield from _plain(scope, target, shape_info, recurrent, model)
         for node in scope.graph:
             if node in recurrent:
-                yield from _recurrent(node, scope, target, facts, attempt)
+                yield from _recurrent(node, scope, target, shape_info, attempt)
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:
@@ -105,8 +107,10 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
     )
 
 
-def _plain(scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], model: ir.Model) -> Iterator[Finding]:
-    declared = declared_by(facts)
+def _plain(
+    scope: Scope, target: Target, shape_info: ShapeInfo, recurrent: set[ir.Node], model: ir.Model
+) -> Iterator[Finding]:
+    declared = declared_by(shape_info)
     checker = ConstraintChecker(target.constraints, scope.opset, declared)
     for node in scope.graph:
         if node in recurrent or node.op_identifier() in model.functions:  # the nodes of a function are looked at
@@ -129,8 +133,10 @@ def _plain(scope: Scope, target: Target, facts: Facts, recurrent: set[ir.Node], 
             yield Finding(_name(node), node.op_type, scope.path, rule, mend)
 
 
-def _recurrent(node: ir.Node, scope: Scope, target: Target, facts: Facts, attempt: Try | None) -> Iterator[Finding]:
-    read = read_node(node, scope.opset, scope.path, facts)
+def _recurrent(
+    node: ir.Node, scope: Scope, target: Target, shape_info: ShapeInfo, attempt: Try | None
+) -> Iterator[Finding]:
+    read = read_node(node, scope.opset, scope.path, shape_info)
     verdict = target.verdict(read)
     if verdict.kind == RIGHT:
         return

@@ -177,7 +177,7 @@ def test_weights_without_a_folder_are_carried_along(tmp_path):
 def test_facts_of_a_document_and_of_an_onnx_ir_model_are_the_same():
     model, _ = build(Case("GRU", 14, place="if"))
     document = Document(model)
-    for known in (shape_info.Facts(document.model, document.outline), shape_info.Facts(document.model)):
+    for known in (shape_info.ShapeInfo(document.model, document.outline), shape_info.ShapeInfo(document.model)):
         shapes = {v.name: known.shape(v) for v in document.model.graph.inputs}
         assert shapes["X"] == (5, 2, 3)
         node = next(node for node in document.model.graph.all_nodes() if node.op_type == "GRU")

@@ -244,7 +244,7 @@ def test_declared_sizes_stay_where_none_is_fixed():
 
 def test_the_second_layer_is_read_with_its_sizes():
     document = Document(two_layers()).fixed({"time": 19, "batch": 2})
-    second = read_nodes(document.model, document.facts)[1]
+    second = read_nodes(document.model, document.shape_info)[1]
     assert (second.static_length, second.static_batch) == (19, 2)
 
 

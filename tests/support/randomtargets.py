@@ -15,7 +15,7 @@ import rnn_lower
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.proving.program import MARK
-from rnn_lower.shapes.shape_info import Facts
+from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.targeting import find_target
 
 COMMON = """
@@ -62,13 +62,13 @@ def random_target(rng: np.random.Generator) -> str:
 def broken_by(model: onnx.ModelProto, path: str) -> list[str]:
     """The emitted nodes of a model that a target does not take, by shapes that onnx infers for the whole model."""
     target, graph = find_target(path), ir.from_proto(model)
-    facts = Facts(graph)
+    shape_info = ShapeInfo(graph)
 
     def told(value: ir.Value) -> TensorInfo | None:
-        shape = facts.shape(value)
+        shape = shape_info.shape(value)
         if shape is None:
             return None
-        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), facts.dtype(value))
+        return TensorInfo(tuple(size if isinstance(size, int) else None for size in shape), shape_info.dtype(value))
 
     opset = graph.opset_imports[""]
     found = ConstraintChecker(target.constraints, opset, told).violations(graph.graph)

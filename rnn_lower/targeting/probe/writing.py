@@ -146,7 +146,7 @@ def expected(document: Document, feeds: Feeds) -> list[np.ndarray]:
 
     The reference judges where onnxruntime cannot be trusted with a node, and where its Softplus is infinite.
     """
-    nodes = read_nodes(document.model, document.facts)
+    nodes = read_nodes(document.model, document.shape_info)
     if not any(map(refused_by_onnxruntime, nodes)):
         fused = open_onnxruntime(document)(feeds)
         named = {function.name for node in nodes for functions in node.activations for function in functions}
