@@ -32,7 +32,7 @@ from rnn_lower.options import Keywords, Options, takes_options
 from rnn_lower.sandbox.limited import one_child
 from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import ShapeInfo
-from rnn_lower.shapes.stale_shapes import of_fixed_sizes, warn_of_output
+from rnn_lower.shapes.stale_shapes import verified_fixed_shapes, warn_of_output
 from rnn_lower.targeting import find_target, lint
 from rnn_lower.transforms.fold import fold
 
@@ -133,7 +133,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
         declared: dict[str | None, ir.Shape] = {}
         if options.dims:
             fixed_dims.fix_dims(model, options.dims)
-            for value, shape in of_fixed_sizes(model, ShapeInfo(model)).items():
+            for value, shape in verified_fixed_shapes(model, ShapeInfo(model)).items():
                 if value.is_graph_output():
                     declared[value.name] = value.shape or shape
                 value.shape = shape
@@ -142,7 +142,7 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
             return
         shape_info = ShapeInfo(model)  # folding and unrolling find more sizes
         for value in (value for value in model.graph.outputs if value.name in declared):
-            value.shape = ir.Shape(shape_info.confirmed(value))
+            value.shape = ir.Shape(shape_info.verified_dims(value))
             warn_of_output(value, declared[value.name], value.shape)
 
     remaining = dataclasses.replace(options, fold=False, loops=False)

@@ -33,13 +33,13 @@ from rnn_lower.lowering.lowering import builder_of, lower_node
 from rnn_lower.lowering.node import LARGEST_SIZE, RecurrentNode, axes_of, read_node
 from rnn_lower.lowering.quantized_lstm import lower_quantized
 from rnn_lower.options import Options
-from rnn_lower.shapes.shape_info import UNSAID, ShapeInfo
+from rnn_lower.shapes.shape_info import VERIFIED_SHAPES, ShapeInfo
 from rnn_lower.shapes.stale_shapes import (
     declared_in,
-    doubtful,
-    of_fixed_sizes,
     reshaped,
     shapes_of_bodies,
+    unverified_values,
+    verified_fixed_shapes,
     warn_of_output,
 )
 from rnn_lower.targeting import find_target
@@ -128,7 +128,7 @@ class Plan:
             for value in pool.initializers:
                 self._model.graph.register_initializer(value)
         self._calls.register()
-        self._unsay()
+        self._drop_stale_shapes()
         for new in replacements:
             message, opset = new.site.node.describe(), new.site.scope.opset
             logger.debug("%s: form %s, %d nodes of opset %d", message, new.form, new.count, opset)
@@ -149,28 +149,28 @@ class Plan:
             logger.warning("%s%s: %s", node.describe(), more, message)
         return {node.node: message for node, message in warnings}
 
-    def _unsay(self) -> None:
-        """Take back sizes that nothing confirms of what the nodes take and give, and those that inference contradicts.
+    def _drop_stale_shapes(self) -> None:
+        """Drop declared sizes of the nodes' inputs and outputs that inference cannot verify or that conflict with it.
 
-        Runtimes believe them: they reshape products and states by them, and refuse bodies that say something else. So
-        those of the model's own outputs are taken back too where they are near, and only there, with a warning.
+        Runtimes believe them: they reshape products and states by them, and refuse bodies that declare other ones. So
+        those of the model's own outputs are dropped too where they are near, and only there, with a warning.
         """
-        fixed = of_fixed_sizes(self._model, self._shape_info)
+        fixed = verified_fixed_shapes(self._model, self._shape_info)
         if not self.sites and not fixed:
             return
         consumed = [value for site in self.sites for value in site.node.node.inputs if value is not None]
         node_outputs = [value for site in self.sites for value in site.node.node.outputs]
         bodies = dict(shapes_of_bodies(consumed))
-        near = dict.fromkeys((*doubtful(consumed, self._shape_info), *node_outputs, *reshaped(node_outputs)))
+        near = dict.fromkeys((*unverified_values(consumed, self._shape_info), *node_outputs, *reshaped(node_outputs)))
         main, ends = self._model.graph, set(self._model.graph.outputs)
         firm = {*main.inputs, *(ends - near.keys() - fixed.keys())}
         scopes = list({site.scope.graph: site.scope for site in self.sites}.values())
-        for value in dict.fromkeys((*near, *bodies, *self._shape_info.contradicted(), *fixed)):
-            doubted = value in near or value not in fixed
-            shape = ir.Shape(self._shape_info.shape(value) or ()) if doubted else fixed[value]
+        for value in dict.fromkeys((*near, *bodies, *self._shape_info.conflicting_values(), *fixed)):
+            is_unverified = value in near or value not in fixed
+            shape = ir.Shape(self._shape_info.shape(value) or ()) if is_unverified else fixed[value]
             for graph in (bodies.get(value), *declared_in(value, scopes)):
                 if isinstance(graph, ir.Graph) and (graph is not main or value not in firm):
-                    graph.meta.setdefault(UNSAID, {})[value.name] = shape
+                    graph.meta.setdefault(VERIFIED_SHAPES, {})[value.name] = shape
             if value.shape is None or value in firm or value.is_initializer():
                 continue
             declared_shape, value.shape = value.shape, shape

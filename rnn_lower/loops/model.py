@@ -61,7 +61,7 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
     _fold(model)
     done, remaining = list[str](), list[RemainingLoop]()
     for _ in range(ROUNDS):
-        shape_info, names, count = ShapeInfo(model).settled(), Names(used_names(model)), len(done)
+        shape_info, names, count = ShapeInfo(model).inferred_now(), Names(used_names(model)), len(done)
         pool, gone, remaining = ConstantPool(names, model.ir_version < 4), set[ir.Node](), []
         for node, scope in list(loops(model)):
             if node in gone:
@@ -90,7 +90,7 @@ def _fold(model: ir.Model) -> None:
     """Fold constants; a Split of sizes becomes Slices first, since the optimizer folds no node of several outputs."""
     splits = [(node, scope) for node, scope in nodes(model) if node.op_type == "Split" and node.domain == ""
               and (value := node.inputs[0]) is not None and value.dtype in SIZES]  # fmt: skip
-    shape_info, names = ShapeInfo(model).settled() if splits else None, Names(used_names(model))
+    shape_info, names = ShapeInfo(model).inferred_now() if splits else None, Names(used_names(model))
     pool = ConstantPool(names, model.ir_version < 4)
     for node, scope in splits:
         value = node.inputs[0]

@@ -20,7 +20,7 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 
 def simplify(model: ir.Model) -> None:
     """Rewrite the nodes of a model, in place."""
-    shape_info, names = ShapeInfo(model).settled(), Names(used_names(model))
+    shape_info, names = ShapeInfo(model).inferred_now(), Names(used_names(model))
     pool = ConstantPool(names, model.ir_version < 4)
     for scope in scopes(model):
         _drop_identities(scope.graph)

@@ -88,7 +88,7 @@ class _Declared:
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         return value.dtype
 
-    def is_given(self, value: ir.Value) -> bool:
+    def is_provided(self, value: ir.Value) -> bool:
         return True
 
 

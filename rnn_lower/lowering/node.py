@@ -82,7 +82,7 @@ class ShapeInfo(Protocol):
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None: ...
     def dtype(self, value: ir.Value) -> ir.DataType | None: ...
-    def is_given(self, value: ir.Value) -> bool: ...
+    def is_provided(self, value: ir.Value) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
     version = version_at(op, node.version or opset)  # what onnx_ir calls a node's version is an opset too
     attributes = _attributes(node, version)
     inputs = _named(node.inputs, OPERATORS[op].inputs, "inputs")
-    inputs = {name: value for name, value in inputs.items() if shape_info.is_given(value)}
+    inputs = {name: value for name, value in inputs.items() if shape_info.is_provided(value)}
     outputs = _named(node.outputs, OPERATORS[op].outputs, "outputs")
     required = ("X", "W", "R", *OPERATORS[op].scales)
     for name in required:

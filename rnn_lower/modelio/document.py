@@ -23,8 +23,8 @@ from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, values
 from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
-from rnn_lower.shapes.shape_info import UNSAID, ShapeInfo
-from rnn_lower.shapes.stale_shapes import of_fixed_sizes
+from rnn_lower.shapes.shape_info import VERIFIED_SHAPES, ShapeInfo
+from rnn_lower.shapes.stale_shapes import verified_fixed_shapes
 from rnn_lower.transforms.strip_weights import outline, outline_of
 
 MAX_NESTING = 29
@@ -118,13 +118,13 @@ class Document:
         return Document(proto, self.folder)
 
     def fixed(self, sizes: Dims) -> Document:
-        """The same with sizes of the inputs fixed, which takes its protobuf; what nothing confirms then is not said."""
+        """The same with sizes of the inputs fixed, without declared sizes that nothing verifies then; uses it up."""
         fix_dims(self.model, sizes)
         fix_proto_dims(self.outline, sizes)
-        for value, shape in of_fixed_sizes(self.model, self.shape_info).items():
+        for value, shape in verified_fixed_shapes(self.model, self.shape_info).items():
             owner = owner_of(value)
             if isinstance(owner, ir.Graph):
-                owner.meta.setdefault(UNSAID, {})[value.name] = shape
+                owner.meta.setdefault(VERIFIED_SHAPES, {})[value.name] = shape
         return Document(self.write_back(sizes), self.folder)
 
     @functools.cached_property
@@ -252,10 +252,10 @@ class Document:
             if name not in there and value.const_value is not None:
                 tensor = value.const_value if keep is None else keep(value)
                 proto.initializer.append(ir.serde.serialize_tensor(tensor))
-        unsaid = graph.meta.get(UNSAID, {})
+        verified = graph.meta.get(VERIFIED_SHAPES, {})
         for info in (*proto.value_info, *proto.output, *(() if graph is self.model.graph else proto.input)):
-            if info.name in unsaid:
-                _redeclare(info, unsaid[info.name], self._has_fixed_dims)
+            if info.name in verified:
+                _redeclare(info, verified[info.name], self._has_fixed_dims)
         described = {info.name for info in (*proto.value_info, *proto.output)}
         for node in new:
             for value in node.outputs:

@@ -124,7 +124,9 @@ class _Diff:
         before, after = (info.type.tensor_type.shape.dim for info in (old, new))
         known = None if old.name in near else self._inferred.get(old.name)
         pairs = zip(before, known or (), strict=False)
-        doubted = old.name in near or any(a.HasField("dim_value") and k not in (None, a.dim_value) for a, k in pairs)
+        is_unverified = old.name in near or any(
+            a.HasField("dim_value") and k not in (None, a.dim_value) for a, k in pairs
+        )
         copy = onnx.ValueInfoProto()
         copy.CopyFrom(old)
         if not new.type.tensor_type.HasField("shape"):
@@ -132,7 +134,7 @@ class _Diff:
                 copy.type.tensor_type.ClearField("shape")
             return copy
         for axis, (a, b) in enumerate(zip(before, after, strict=False)):
-            if a.HasField("dim_value") and not b.HasField("dim_value") and doubted:
+            if a.HasField("dim_value") and not b.HasField("dim_value") and is_unverified:
                 copy.type.tensor_type.shape.dim[axis].ClearField("dim_value")
         return copy
 

@@ -127,7 +127,7 @@ class _Comparison:
         inputs = {
             name: value
             for name, value in zip(equations.INPUTS, node.inputs, strict=False)
-            if value is not None and value.name and shape_info.is_given(value)
+            if value is not None and value.name and shape_info.is_provided(value)
         }
         dtypes = {name: shape_info.dtype(value) for name, value in inputs.items()}
         floats = (dtype for name, dtype in dtypes.items() if name != "sequence_lens")

@@ -69,8 +69,8 @@ class CheckReport:
         """Whether outputs agree in all runs, there was something to compare, no node was seen to be another function,
         and nothing else has changed.
         """
-        settled = not self.nothing_compared and not self.unreached
-        return settled and not self.changed and not self.located and all(output.ok for output in self.outputs)
+        is_compared = not self.nothing_compared and not self.unreached
+        return is_compared and not self.changed and not self.located and all(output.ok for output in self.outputs)
 
     @property
     def max_abs_error(self) -> float:

@@ -111,7 +111,7 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     """What becomes of one region; None for nodes that lowering emitted and that are no recurrence."""
     if not region.results or (not region.loops and not region.op_type):
         return None
-    shape_info = ShapeInfo(model).settled()
+    shape_info = ShapeInfo(model).inferred_now()
     deadline, why = time.thread_time() + SECONDS, "no recurrent node computes such a state"
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
         why = "its steps choose by truth values, such as those of a mask with holes; no recurrent node does"
@@ -163,7 +163,7 @@ def _proposals(model: ir.Model, region: Region, twin: ir.Model, shape_info: Shap
     )
     if twin_region is None:
         return
-    twin_facts, opset = ShapeInfo(twin).settled(), default_opset(model.opset_imports) or 0
+    twin_facts, opset = ShapeInfo(twin).inferred_now(), default_opset(model.opset_imports) or 0
     emitted = frozenset(twin_region.nodes if region.op_type else ())
     try:
         ends = [list(proposals.directions_of_loop(loop, twin_facts, opset, emitted)) for loop in twin_region.loops]

@@ -25,8 +25,8 @@ from rnn_lower.transforms.strip_weights import Shapes, inferred, outline_of, siz
 
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
 
-UNSAID = "rnn_lower.unsaid"
-"""Where a graph of the view keeps shapes that were taken back, by the names of the values."""
+VERIFIED_SHAPES = "rnn_lower.verified_shapes"
+"""Where a graph of the view keeps the verified shapes of values whose declared ones were dropped, by name."""
 
 RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 """Operators that change the shape of a value alone."""
@@ -54,8 +54,8 @@ class ShapeInfo:
     def _outline(self) -> onnx.ModelProto:
         return outline_of(self._model) if self._given is None else self._given
 
-    def settled(self) -> ShapeInfo:
-        """The same, found out now: from here on the model may change, and what was in it is still known."""
+    def inferred_now(self) -> ShapeInfo:
+        """The same, inferred now: from here on the model may change, and what was in it is still known."""
         _ = self.symbols, self._inferred
         return self
 
@@ -90,8 +90,8 @@ class ShapeInfo:
             return sizes
         return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
 
-    def confirmed(self, value: ir.Value) -> tuple[Dim, ...]:
-        """The sizes that inference finds, and else the declared ones, without numbers that nothing confirms."""
+    def verified_dims(self, value: ir.Value) -> tuple[Dim, ...]:
+        """The sizes that inference finds, else the declared ones without numbers that nothing verifies."""
         declared = tuple(map(plain_dim, value.shape or ()))
         verified = self.verified_shape(value)
         if verified is not None and len(verified) != len(declared):
@@ -111,7 +111,7 @@ class ShapeInfo:
         info = self._followed.get(owner_of(value), {}).get(value.name)
         return None if info is None else sizes_of(info)
 
-    def contradicted(self) -> Iterator[ir.Value]:
+    def conflicting_values(self) -> Iterator[ir.Value]:
         """Values of which the model declares a size or a rank that cannot be."""
         for graph, proto in _same_graphs(self._model.graph, self._outline.graph):
             infos = self._inferred.get(graph, {})
@@ -174,11 +174,11 @@ class ShapeInfo:
         info = self._inferred_info(value)
         return None if info is None else _kind_of(info.type)
 
-    def is_given(self, value: ir.Value) -> bool:
+    def is_provided(self, value: ir.Value) -> bool:
         """Whether the callers of a function pass a parameter at all; what is no parameter is there."""
         if value not in self._arguments:
             return True
-        passed = {argument is not None and self.is_given(argument) for argument in self._arguments[value]}
+        passed = {argument is not None and self.is_provided(argument) for argument in self._arguments[value]}
         if len(passed) > 1:
             raise UnsupportedError(
                 f"a function is called with '{value.name}' and without it, which needs two bodies;"

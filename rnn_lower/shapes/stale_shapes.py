@@ -14,7 +14,7 @@ from rnn_lower.shapes.shape_info import RESHAPES, ShapeInfo
 logger = logging.getLogger("rnn_lower")
 
 
-def doubtful(consumed: Sequence[ir.Value], shape_info: ShapeInfo) -> dict[ir.Value, None]:
+def unverified_values(consumed: Sequence[ir.Value], shape_info: ShapeInfo) -> dict[ir.Value, None]:
     """Values, and what those of unknown sizes are computed from: a false size of one is inferred of the next."""
     waiting, seen = list(consumed), dict[ir.Value, None]()
     while waiting:
@@ -30,13 +30,13 @@ def doubtful(consumed: Sequence[ir.Value], shape_info: ShapeInfo) -> dict[ir.Val
     return seen
 
 
-def of_fixed_sizes(model: ir.Model, shape_info: ShapeInfo) -> dict[ir.Value, ir.Shape]:
+def verified_fixed_shapes(model: ir.Model, shape_info: ShapeInfo) -> dict[ir.Value, ir.Shape]:
     """Values of which `dims` has made a size a number, so that runtimes would believe all: what is certain of them."""
-    return {value: ir.Shape(shape_info.confirmed(value)) for value in model.meta.get(FIXED, ())}
+    return {value: ir.Shape(shape_info.verified_dims(value)) for value in model.meta.get(FIXED, ())}
 
 
 def warn_of_output(value: ir.Value, declared_shape: ir.Shape, shape: ir.Shape) -> None:
-    """Say that sizes of an output were taken back, if they were."""
+    """Warn that sizes of an output were dropped, if they were."""
     pairs = zip(declared_shape, shape, strict=False)
     if len(declared_shape) != len(shape) or any(
         isinstance(declared, int) and declared != new for declared, new in pairs
