@@ -109,7 +109,7 @@ def _cast(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
     return Moved(("cast", dtype), lambda x: x.astype(dtype.numpy()), dtype, data[0].shape)
 
 
-MOVES: dict[str, tuple[int | None, Move]] = {
+MOVEMENTS: dict[str, tuple[int | None, Move]] = {
     "Cast": (1, _cast),
     "Concat": (None, _concat),
     "Identity": (1, lambda *_: Moved(("identity",), lambda x: x)),
@@ -143,7 +143,7 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
     node = None if value.is_graph_input() else value.producer()
     if node is None or depth == 0 or node.domain not in DEFAULT_DOMAINS:
         return None
-    count, move = MOVES.get(node.op_type, (0, None))
+    count, move = MOVEMENTS.get(node.op_type, (0, None))
     if move is None or any(attribute.is_ref() for attribute in node.attributes.values()):
         return None
     data: list[Constant] = []

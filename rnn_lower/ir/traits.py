@@ -12,5 +12,11 @@ ELEMENTWISE = (
 )  # fmt: skip
 """Operators that compute each element on its own, inputs being broadcast."""
 
+DATA_MOVEMENT = (
+    "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+    "Unsqueeze",
+)  # fmt: skip
+"""Operators whose outputs hold elements of their first input and nothing else; Concat those of all inputs."""
+
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 """Operators whose output is random."""

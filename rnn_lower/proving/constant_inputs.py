@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import constant, known_tensor
-from rnn_lower.proving.model_diff import MOVES
+from rnn_lower.proving.model_diff import WEIGHT_PATH
 from rnn_lower.proving.operators import OutOfScopeError
 from rnn_lower.transforms.evaluate import evaluate
 
@@ -44,7 +44,12 @@ def _chain(value: ir.Value) -> list[ir.Node]:
         if known_tensor(source) is not None:
             continue
         node = None if source.is_graph_input() else source.producer()
-        if node is None or node.op_type not in MOVES or node.domain not in DEFAULT_DOMAINS or len(chain) == MOST_NODES:
+        if (
+            node is None
+            or node.op_type not in WEIGHT_PATH
+            or node.domain not in DEFAULT_DOMAINS
+            or len(chain) == MOST_NODES
+        ):
             return []
         chain.pop(node, None)  # what is needed later stands before all that needs it
         chain[node] = None

@@ -19,7 +19,7 @@ from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
 from rnn_lower.transforms.strip_weights import inferred, sizes_of
 
-MOVES = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+WEIGHT_PATH = ("Cast", "Concat", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """What may be on the way from a weight to a recurrent node, and goes with it."""
 
 _A = onnx.AttributeProto
@@ -316,7 +316,7 @@ def is_recurrent(node: onnx.NodeProto) -> bool:
 
 def _moves(node: onnx.NodeProto) -> bool:
     """Whether a node only moves data."""
-    return node.op_type in MOVES and node.domain in DEFAULT_DOMAINS
+    return node.op_type in WEIGHT_PATH and node.domain in DEFAULT_DOMAINS
 
 
 def _named_by_training(model: onnx.ModelProto) -> set[str]:

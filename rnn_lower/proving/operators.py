@@ -445,13 +445,13 @@ POINTWISE = (
     "BitwiseXor", "Ceil", "Celu", "Cos", "Cosh", "Erf", "Floor", "Gelu", "HardSwish", "IsInf", "Mish", "Pow", "PRelu",
     "Round", "Selu", "Shrink", "Sign", "Sin", "Sinh", "Sqrt", "Swish", "Tan", "Xor",
 )  # fmt: skip
-MOVES = (
+MOVED_BY_ONNX = (
     "Compress", "DepthToSpace", "GatherElements", "GatherND", "ReverseSequence", "ScatterElements", "ScatterND",
     "SpaceToDepth", "Trilu",
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {
-    **dict.fromkeys(POINTWISE, pointwise), **dict.fromkeys(MOVES, _moved),
+    **dict.fromkeys(POINTWISE, pointwise), **dict.fromkeys(MOVED_BY_ONNX, _moved),
     "Abs": _unary(scalar_functions.absolute, np.abs), "Add": _elementwise(Field.add, np.add),
     "And": _elementwise(Field.multiply, np.logical_and), "Cast": _cast, "CastLike": _cast_like, "Clip": _clip,
     "Concat": _concat, "ConstantOfShape": _constant_of_shape,

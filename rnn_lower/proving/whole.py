@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import Scope, constant, count_nodes, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS, NONDETERMINISTIC
 from rnn_lower.modelio.document import Document
@@ -24,8 +25,7 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.model_inputs import required_inputs, symbol
 from rnn_lower.proving.node_proof import FAILURE
-from rnn_lower.proving.operators import MOVES as MOVED_BY_ONNX
-from rnn_lower.proving.operators import OutOfScopeError, WrongError
+from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
 from rnn_lower.proving.program import MARK
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
@@ -33,10 +33,7 @@ from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import misdeclared, sizes_of
 
-MOVES = (
-    *MOVED_BY_ONNX, "Concat", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze",
-)  # fmt: skip
+MOVES = (*MOVED_BY_ONNX, *DATA_MOVEMENT, "Pad", "Tile")
 """Operators that put elements elsewhere, whatever they are: no random functions."""
 
 KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.TensorProto.BOOL}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import known_tensor
 
 Range = tuple[float, float]
@@ -15,7 +16,6 @@ Ranges = dict[ir.Value, Range]
 
 UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
 ACTIVATIONS: Mapping[str, Range] = {"Sigmoid": UNIT, "HardSigmoid": UNIT, "Tanh": SIGNED, "Softsign": SIGNED}
-MOVES = ("Split", "Slice", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
 LARGEST = 1 << 20
 """Elements up to which a constant is read for its range."""
 
@@ -63,11 +63,11 @@ def _of_node(node: ir.Node, of: Callable[[ir.Value | None], Range | None]) -> Ra
         return ACTIVATIONS[op]
     if op == "Add" and (ends := convex(node, of)):
         inputs, op = ends, "Concat"
-    used = inputs[1:] if op == "Where" else inputs[:1] if op in MOVES else inputs
+    used = inputs[1:] if op == "Where" else inputs[:1] if op in DATA_MOVEMENT and op != "Concat" else inputs
     ranges = [range_ for range_ in map(of, used) if range_ is not None]
     if not used or len(ranges) < len(used):
         return None
-    if op in ("Concat", "Where", *MOVES):
+    if op in ("Where", *DATA_MOVEMENT):
         return hull(ranges)
     if len(ranges) == 2 and op in ("Add", "Sub", "Mul"):
         ends_of = {"Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b}[op]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
+from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import known_tensor, nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
 
@@ -32,8 +33,8 @@ def reaches_output(model: ir.Model, value: ir.Value) -> bool:
     return not _closure(value, step).isdisjoint(model.graph.outputs)
 
 
-MOVES = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that hand on what their first input holds; a Concat all of them."""
+PASSES_ON = (*DATA_MOVEMENT, "Cast")
+"""Operators that compute nothing, but for a cast."""
 
 
 def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
@@ -42,7 +43,9 @@ def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
 
     def step(current: ir.Value) -> Iterable[ir.Value]:
         users = [
-            user for user, index in current.uses() if user.op_type in MOVES and (not index or user.op_type == "Concat")
+            user
+            for user, index in current.uses()
+            if user.op_type in PASSES_ON and (not index or user.op_type == "Concat")
         ]
         results = [out for user in users for out in user.outputs]
         owner = owners.get(id(current.graph)) if current.is_graph_output() else None
@@ -64,7 +67,7 @@ def inputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
         if node.op_type == "If":
             return [body.outputs[current.index() or 0] for body in bodies]
         moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-        return [operand for operand in moved if operand is not None] if node.op_type in MOVES else ()
+        return [operand for operand in moved if operand is not None] if node.op_type in PASSES_ON else ()
 
     required = {source for source in model.graph.inputs if not source.is_initializer()}
     return _closure(value, step) & required

@@ -10,7 +10,7 @@ from onenode import OPTIONAL, Case, build
 from onnx import helper, numpy_helper
 
 import rnn_lower
-from rnn_lower.builder.constant_operands import MOVES, known
+from rnn_lower.builder.constant_operands import MOVEMENTS, known
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving import model_diff
 
@@ -50,7 +50,7 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize("op_type", MOVES)
+@pytest.mark.parametrize("op_type", MOVEMENTS)
 def test_each_operator_as_onnxruntime_has_it(op_type):
     for attributes, inputs in MOVED[op_type]:
         tensors = {"A": A, "one": A[:1, :1], "half": A.astype(np.float16) / 7}
@@ -87,7 +87,7 @@ def test_what_is_not_followed():
 
 
 def test_the_check_knows_the_same_operators():
-    assert set(model_diff.MOVES) == set(MOVES)
+    assert set(model_diff.MOVEMENTS) == set(MOVEMENTS)
 
 
 @pytest.mark.parametrize("place", ["main", "if", "loop", "function"])
