@@ -22,7 +22,7 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files, output_path, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import Dims, Keywords, Options, takes_options
-from rnn_lower.sandbox.limited import one_child
+from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.targeting import TARGETS, Target, find_target
 from rnn_lower.targeting import lint as linting
 from rnn_lower.targeting.lint import LintReport

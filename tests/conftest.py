@@ -70,7 +70,7 @@ def _one_thread():
 @pytest.fixture(scope="session", autouse=True)
 def _one_child():
     """For all that is lowered in this process: a fork for each test, which has loaded every runtime, is slow."""
-    from rnn_lower.sandbox.limited import one_child
+    from rnn_lower.sandbox.resource_limits import one_child
 
     with one_child():
         yield
@@ -79,11 +79,11 @@ def _one_child():
 @pytest.fixture(autouse=True)
 def _as_it_was_forked(request):
     """A test that patches something gets a child that knows of it, and the next test one that does not."""
-    from rnn_lower.sandbox import limited
+    from rnn_lower.sandbox import resource_limits
 
     patches = "monkeypatch" in request.fixturenames
     if patches:
-        limited.close()
+        resource_limits.close()
     yield
     if patches:
-        limited.close()
+        resource_limits.close()

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from rnn_lower.checking import runtimes
 from rnn_lower.checking.runners import ORT
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.sandbox import isolated
+from rnn_lower.sandbox import child_process
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,8 +25,8 @@ def run_guarded(model: Any, on: str | None, function: Callable[P, R], *arguments
     if on is not None and runtimes.WITH_THREADS & sys.modules.keys():
         return function(*arguments, **keywords)
     try:
-        return isolated.run_in_subprocess(function, *arguments, **keywords)
-    except isolated.Ended as end:
+        return child_process.run_in_subprocess(function, *arguments, **keywords)
+    except child_process.Ended as end:
         name = f"{os.fspath(model)}: " if isinstance(model, (str, os.PathLike)) else ""
         text = f"the process in which {on or ORT} ran this model, or the lowered one, ended ({end})"
         raise RnnLowerError(f"{name}{text}; use --prove, or rnn-lower prove, which need no runtime") from None

@@ -29,7 +29,7 @@ from rnn_lower.modelio import validate
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset import convert
 from rnn_lower.options import Keywords, Options, takes_options
-from rnn_lower.sandbox.limited import one_child
+from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.shapes import fixed_dims
 from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.shapes.stale_shapes import verified_fixed_shapes, warn_of_output

@@ -32,7 +32,7 @@ from rnn_lower.lowering.node import display_name, version_at
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.semantic_changes import semantic_change, unknown_value
 from rnn_lower.opset.step_down import stepped_down
-from rnn_lower.sandbox.limited import limited
+from rnn_lower.sandbox.resource_limits import run_with_limits
 from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.transforms.strip_weights import SHOWN, UNSEEN
 
@@ -243,7 +243,7 @@ def _as_it_is(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | No
 
 def _with_onnx(model: onnx.ModelProto, current: int, opset: int) -> ir.Model:
     try:
-        content = limited(onnx.version_converter.convert_version, model, opset)  # which dies of some nodes
+        content = run_with_limits(onnx.version_converter.convert_version, model, opset)  # which dies of some nodes
     except RnnLowerError as error:
         raise ConversionError(str(error).removeprefix("convert_version failed: ")) from None
     return ir.serde.deserialize_model(onnx.ModelProto.FromString(content))

@@ -17,9 +17,9 @@ from rnn_lower.builder.names import Names
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, schema_of
 from rnn_lower.ir.walk import known_tensor, nodes, recurrent_nodes, scopes, used_names, values
-from rnn_lower.sandbox import isolated
-from rnn_lower.sandbox.isolated import Ended, run_in_subprocess
-from rnn_lower.sandbox.limited import limited
+from rnn_lower.sandbox import child_process
+from rnn_lower.sandbox.child_process import Ended, run_in_subprocess
+from rnn_lower.sandbox.resource_limits import run_with_limits
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import without_annotations
 
@@ -50,7 +50,7 @@ def fold(model: ir.Model) -> None:
     """
     _optimizer()  # imported once, before the child is forked
     try:
-        if isolated.may_fork():
+        if child_process.may_fork():
             run_in_subprocess(_fold_here, model)
         _fold_here(model)
     except Ended as end:
@@ -186,7 +186,7 @@ def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
     _optimizer()  # imported once, before children are forked
     try:
         shapes: list[list[list[int | None] | None]] = json.loads(
-            limited(_fold, without_annotations(outline).SerializeToString())
+            run_with_limits(_fold, without_annotations(outline).SerializeToString())
         )
     except RnnLowerError:  # whatever folding stumbles over, what it would have found stays unknown
         return []

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.walk import is_quantized
-from rnn_lower.sandbox.limited import limited
+from rnn_lower.sandbox.resource_limits import run_with_limits
 
 SHOWN = 4096
 """Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
@@ -95,7 +95,7 @@ def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None 
     graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
     """
     limits = FOLLOWING if follow else {}
-    return onnx.ModelProto.FromString(limited(_infer, proto, follow, hints, **limits))
+    return onnx.ModelProto.FromString(run_with_limits(_infer, proto, follow, hints, **limits))
 
 
 def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.ModelProto:
@@ -112,7 +112,7 @@ def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.M
 def misdeclared(proto: onnx.ModelProto) -> str:
     """What strict inference finds wrong with the operators, types and sizes of an outline, in one line, or nothing."""
     try:
-        limited(_infer_strictly, proto)
+        run_with_limits(_infer_strictly, proto)
     except RnnLowerError as error:
         return " ".join(str(error).split())
     return ""

@@ -1857,10 +1857,10 @@ def _nowhere(model: Model, **options: Any) -> None:
 def _deadly(model: Model) -> None:
     import rnn_lower
     from rnn_lower.checking import checker
-    from rnn_lower.sandbox import isolated
+    from rnn_lower.sandbox import child_process
 
     with (
-        mock.patch.object(isolated, "may_fork", return_value=True),  # or this process would end
+        mock.patch.object(child_process, "may_fork", return_value=True),  # or this process would end
         mock.patch.object(checker, "Pair", side_effect=lambda *_: os._exit(7)),
     ):
         rnn_lower.check(model, model)
@@ -1868,11 +1868,11 @@ def _deadly(model: Model) -> None:
 
 def _hard_to_fold(model: Model, work: Callable[..., object]) -> None:
     import rnn_lower
-    from rnn_lower.sandbox import isolated
+    from rnn_lower.sandbox import child_process
     from rnn_lower.transforms import fold
 
     with (
-        mock.patch.object(isolated, "may_fork", return_value=True),  # or this process might end
+        mock.patch.object(child_process, "may_fork", return_value=True),  # or this process might end
         mock.patch.object(fold._optimizer(), "fold_constants", side_effect=work),
     ):
         rnn_lower.lower(model, fold=True)

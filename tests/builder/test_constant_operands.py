@@ -87,7 +87,7 @@ def test_what_is_not_followed():
 
 
 def test_the_check_knows_the_same_operators():
-    assert set(model_diff.MOVEMENTS) == set(MOVEMENTS)
+    assert set(model_diff.WEIGHT_PATH) == set(MOVEMENTS)
 
 
 @pytest.mark.parametrize("place", ["main", "if", "loop", "function"])

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.modelio.document import Document
-from rnn_lower.sandbox import isolated
+from rnn_lower.sandbox import child_process
 from rnn_lower.transforms import fold
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -152,7 +152,7 @@ def test_folding_that_ends_the_process(monkeypatch):
         faulthandler.disable()
         os.abort()
 
-    monkeypatch.setattr(isolated, "may_fork", lambda: True)
+    monkeypatch.setattr(child_process, "may_fork", lambda: True)
     monkeypatch.setattr(fold._optimizer(), "fold_constants", fold_constants)
     model, _ = build(Case("LSTM", 14, T=5))
     with pytest.raises(rnn_lower.RnnLowerError, match=r"folding constants ended .* \(SIGABRT\); drop fold"):
@@ -161,7 +161,7 @@ def test_folding_that_ends_the_process(monkeypatch):
 
 def test_where_it_cannot_fork_folding_is_done_once(monkeypatch):
     done: list[object] = []
-    monkeypatch.setattr(isolated, "may_fork", lambda: False)
+    monkeypatch.setattr(child_process, "may_fork", lambda: False)
     monkeypatch.setattr(fold, "_fold_here", done.append)
     fold.fold(ir.from_proto(build(Case("GRU"))[0]))
     assert len(done) == 1

@@ -14,7 +14,7 @@ from runners import RUNNERS, missing
 import rnn_lower
 from rnn_lower import cli
 from rnn_lower.checking import runtimes
-from rnn_lower.sandbox import isolated
+from rnn_lower.sandbox import child_process
 
 QUICK = ("onnxruntime", "onnx-reference", "openvino", "tract", "opencv", "onnx2torch")
 
@@ -68,7 +68,7 @@ def test_the_model_that_is_run_is_the_one_that_was_lowered(monkeypatch):
 
     monkeypatch.setitem(runtimes.RUNNERS, "tract", ("onnx", runner))
     monkeypatch.setattr(runtimes, "missing", lambda _: None)
-    monkeypatch.setattr(isolated, "may_fork", lambda: False)  # or a child would see it
+    monkeypatch.setattr(child_process, "may_fork", lambda: False)  # or a child would see it
     assert not rnn_lower.check(model, lowered, on="tract", runs=1).ok
     given, feeds = seen[0]
     assert [node.op_type for node in given.graph.node] == [node.op_type for node in lowered.graph.node]

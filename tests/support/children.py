@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rnn_lower import cli
-from rnn_lower.sandbox import limited
+from rnn_lower.sandbox import resource_limits
 
 PATIENCE = 30
 """How many times as long it may take beside whatever else the machine does."""
@@ -134,7 +134,7 @@ class Workshop:
                 os.close(self._orders)
                 os.close(self._answers)
                 _prepare(self._errors, IN_TURN * self._seconds)
-                with os.fdopen(orders) as lines, limited.one_child():
+                with os.fdopen(orders) as lines, resource_limits.one_child():
                     for line in lines:
                         os.write(answers, json.dumps(_in_turn(json.loads(line))).encode())
             finally:

@@ -20,7 +20,7 @@ from onenode import Case, build
 
 import rnn_lower
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.sandbox import limited
+from rnn_lower.sandbox import resource_limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no child elsewhere")
 
@@ -31,17 +31,17 @@ OTHERS: list[int] = []
 @pytest.fixture(autouse=True)
 def _no_child(monkeypatch):
     """But those that a test asks for, in place of that of all tests."""
-    monkeypatch.setattr(limited._HERE, "depth", 0)
-    limited.close()
+    monkeypatch.setattr(resource_limits._HERE, "depth", 0)
+    resource_limits.close()
     OTHERS.clear()
     OTHERS.extend(_children())
     yield
-    limited.close()
+    resource_limits.close()
 
 
 @pytest.fixture
 def kept():
-    with limited.one_child():
+    with resource_limits.one_child():
         yield
 
 
@@ -85,18 +85,18 @@ def sleep(seconds: float) -> bytes:
 
 
 def test_a_child_ends_with_what_asked_for_it():
-    first = limited.limited(who)
+    first = resource_limits.run_with_limits(who)
     assert first != who()
     assert not _children()
-    with limited.one_child():
-        second = limited.limited(who)
-        with limited.one_child():
-            assert limited.limited(who) == second
-        assert limited.limited(who) == second
+    with resource_limits.one_child():
+        second = resource_limits.run_with_limits(who)
+        with resource_limits.one_child():
+            assert resource_limits.run_with_limits(who) == second
+        assert resource_limits.run_with_limits(who) == second
     assert not _children()
     assert second != first
-    with contextlib.suppress(KeyError), limited.one_child():
-        limited.limited(who)
+    with contextlib.suppress(KeyError), resource_limits.one_child():
+        resource_limits.run_with_limits(who)
         raise KeyError
     assert not _children()
 
@@ -128,17 +128,17 @@ def test_the_parts_of_a_call_share_one(monkeypatch, tmp_path):
 
 def test_a_message_is_serialized():
     model, _ = build(Case("LSTM", 14, T=5))
-    assert limited.limited(onnx.shape_inference.infer_shapes, model.SerializeToString())
+    assert resource_limits.run_with_limits(onnx.shape_inference.infer_shapes, model.SerializeToString())
 
 
-@pytest.mark.parametrize("length", [0, 1, 1 << 16, limited.LARGE, 40 << 20])
+@pytest.mark.parametrize("length", [0, 1, 1 << 16, resource_limits.LARGE, 40 << 20])
 def test_work_and_answers_of_all_lengths(length):
     content = os.urandom(length)
-    assert limited.limited(echo, content) == content
+    assert resource_limits.run_with_limits(echo, content) == content
 
 
 def test_no_child_is_kept_after_large_work(kept):
-    limited.limited(echo, bytes(limited.LARGE + 1))
+    resource_limits.run_with_limits(echo, bytes(resource_limits.LARGE + 1))
     assert not _children()
 
 
@@ -153,25 +153,25 @@ def test_no_child_is_kept_after_large_work(kept):
     ids=["SIGKILL", "SIGABRT", "time", "memory"],
 )
 def test_the_end_of_a_child_is_an_error_and_the_next_thing_is_done(function, arguments, limits, kept):
-    limited.limited(who)
+    resource_limits.run_with_limits(who)
     with pytest.raises(RnnLowerError, match=f"^{function.__name__} failed$"):
-        limited.limited(function, *arguments, **limits)
+        resource_limits.run_with_limits(function, *arguments, **limits)
     assert not _children()
-    assert limited.limited(swell, 400 << 20) == str(400 << 20).encode()
+    assert resource_limits.run_with_limits(swell, 400 << 20) == str(400 << 20).encode()
 
 
 def test_an_error_is_told_and_the_child_goes_on(kept):
-    child = limited.limited(who)
+    child = resource_limits.run_with_limits(who)
     with pytest.raises(RnnLowerError, match=r"^fail failed: no such thing$"):
-        limited.limited(fail)
-    assert limited.limited(who) == child
-    assert limited.limited(echo, b"-as it is") == b"-as it is"
+        resource_limits.run_with_limits(fail)
+    assert resource_limits.run_with_limits(who) == child
+    assert resource_limits.run_with_limits(echo, b"-as it is") == b"-as it is"
 
 
 def test_limits_are_counted_anew(kept):
     for _ in range(3):
-        assert limited.limited(_busy, 0.6, seconds=1) == b"done"
-        assert limited.limited(swell, 200 << 20, size=300 << 20) == str(200 << 20).encode()
+        assert resource_limits.run_with_limits(_busy, 0.6, seconds=1) == b"done"
+        assert resource_limits.run_with_limits(swell, 200 << 20, size=300 << 20) == str(200 << 20).encode()
 
 
 def _busy(seconds: float) -> bytes:
@@ -183,30 +183,30 @@ def _busy(seconds: float) -> bytes:
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_to_all_is_for_the_parent_to_hear(by, kept):
-    child = int(limited.limited(who))
+    child = int(resource_limits.run_with_limits(who))
     os.kill(child, by)
-    assert limited.limited(who) == str(child).encode()
+    assert resource_limits.run_with_limits(who) == str(child).encode()
 
 
 def test_a_child_that_was_killed_meanwhile_is_an_error_once(kept):
-    first = int(limited.limited(who))
+    first = int(resource_limits.run_with_limits(who))
     os.kill(first, signal.SIGKILL)
     _until(lambda: _state(first) == "Z")
     with pytest.raises(RnnLowerError, match="who failed"):
-        limited.limited(who)
-    assert int(limited.limited(who)) != first
+        resource_limits.run_with_limits(who)
+    assert int(resource_limits.run_with_limits(who)) != first
 
 
 def test_a_child_that_stands_still_is_ended():
-    with limited.one_child():
-        os.kill(int(limited.limited(who)), signal.SIGSTOP)
+    with resource_limits.one_child():
+        os.kill(int(resource_limits.run_with_limits(who)), signal.SIGSTOP)
     assert not _children()
 
 
 def test_none_is_waited_for_or_killed_that_others_have_waited_for(monkeypatch):
     """Its number may be that of a stranger by then."""
-    with limited.one_child():
-        child = int(limited.limited(who))
+    with resource_limits.one_child():
+        child = int(resource_limits.run_with_limits(who))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         monkeypatch.setattr(os, "kill", _no)
@@ -217,7 +217,7 @@ def test_none_is_waited_for_or_killed_that_others_have_waited_for(monkeypatch):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interruption_leaves_no_answer_to_the_next_question(part, place, when, monkeypatch, kept):
     """What a caller's handler raises comes through, and the child that would answer is gone."""
-    real, calls = getattr(limited, part), []
+    real, calls = getattr(resource_limits, part), []
 
     def interrupted(*arguments: object) -> object:
         calls.append(1)
@@ -228,28 +228,30 @@ def test_an_interruption_leaves_no_answer_to_the_next_question(part, place, when
             raise TimeoutError
         return result
 
-    first = limited.limited(who)
-    monkeypatch.setattr(limited, part, interrupted)
+    first = resource_limits.run_with_limits(who)
+    monkeypatch.setattr(resource_limits, part, interrupted)
     with contextlib.suppress(TimeoutError):
-        limited.limited(echo, b"first")
-        limited.limited(echo, b"second")
+        resource_limits.run_with_limits(echo, b"first")
+        resource_limits.run_with_limits(echo, b"second")
     assert len(calls) == place
     monkeypatch.undo()
-    assert limited.limited(echo, b"third") == b"third"
-    assert limited.limited(who) != first
+    assert resource_limits.run_with_limits(echo, b"third") == b"third"
+    assert resource_limits.run_with_limits(who) != first
 
 
 def test_close_lets_the_next_one_know_what_is_new(monkeypatch, kept):
-    assert limited.limited(state) == b"loaded"
+    assert resource_limits.run_with_limits(state) == b"loaded"
     monkeypatch.setitem(globals(), "STATE", ["changed"])
-    assert limited.limited(state) == b"loaded"
-    limited.close()
-    assert limited.limited(state) == b"changed"
+    assert resource_limits.run_with_limits(state) == b"loaded"
+    resource_limits.close()
+    assert resource_limits.run_with_limits(state) == b"changed"
 
 
 def test_threads_have_children_of_their_own():
     found: set[bytes] = set()
-    threads = [threading.Thread(target=lambda: found.add(limited.limited(sleep, 0.3))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: found.add(resource_limits.run_with_limits(sleep, 0.3))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -263,20 +265,20 @@ def test_nothing_of_the_parents_is_held(tmp_path):
     with contextlib.ExitStack() as stack:
         for number in range(1100):
             stack.enter_context((tmp_path / str(number)).open("w"))
-        held = limited.limited(files).decode().split()
+        held = resource_limits.run_with_limits(files).decode().split()
     assert {name.split(":")[0] for name in held} == {"/dev/null", "socket"}
 
 
 def test_a_fork_of_the_parent_has_a_child_of_its_own(kept):
-    first = limited.limited(who)
+    first = resource_limits.run_with_limits(who)
     reader, writer = os.pipe()
     fork = os.fork()
     if fork == 0:
-        os.write(writer, limited.limited(who))
+        os.write(writer, resource_limits.run_with_limits(who))
         os._exit(0)
     os.waitpid(fork, 0)
     assert os.read(reader, 100) not in (first, b"")
-    assert limited.limited(who) == first
+    assert resource_limits.run_with_limits(who) == first
     os.close(reader)
     os.close(writer)
 
@@ -284,11 +286,11 @@ def test_a_fork_of_the_parent_has_a_child_of_its_own(kept):
 def test_a_system_without_processes_or_files_is_an_error(monkeypatch):
     monkeypatch.setattr(os, "fork", _no)
     with pytest.raises(RnnLowerError, match="who failed"):
-        limited.limited(who)
+        resource_limits.run_with_limits(who)
     monkeypatch.undo()
-    monkeypatch.setattr(limited.socket, "socketpair", _no)
+    monkeypatch.setattr(resource_limits.socket, "socketpair", _no)
     with pytest.raises(RnnLowerError, match="who failed"):
-        limited.limited(who)
+        resource_limits.run_with_limits(who)
     monkeypatch.undo()
     model, feeds = build(Case("GRU", 14, T=5))
     monkeypatch.setattr(os, "fork", _no)
@@ -304,25 +306,27 @@ def _no(*_: object) -> None:
 def test_closed_streams_are_not_where_it_talks():
     """What others print there would be taken for an answer."""
     script = (
-        "import os\n[os.close(stream) for stream in range(3)]\nfrom rnn_lower.sandbox import limited\nimport test_limited\n"
-        "limited.one_child().__enter__()\nlimited.limited(test_limited.who)\n"
+        "import os\n[os.close(stream) for stream in range(3)]\nfrom rnn_lower.sandbox import resource_limits\nimport test_resource_limits\n"
+        "resource_limits.one_child().__enter__()\nresource_limits.run_with_limits(test_resource_limits.who)\n"
         "try:\n    os.write(2, b'a warning')\nexcept OSError:\n    pass\n"
-        "os._exit(0 if limited.limited(test_limited.echo, b'content') == b'content' else 1)"
+        "os._exit(0 if resource_limits.run_with_limits(test_resource_limits.echo, b'content') == b'content' else 1)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=60).returncode == 0
 
 
-KILLED_AT_WORK = "os.system(f'(sleep 0.5; kill -9 {os.getpid()}) &'); limited.limited(test_limited.spin)"
+KILLED_AT_WORK = (
+    "os.system(f'(sleep 0.5; kill -9 {os.getpid()}) &'); resource_limits.run_with_limits(test_resource_limits.spin)"
+)
 """Nobody is there to hear the answer."""
 
 SCRIPT = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-import test_limited
-from rnn_lower.sandbox import limited
-with limited.one_child():
-    print(limited.limited(test_limited.who).decode(), flush=True)
+import test_resource_limits
+from rnn_lower.sandbox import resource_limits
+with resource_limits.one_child():
+    print(resource_limits.run_with_limits(test_resource_limits.who).decode(), flush=True)
     {then}
 """
 
@@ -342,10 +346,10 @@ def test_it_ends_with_its_parent(then):
 def test_time_is_limited_whatever_the_parent_does_about_it(handler, tmp_path):
     """And no core is dumped."""
     script = (
-        f"import signal, resource\nsignal.signal(signal.SIGXCPU, {handler})\nimport test_limited\n"
+        f"import signal, resource\nsignal.signal(signal.SIGXCPU, {handler})\nimport test_resource_limits\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"
-        "from rnn_lower.sandbox import limited\n"
-        "try:\n    limited.limited(test_limited.spin, seconds=1)\nexcept limited.RnnLowerError as error:\n    print(error)"
+        "from rnn_lower.sandbox import resource_limits\n"
+        "try:\n    resource_limits.run_with_limits(test_resource_limits.spin, seconds=1)\nexcept resource_limits.RnnLowerError as error:\n    print(error)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-c", script]
@@ -356,11 +360,11 @@ def test_time_is_limited_whatever_the_parent_does_about_it(handler, tmp_path):
 
 def test_a_broken_pipe_is_not_the_parents(tmp_path):
     script = (
-        "import os, signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\nimport test_limited\n"
-        "from rnn_lower.sandbox import limited\nwith limited.one_child():\n"
-        "    child = int(limited.limited(test_limited.who))\n    os.kill(child, 9)\n"
+        "import os, signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\nimport test_resource_limits\n"
+        "from rnn_lower.sandbox import resource_limits\nwith resource_limits.one_child():\n"
+        "    child = int(resource_limits.run_with_limits(test_resource_limits.who))\n    os.kill(child, 9)\n"
         "    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
-        "    try:\n        limited.limited(test_limited.who)\n    except limited.RnnLowerError as error:\n        print(error)"
+        "    try:\n        resource_limits.run_with_limits(test_resource_limits.who)\n    except resource_limits.RnnLowerError as error:\n        print(error)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, capture_output=True, text=True)
@@ -368,7 +372,11 @@ def test_a_broken_pipe_is_not_the_parents(tmp_path):
 
 
 def test_an_interruption_ends_it(tmp_path):
-    command = [sys.executable, "-c", SCRIPT.format(then="limited.limited(test_limited.sleep, 60)")]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT.format(then="resource_limits.run_with_limits(test_resource_limits.sleep, 60)"),
+    ]
     with subprocess.Popen(
         [*command, str(Path(__file__).parent)],
         stdout=subprocess.PIPE,
@@ -408,9 +416,9 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def test_the_clock_ends_a_child_that_computes_nothing(kept, monkeypatch):
     """Processor time does not pass for what sleeps, or waits for a lock that was held when it was forked."""
-    monkeypatch.setattr(limited, "PATIENCE", 1)
+    monkeypatch.setattr(resource_limits, "PATIENCE", 1)
     begin = time.monotonic()
     with pytest.raises(rnn_lower.RnnLowerError, match="sleep failed"):
-        limited.limited(time.sleep, 60, seconds=1)
+        resource_limits.run_with_limits(time.sleep, 60, seconds=1)
     assert time.monotonic() - begin < 20
-    assert limited.limited(bytes, 3) == bytes(3)
+    assert resource_limits.run_with_limits(bytes, 3) == bytes(3)

@@ -21,7 +21,7 @@ import rnn_lower
 from rnn_lower import cli
 from rnn_lower.checking import runners
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.sandbox import isolated
+from rnn_lower.sandbox import child_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no child elsewhere")
 alone = pytest.mark.usefixtures("whatever_runs")
@@ -30,7 +30,7 @@ alone = pytest.mark.usefixtures("whatever_runs")
 @pytest.fixture
 def whatever_runs(monkeypatch):
     """A child even where other tests have left a thread, or what ends it would end the tests."""
-    monkeypatch.setattr(isolated, "may_fork", lambda: True)
+    monkeypatch.setattr(child_process, "may_fork", lambda: True)
 
 
 class Unwilling(Exception):
@@ -52,22 +52,22 @@ def _raise(error: Exception) -> None:
 @alone
 def test_results_and_errors_are_those_of_the_function():
     before = os.getpid()
-    assert isolated.run_in_subprocess(os.getpid) != before == os.getpid()
-    assert isolated.run_in_subprocess(lambda a, *, b: (a, b), 1, b="two") == (1, "two")
+    assert child_process.run_in_subprocess(os.getpid) != before == os.getpid()
+    assert child_process.run_in_subprocess(lambda a, *, b: (a, b), 1, b="two") == (1, "two")
     with pytest.raises(UnsupportedError, match="as it was") as told:
-        isolated.run_in_subprocess(_raise, UnsupportedError("as it was"))
+        child_process.run_in_subprocess(_raise, UnsupportedError("as it was"))
     assert told.value.__cause__ is None
     with pytest.raises(KeyError) as unforeseen:
-        isolated.run_in_subprocess(_raise, KeyError("lost"))
+        child_process.run_in_subprocess(_raise, KeyError("lost"))
     assert "in _raise" in str(unforeseen.value.__cause__)
     with pytest.raises(RuntimeError, match="Unwilling: to go"):
-        isolated.run_in_subprocess(_raise, Unwilling("to", "go"))
+        child_process.run_in_subprocess(_raise, Unwilling("to", "go"))
 
 
 @alone
 def test_what_is_changed_in_a_child_stays_there():
     kept: list[int] = []
-    assert isolated.run_in_subprocess(lambda: kept.append(1) or len(kept)) == 1
+    assert child_process.run_in_subprocess(lambda: kept.append(1) or len(kept)) == 1
     assert kept == []
 
 
@@ -77,12 +77,12 @@ def test_what_is_changed_in_a_child_stays_there():
     [(die, "SIGABRT"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"), (lambda: os._exit(7), "code 7")],
 )
 def test_a_death_is_told(end, told):
-    with pytest.raises(isolated.Ended, match=f"^{told}$"):
-        isolated.run_in_subprocess(end)
+    with pytest.raises(child_process.Ended, match=f"^{told}$"):
+        child_process.run_in_subprocess(end)
 
 
 def test_what_is_printed_is_printed_once(tmp_path):
-    script = "from rnn_lower.sandbox import isolated\nprint('before')\nisolated.run_in_subprocess(print, 'inside' * 4000)\nprint('after')"
+    script = "from rnn_lower.sandbox import child_process\nprint('before')\nchild_process.run_in_subprocess(print, 'inside' * 4000)\nprint('after')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["before", "inside" * 4000, "after"]
 
@@ -92,7 +92,7 @@ def test_no_child_beside_threads_that_work():
     other = threading.Thread(target=stop.wait)
     other.start()
     try:
-        assert isolated.run_in_subprocess(os.getpid) == os.getpid()
+        assert child_process.run_in_subprocess(os.getpid) == os.getpid()
     finally:
         stop.set()
         other.join()
@@ -108,13 +108,13 @@ def test_sessions_of_the_parent_are_left_alone():
     dropped[0].run(None, feeds)
     dropped.append(dropped)  # for the collector, which may come to it in the child
     del dropped
-    isolated.run_in_subprocess(gc.collect)
+    child_process.run_in_subprocess(gc.collect)
     assert rnn_lower.check(model, rnn_lower.lower(model)).ok
 
 
 SCRIPT = """
 import pathlib, signal, sys, tempfile, time
-from rnn_lower.sandbox import isolated
+from rnn_lower.sandbox import child_process
 from rnn_lower.signals import stopped_as_by_ctrl_c
 
 def work():
@@ -127,7 +127,7 @@ for ignored in sys.argv[2:]:
 for heard in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {int(ignored) for ignored in sys.argv[2:]}:
     signal.signal(heard, signal.default_int_handler)  # whatever the tests were started by
 with stopped_as_by_ctrl_c():
-    isolated.run_in_subprocess(work)
+    child_process.run_in_subprocess(work)
 """
 
 

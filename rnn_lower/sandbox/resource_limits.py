@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.sandbox.isolated import forked
+from rnn_lower.sandbox.child_process import forked
 from rnn_lower.signals import signals_blocked
 
 try:
@@ -36,7 +36,7 @@ SECONDS, BYTES = 60, 4 << 30
 
 PATIENCE = 10
 """How many times its seconds of processor time a child may take by the clock: it may stand still, or be forked while
-another thread held a lock. So this child is forked beside threads, too, which `isolated.run_in_subprocess` avoids."""
+another thread held a lock. So this child is forked beside threads, too, which `run_in_subprocess` avoids."""
 
 LARGE = 1 << 16
 """Bytes of work after which a child is not kept: a fork is little beside that, and what it holds of its parent much."""
@@ -50,7 +50,7 @@ _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
 
 
-def limited(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
+def run_with_limits(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
     """What `function(*arguments)` gives, serialized, computed in a child; where there is no fork, here.
 
     function: one of a module, which the child finds by its name.  seconds: of processor time.  size: bytes of memory.

@@ -1,7 +1,7 @@
 """Run models, which may end the process, in a child that ends with its work.
 
 A child is a fork, so that it has what its parent has loaded and holds without a copy; where there is no fork, or where
-it could hang, all is done here. What has limits, and comes many times in a call, is in `limited`.
+it could hang, all is done here. What has limits, and comes many times in a call, is in `resource_limits`.
 """
 
 from __future__ import annotations
