@@ -13,10 +13,11 @@ def test_a_random_loop_is_unrolled_or_refused(seed):
     assert found in ("proved", "refused") or found.startswith("no model")
 
 
-def test_random_nodes_come_back():
-    found = [soak_raising.back(seed) for seed in range(40)]
-    assert found.count("back") >= 38
-    assert not [one for one in found if one.startswith("WRONG")]
+@pytest.mark.parametrize("first", range(0, 40, 8))
+def test_random_nodes_come_back(first):
+    results = [soak_raising.back(seed) for seed in range(first, first + 8)]
+    assert results.count("back") >= 7
+    assert not [result for result in results if result.startswith("WRONG")]
 
 
 @pytest.mark.parametrize("seed", [3147, 3159], ids=["an LSTM whose forget gate is 1 - i", "only Y_c is read"])
