@@ -95,17 +95,25 @@ class _Evaluator(ModelInterpreter):
         self._shape_info = document.shape_info
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._fed: dict[int, Array] = {}
+        self._symbols: dict[int, set[str]] = {}
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
         """See `ModelInterpreter.outputs`."""
         self._fed = {id(array): array for array in feeds.values()}
-        return super().outputs(feeds)
+        results = super().outputs(feeds)
+        self._use(results)
+        return results
 
     def _known(self, numbers: np.ndarray | None) -> Array:
         """Numbers that are known, which an operator of nothing else rounds, as a runtime and folding do."""
+        before = set(self.field.symbols)
         array = super()._known(numbers)
         if array.dtype == np.uint64 and numbers is not None and numbers.size <= FEW:
             self._floats[id(array)] = array, numbers  # with the array, so that nothing else gets its identity
+            wide = numbers.astype(np.float64)
+            if not np.isfinite(wide).all():
+                self._symbols[id(array)] = {str(number) for number in np.unique(wide[~np.isfinite(wide)])}
+                self.field.symbols = before
         return array
 
     def _content(self, value: ir.Value | None, array: Array) -> np.ndarray | None:
@@ -116,13 +124,44 @@ class _Evaluator(ModelInterpreter):
         is_element = array is not None and array.dtype == np.uint64
         return self._floats.get(id(array), (array, None))[1] if is_element else array
 
+    def _operands(self, node: ir.Node) -> list[Array | None]:
+        """The operands; of a Where without the NaN and infinities of a branch that its condition never chooses."""
+        operands = super()._operands(node)
+        if node.op_type != "Where" or node.domain not in DEFAULT_DOMAINS or not self._has_symbols(operands):
+            return operands
+        condition, *branches = operands
+        if condition is None or condition.dtype != np.bool_:
+            return operands
+        for index, (array, chosen) in enumerate(zip(branches, (condition, ~condition), strict=True), 1):
+            numbers = self._number(array)
+            if array is not None and numbers is not None and id(array) in self._symbols:
+                wide = numbers.astype(np.float64)
+                if not (chosen & ~np.isfinite(wide)).any():
+                    operands[index] = self._known(np.where(np.isfinite(wide), wide, 0.0))
+        return operands
+
+    def _has_symbols(self, operands: Sequence[Array | None]) -> bool:
+        return any(id(operand) in self._symbols for operand in operands)
+
+    def _use(self, arrays: Sequence[Array | None]) -> None:
+        """Count the NaN and infinities of arrays as used from here on."""
+        for array in arrays:
+            if array is not None and id(array) in self._symbols:
+                self.field.symbols |= self._symbols[id(array)]
+
+    def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
+        results = super()._body(body, arguments)
+        self._use(results)  # which may be stacked
+        return results
+
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
         if own and node.op_type in NONDETERMINISTIC:
             raise OutOfScopeError(f"{node.op_type}, whose output is random")
-        if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
-            return super()._results(node)
         operands = self._operands(node)
+        if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
+            self._use(operands)
+            return super()._results(node)
         numbers = [self._number(operand) for operand in operands]
         is_fed = any(id(operand) in self._fed for operand in operands)
         rounds = is_fed and node.op_type not in (*MOVES, *COMPARE, "Cast") and self._are_floats(operands)
@@ -131,6 +170,7 @@ class _Evaluator(ModelInterpreter):
             if is_fed and node.op_type not in ("Shape", "Size"):
                 self._fed |= {id(array): array for array in results}
             return results
+        self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
         is_cast = own and node.op_type == "Cast" and operands[0] is not None and operands[0].dtype == np.uint64

@@ -439,6 +439,21 @@ def test_rows_that_are_looked_up_are_no_constants():
     assert proof.ok, proof.lines()
 
 
+@pytest.mark.parametrize("last", [9, 1])
+def test_a_nan_that_no_step_chooses_is_proved_away(last):
+    """As exporters write where a count could be 0; one that some step chooses is the same in both models."""
+    nodes = [
+        helper.make_node("Less", ["i", "last"], ["few"]), helper.make_node("Cast", ["nothing"], ["nan"], to=FLOAT),
+        helper.make_node("Where", ["few", "s", "nan"], ["t"]), helper.make_node("Neg", ["t"], ["s2"]),
+    ]  # fmt: skip
+    model = _loop(nodes, [info("s", FLOAT, [2, 3])], 4, last=np.int64(last), nothing=np.float64("nan"))
+    lowered = rnn_lower.lower(model, loops=True)
+    for got, want in zip(*(run_onnxruntime(each, feeds_of(model)) for each in (lowered, model)), strict=True):
+        np.testing.assert_array_equal(got, want)
+    proof = rnn_lower.prove(model, lowered)
+    assert proof.ok, proof.lines()
+
+
 EXPORTERS = Path(os.environ.get("RNN_LOWER_EXPORTERS", "/nowhere"))
 """The Python of an environment with keras, tensorflow and tf2onnx, or jax and jax2onnx."""
 
