@@ -52,7 +52,7 @@ def compare_models(
     check_texts(on=on)
     if counterexample is not None:
         samples.check_counterexample(counterexample, inputs)
-    models = Pair(original, lowered, on)
+    models = ModelPair(original, lowered, on)
     proof = _proof(models) if exact else None
     provided = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     is_same = proof is not None and bool(proof.nodes) and proof.ok
@@ -99,7 +99,7 @@ def compare_models(
     )  # fmt: skip
 
 
-def _proof(models: Pair) -> Proof | None:
+def _proof(models: ModelPair) -> Proof | None:
     """What can be proved within a few seconds; None where the models are of a kind that has no proof."""
     try:
         lowered = prover.without_unread_weights(models.lowered, models.original)
@@ -108,7 +108,7 @@ def _proof(models: Pair) -> Proof | None:
         return None
 
 
-class Pair:
+class ModelPair:
     """The original and the lowered model; `judge` and `runner` name what runs them. on: the runtime of the lowered."""
 
     def __init__(self, original: Any, lowered: Any, on: str | None = None) -> None:

@@ -54,8 +54,10 @@ class OverTime:
 def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 0) -> OverTime:
     """Run both models once. inputs: as for `rnn_lower.check`. Raises RnnLowerError when the models do not run."""
     before, after = files.load(original), files.load(lowered)
-    nodes = [node for node in checker.Pair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs]
-    pair = checker.Pair(_with_outputs(before, nodes), _with_outputs(after, nodes))
+    nodes = [
+        node for node in checker.ModelPair(before, after).nodes if node.path == "main graph" and "Y" in node.outputs
+    ]
+    pair = checker.ModelPair(_with_outputs(before, nodes), _with_outputs(after, nodes))
     feeds, expected, actual = pair.run(_candidates(pair, after, inputs, seed))
     compared = {
         name: (wanted, got) for name, wanted, got in zip(pair.output_names, expected, actual, strict=True)
@@ -71,7 +73,7 @@ def by_time_step(original: Path, lowered: Path, inputs: Any = None, seed: int = 
     return OverTime(of_nodes, tuple(outputs), feeds)
 
 
-def _candidates(pair: checker.Pair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:
+def _candidates(pair: checker.ModelPair, lowered: Document, inputs: Any, seed: int) -> Iterator[Feeds]:
     model = pair.original.model
     if inputs is not None:
         return iter([samples.load_inputs(inputs, model)])

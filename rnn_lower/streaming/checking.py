@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rnn_lower.checking.checker import OriginalFails, Pair
+from rnn_lower.checking.checker import ModelPair, OriginalFails
 from rnn_lower.checking.compare import Comparison
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio import files
@@ -35,13 +35,13 @@ def check_streaming(
             " back; drop --check, and compare with StreamingSession(..., states=...)"
         )
     document, _ = files.open_model(model)
-    judge, runner = Pair(original, original), Pair(document, document)
+    judge, runner = ModelPair(original, original), ModelPair(document, document)
     comparison, chunked = Comparison(rtol, atol), ChunkedRuns(original, document, plan, seed)
     for index in range(runs):
         if plan.inputs:
             _compare_chunks(chunked, index, judge, runner, comparison)
         else:
-            _compare_calls(chunked, index, judge, Pair(fused, fused), comparison)
+            _compare_calls(chunked, index, judge, ModelPair(fused, fused), comparison)
     located, nothing = prover.differing_nodes(fused, document), comparison.nothing_compared(set(plan.outputs), True)
     if not plan.inputs and not plan.states:
         nothing = nothing or "no state was carried from chunk to chunk"
@@ -53,7 +53,9 @@ def check_streaming(
     )  # fmt: skip
 
 
-def _compare_chunks(chunked: ChunkedRuns, index: int, judge: Pair, runner: Pair, comparison: Comparison) -> None:
+def _compare_chunks(
+    chunked: ChunkedRuns, index: int, judge: ModelPair, runner: ModelPair, comparison: Comparison
+) -> None:
     steps = max(LENGTHS[index % len(LENGTHS)], chunked.remembered + index)
     sampled = chunked.sampled(
         index, steps, lambda feeds: (feeds, judge.original_results(feeds)), OriginalFails, judge.nodes
@@ -72,9 +74,11 @@ def _compare_chunks(chunked: ChunkedRuns, index: int, judge: Pair, runner: Pair,
         comparison.add(names, wanted, outputs)
 
 
-def _compare_calls(chunked: ChunkedRuns, index: int, judge: Pair, fused: Pair, comparison: Comparison) -> None:
+def _compare_calls(
+    chunked: ChunkedRuns, index: int, judge: ModelPair, fused: ModelPair, comparison: Comparison
+) -> None:
     """Compare runs one after another, and the first of them with the original, which begins anew each time."""
-    names, runner = list(chunked.plan.outputs), Pair(chunked.made, chunked.made)
+    names, runner = list(chunked.plan.outputs), ModelPair(chunked.made, chunked.made)
     sessions = [StreamingSession(pair.original, run=pair.original_results) for pair in (fused, runner)]
     for feeds in chunked.calls(index):
         wanted, results = ([session.run(feeds)[name] for name in names] for session in sessions)

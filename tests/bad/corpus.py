@@ -1861,7 +1861,7 @@ def _deadly(model: Model) -> None:
 
     with (
         mock.patch.object(child_process, "may_fork", return_value=True),  # or this process would end
-        mock.patch.object(checker, "Pair", side_effect=lambda *_: os._exit(7)),
+        mock.patch.object(checker, "ModelPair", side_effect=lambda *_: os._exit(7)),
     ):
         rnn_lower.check(model, model)
 

@@ -207,9 +207,9 @@ def test_nested_functions_count_as_recurrent():
     call = next(node for node in model.graph.node if node.op_type == model.functions[0].name)
     call.op_type = "outer"
     model.functions.append(outer)
-    from rnn_lower.checking.checker import Pair
+    from rnn_lower.checking.checker import ModelPair
 
-    assert Pair(model, model).touched() == {value.name for value in model.graph.output}
+    assert ModelPair(model, model).touched() == {value.name for value in model.graph.output}
 
 
 def test_an_empty_sequence_in_a_canonical_scan_is_answered_with_what_serves():
