@@ -290,7 +290,7 @@ def _of_stream(options: Keywords) -> Options:
 
 @public
 def check_streaming(
-    made: StreamResult, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
+    result: StreamResult, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
 ) -> CheckReport:
     """Compare whole runs of the original with runs of its streaming model in random chunks.
 
@@ -299,8 +299,8 @@ def check_streaming(
     from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking
 
-    streamed = made.streamed
-    arguments = (streamed.original, streamed.document, model, made.plan, runs, seed, rtol, atol)
+    streamed = result.streamed
+    arguments = (streamed.original, streamed.document, model, result.plan, runs, seed, rtol, atol)
     return subprocess_run.run_guarded(model, None, checking.check_streaming, *arguments)
 
 
@@ -361,18 +361,18 @@ def unstream_file(
 
 @public
 def compare_whole(
-    made: Whole, model: Any, check: bool, prove: bool, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3,
+    result: Whole, model: Any, check: bool, prove: bool, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3,
     atol: float = 1e-5,
 ) -> list[CheckReport | StreamProof]:  # fmt: skip
-    """What `unstream` has made, compared with chunks of the model that it was made of: by running, by proof."""
+    """Reports on a result of `unstream` against chunks of its source: from runs, from the proof."""
     from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking, proof
 
     (whole, _), reports = files.open_model(model), list[Any]()
     if check:
-        arguments = (whole, made.source, made.source.proto, made.plan, runs, seed, rtol, atol)
+        arguments = (whole, result.source, result.source.proto, result.plan, runs, seed, rtol, atol)
         reports.append(subprocess_run.run_guarded(model, None, checking.check_streaming, *arguments))
-    return reports + ([proof.prove_streaming(whole, made.source, made.plan, seed=seed)] if prove else [])
+    return reports + ([proof.prove_streaming(whole, result.source, result.plan, seed=seed)] if prove else [])
 
 
 @public

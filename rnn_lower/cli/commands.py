@@ -156,25 +156,25 @@ def _stream(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     reports: list[Any] = []
 
-    def accept(path: str, made: StreamResult) -> bool:
+    def accept(path: str, result: StreamResult) -> bool:
         if arguments.check:
             with _unnamed(path):
-                reports.append(api.check_streaming(made, path, **comparison(arguments)))
+                reports.append(api.check_streaming(result, path, **comparison(arguments)))
         if arguments.prove:
             seed = {} if arguments.seed is None else {"seed": arguments.seed}
             with _unnamed(path):
-                reports.append(api.prove_streaming(made.streamed.original, path, **seed))
+                reports.append(api.prove_streaming(result.streamed.original, path, **seed))
         return all(report.ok for report in reports)
 
     with printing.progress(arguments.quiet) as advance:
-        made = api.stream_file(
+        result = api.stream_file(
             arguments.model, arguments.output, axis=arguments.time, step=arguments.step, reset=arguments.reset,
             delay=arguments.delay, states=arguments.states, state_names=arguments.state_names,
             set_inputs=fixed_inputs(arguments.fixed or []), accept=accept, progress=advance, **options,
         )  # fmt: skip
     written = arguments.output if all(report.ok for report in reports) else None
     with _stdout_for_text(written, arguments):
-        printing.print_streamed(arguments, written, made, reports)
+        printing.print_streamed(arguments, written, result, reports)
     return DONE if written else DIFFERENT
 
 
@@ -196,18 +196,18 @@ def _unstream(arguments: argparse.Namespace) -> int:
     _keep_recurrent_model(arguments)
     reports: list[Any] = []
 
-    def accept(path: str, made: Whole) -> bool:
+    def accept(path: str, result: Whole) -> bool:
         with _unnamed(path):
-            reports.extend(api.compare_whole(made, path, arguments.check, arguments.prove, **comparison(arguments)))
+            reports.extend(api.compare_whole(result, path, arguments.check, arguments.prove, **comparison(arguments)))
         return all(report.ok for report in reports)
 
     states = dict(text.partition("=")[::2] for text in arguments.states or ())
-    made = api.unstream_file(
+    result = api.unstream_file(
         arguments.model, arguments.output, states=states or None, axis=arguments.time, accept=accept
     )
     written = arguments.output if all(report.ok for report in reports) else None
     with _stdout_for_text(written, arguments):
-        printing.print_whole(arguments, written, made, reports)
+        printing.print_whole(arguments, written, result, reports)
     return DONE if written else DIFFERENT
 
 

@@ -172,41 +172,41 @@ NOTHING_WRITTEN = "nothing written, since the comparison did not pass"
 
 
 def print_streamed(
-    arguments: argparse.Namespace, written: str | None, made: StreamResult, reports: Sequence[CheckReport]
+    arguments: argparse.Namespace, written: str | None, result: StreamResult, reports: Sequence[CheckReport]
 ) -> None:
     """The states of a streaming model, the chunks that it accepts, and what became of its recurrent nodes."""
-    plan = made.plan
+    plan = result.plan
     states = [
         {"input": s.input, "output": s.output, "of": s.node, "first": "from the caller" if s.first is None else "known"}
         for s in plan.states
     ]
     if arguments.json:
         chunks = {"every": plan.every, "inputs": dict(plan.inputs), "outputs": dict(plan.outputs)}
-        rows = [_record_row(record) for record in made.records]
+        rows = [_record_row(record) for record in result.records]
         print_json({"output": written, "states": states, **chunks, "nodes": rows, **_report_data(reports)})
         return
     for state in states:
         _print(f"state {state['input']} -> {state['output']} of {state['of']}, initially {state['first']}")
     if states:
         _print("chunks of any length" if plan.every == 1 else f"chunks of a multiple of {plan.every} frames")
-    if made.kept:
-        _print(f"{_count(made.kept, 'recurrent node')} kept")
-    if made.records or not made.kept:
-        _print_records(arguments, made.records)
+    if result.kept:
+        _print(f"{_count(result.kept, 'recurrent node')} kept")
+    if result.records or not result.kept:
+        _print_records(arguments, result.records)
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 
 
 def print_whole(
-    arguments: argparse.Namespace, written: str | None, made: Whole, reports: Sequence[CheckReport]
+    arguments: argparse.Namespace, written: str | None, result: Whole, reports: Sequence[CheckReport]
 ) -> None:
     """The states that `rnn-lower unstream` put inside of the model."""
     if arguments.json:
-        states = [{"input": state.input, "output": state.output, "of": state.node} for state in made.plan.states]
-        inputs = dict(made.plan.inputs)
+        states = [{"input": state.input, "output": state.output, "of": state.node} for state in result.plan.states]
+        inputs = dict(result.plan.inputs)
         print_json({"output": written, "states": states, "inputs": inputs, **_report_data(reports)})
         return
-    for state in made.plan.states:
+    for state in result.plan.states:
         _print(f"state {state.input} -> {state.output} is now inside of the model")
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)

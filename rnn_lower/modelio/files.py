@@ -91,13 +91,13 @@ def _serialized(model: ir.Model) -> onnx.ModelProto:
 class Staged:
     """A model that is written but not yet in place.
 
-    kept: data files of other models, which stay.
+    protected: data files of other models, which stay.
     path: a complete model file that loads as it stands.  commit: put it in place by one rename; until then, and after
     an error, whatever was at the output path is whole and as it was.
     """
 
-    def __init__(self, destination: Path, folder: Path, token: str, kept: Collection[Inode] = ()) -> None:
-        self._destination, self.folder, self._kept = destination, folder, kept
+    def __init__(self, destination: Path, folder: Path, token: str, protected: Collection[Inode] = ()) -> None:
+        self._destination, self.folder, self._protected = destination, folder, protected
         name = f"{stale_files.stem_of(destination)}.{token}"
         self.path = folder / f".{name}{stale_files.TMP}"
         self.data = folder / f"{name}.data"
@@ -124,8 +124,8 @@ class Staged:
             if exists and path.exists():
                 os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
         with stale_files.folder_lock(self.folder) as locked:
-            unused = stale_files.unused_data(self._destination, self._kept) if exists else []
-            stale = stale_files.stale_data(self._destination, self.path, locked, self._kept)  # before signals wait
+            unused = stale_files.unused_data(self._destination, self._protected) if exists else []
+            stale = stale_files.stale_data(self._destination, self.path, locked, self._protected)  # before signals wait
             self._close_files()  # Windows renames no open file
             with signals_blocked():
                 os.replace(self.path, self._destination)
@@ -158,24 +158,24 @@ class Staged:
 @contextlib.contextmanager
 def staged(
     document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
-    dims: Dims | None = None, kept: Collection[Inode] = (),
+    dims: Dims | None = None, protected: Collection[Inode] = (),
 ) -> Iterator[Staged]:  # fmt: skip
     """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there.
 
-    kept: the data files of another model that this one was made of, which are neither replaced nor removed.
+    protected: the data files of another model that this one was made of, which are neither replaced nor removed.
     """
     text, result = name_of(destination), None
     try:
         with contextlib.ExitStack() as stack:
             try:
-                path = checked_destination(destination, kept)
+                path = checked_destination(destination, protected)
                 streamed = str(path) == "-" or (path.exists() and not path.is_file())
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
                 if not streamed:
                     with stale_files.folder_lock(folder) as locked:
                         if locked:
                             stale_files.remove_unfinished(path)
-                result = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), kept)
+                result = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), protected)
                 stack.callback(result.close)
                 _write(document, result, progress, dims)
             except OSError as error:

@@ -16,10 +16,12 @@ from rnn_lower.modelio import stale_files
 from rnn_lower.modelio.stale_files import Inode, inode_of
 
 
-def checked_destination(destination: str | os.PathLike[str], kept: Collection[Inode] = (), text: bool = False) -> Path:
+def checked_destination(
+    destination: str | os.PathLike[str], protected: Collection[Inode] = (), text: bool = False
+) -> Path:
     """Where the file really goes, links followed. Raises RnnLowerError when it cannot go there.
 
-    kept: files that are not replaced.  text: it is no model, so that any ending will do.
+    protected: files that are not replaced.  text: it is no model, so that any ending will do.
     """
     path = Path(name_of(destination))
     if os.path.basename(destination) in ("", ".", ".."):  # a name that ends with a slash, too
@@ -35,7 +37,7 @@ def checked_destination(destination: str | os.PathLike[str], kept: Collection[In
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
     if real.is_file() and not os.stat(real).st_mode & stat.S_IWUSR:
         raise RnnLowerError(f"{path}: cannot be written: it is read-only; make it writable, or name another file")
-    owner = _owner(real, kept) if real.is_file() else None
+    owner = _owner(real, protected) if real.is_file() else None
     if owner is not None:
         raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
     return real
@@ -54,9 +56,9 @@ def is_binary(path: Path) -> bool:
     return onnx.serialization.registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
 
 
-def _owner(path: Path, kept: Collection[Inode]) -> str | None:
+def _owner(path: Path, protected: Collection[Inode]) -> str | None:
     """The model that has weights in a file: the one that is read, or a neighbour."""
-    if inode_of(path) in kept:
+    if inode_of(path) in protected:
         return "the model that is read"
     if path.suffix == ".onnx":
         return None

@@ -102,22 +102,22 @@ def remove_unfinished(path: Path) -> None:
     remove(dict.fromkeys(_unlocked(path.parent, pattern), True))
 
 
-def unused_data(path: Path, kept: Collection[Inode]) -> list[str]:
+def unused_data(path: Path, protected: Collection[Inode]) -> list[str]:
     """Data files under names of the user's that only the model to be replaced needs, as far as is known; they stay."""
     pattern = _data_pattern(path)
     names = [name for name in data_spans(path) if not pattern.fullmatch(name)]
-    return [name for name in names if (path.parent / name).is_file() and inode_of(path.parent / name) not in kept]
+    return [name for name in names if (path.parent / name).is_file() and inode_of(path.parent / name) not in protected]
 
 
-def stale_data(path: Path, current: Path, locked: bool, kept: Collection[Inode]) -> dict[Path, bool]:
+def stale_data(path: Path, current: Path, locked: bool, protected: Collection[Inode]) -> dict[Path, bool]:
     """The data files that an output will leave unused once the model `current` takes its path.
 
     Each with whether a killed run left it; the others are of the model that is replaced.
     locked: whether this process has locked the folder. Without, a file may be of a live run, unless the model that is
-    replaced has it.  kept: files of other models.
+    replaced has it.  protected: files of other models.
     """
     candidates = [
-        candidate for candidate in _unlocked(path.parent, _data_pattern(path)) if inode_of(candidate) not in kept
+        candidate for candidate in _unlocked(path.parent, _data_pattern(path)) if inode_of(candidate) not in protected
     ]
     if not candidates:
         return {}

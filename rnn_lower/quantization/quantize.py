@@ -103,7 +103,7 @@ class _Writer:
 
     model: ir.Model
     names: Names
-    made: dict[tuple[object, ...], ir.Value]
+    cache: dict[tuple[object, ...], ir.Value]
 
     def _initializer(self, name: str, array: np.ndarray) -> ir.Value:
         name = self.names.unique(name)
@@ -115,9 +115,9 @@ class _Writer:
     def _scale(self, leader: ir.Value, scale: np.ndarray, zero: np.ndarray) -> tuple[ir.Value, ir.Value]:
         """The same for all values of a tie."""
         for what, array in (("scale", scale), ("zero_point", zero)):
-            if (leader, what) not in self.made:
-                self.made[leader, what] = self._initializer(f"{leader.name}/{what}", array)
-        return self.made[leader, "scale"], self.made[leader, "zero_point"]
+            if (leader, what) not in self.cache:
+                self.cache[leader, what] = self._initializer(f"{leader.name}/{what}", array)
+        return self.cache[leader, "scale"], self.cache[leader, "zero_point"]
 
     def _node(
         self, op: str, value: ir.Value, parameters: tuple[ir.Value, ir.Value], before: ir.Node, **more: int
@@ -132,14 +132,14 @@ class _Writer:
     def rounded(self, value: ir.Value, reach: Range, dtype: str, leader: ir.Value, before: ir.Node) -> ir.Value:
         """DQ of Q of a value, in the graph that the node is in."""
         key = (value, before.graph)
-        if key not in self.made:
+        if key not in self.cache:
             limits = np.iinfo(dtype)
             scale = np.float32((reach[1] - reach[0]) / (int(limits.max) - int(limits.min)) or 1.0)
             zero = np.clip(np.rint(limits.min - reach[0] / scale), limits.min, limits.max).astype(dtype)
             parameters = self._scale(leader, np.asarray(scale), np.asarray(zero))
             quantized = self._node("QuantizeLinear", value, parameters, before)
-            self.made[key] = self._node("DequantizeLinear", quantized, parameters, before)
-        return self.made[key]
+            self.cache[key] = self._node("DequantizeLinear", quantized, parameters, before)
+        return self.cache[key]
 
     def round_everywhere(self, value: ir.Value, reach: Range, dtype: str, leader: ir.Value) -> None:
         """All that reads a value reads it rounded; outputs of the graph stay as they are."""
@@ -157,7 +157,7 @@ class _Writer:
     def weight(self, value: ir.Value, dtype: str, axis: int | None, before: ir.Node) -> ir.Value:
         """DQ of an initializer of integers, in the graph that the node is in."""
         key = (value, before.graph)
-        if (value, "integers") not in self.made:
+        if (value, "integers") not in self.cache:
             constant = known(value)
             assert constant is not None
             array = constant.load().astype(np.float64)
@@ -166,16 +166,16 @@ class _Writer:
             scale = (np.where(largest > 0, largest, most) / most).astype(np.float32)
             integers = (np.clip(np.rint(array / scale), -most, most) + middle).astype(dtype)
             scale = scale.reshape(() if axis is None else -1)
-            self.made[value, "integers"] = self._initializer(f"{value.name}/integers", integers)
+            self.cache[value, "integers"] = self._initializer(f"{value.name}/integers", integers)
             self._scale(value, scale, np.full(scale.shape, middle, dtype))
-        if key not in self.made:
+        if key not in self.cache:
             integers_value, parameters = (
-                self.made[value, "integers"],
-                (self.made[value, "scale"], self.made[value, "zero_point"]),
+                self.cache[value, "integers"],
+                (self.cache[value, "scale"], self.cache[value, "zero_point"]),
             )
             more = {} if axis is None else {"axis": axis}
-            self.made[key] = self._node("DequantizeLinear", integers_value, parameters, before, **more)
-        return self.made[key]
+            self.cache[key] = self._node("DequantizeLinear", integers_value, parameters, before, **more)
+        return self.cache[key]
 
 
 def _dtype(array: np.ndarray) -> ir.DataType:
