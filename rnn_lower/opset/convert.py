@@ -70,19 +70,22 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
 
 
 def converted(document: Document, opset: int) -> Document:
-    """A copy at another opset, recurrent nodes included."""
+    """A copy at another opset, recurrent nodes included; a layout stays there where the opset does not have it."""
     copy = document.copied()
     convert_opset(copy.model, opset, copy.outline)
-    restamp_rest(copy.model)
+    restamp_rest(copy.model, keep_layout=True)
     return Document(copy.write_back(), document.folder)
 
 
-def restamp_rest(model: ir.Model) -> None:
-    """Recurrent nodes that were not lowered are of the model's opset from now on. Raises when they cannot be."""
+def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
+    """Recurrent nodes that were not lowered are of the model's opset from now on. Raises when they cannot be.
+
+    keep_layout: whether nodes that no runtime sees may have a layout before opset 14.
+    """
     for node, scope in recurrent_nodes(model):
         if node.domain != "":
             continue
-        if version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
+        if not keep_layout and version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
             raise UnsupportedError(
                 f"{node.op_type} '{display_name(node)}' in {scope.path} has a layout, which opset {scope.opset}"
                 " does not have; lower it too, or convert to opset 14 or newer"

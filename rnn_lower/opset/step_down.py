@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import schema_of, signature_of
 from rnn_lower.ir.walk import known_tensor
 from rnn_lower.shapes.shape_info import ShapeInfo
@@ -68,6 +70,20 @@ def _without(**defaults: int | bytes) -> Step:
         return True
 
     return step
+
+
+def _reshape(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo) -> bool:
+    """Without allowzero a 0 copies the size of the input: no change where no size is 0, or where it is that size."""
+    x, sizes = node.inputs[0], None if node.inputs[1] is None else known_tensor(node.inputs[1])
+    before, after = (None if v is None else shape_info.verified_shape(v) for v in (x, node.outputs[0]))
+    copied = None not in (before, after) and all(
+        size not in (0, None) and (isinstance(size, int) or size == old)
+        for size, old in itertools.zip_longest(after or (), (before or ())[: len(after or ())])
+    )
+    if copied or (sizes is not None and bool(np.all(sizes.numpy()))):
+        protobuf.remove_if(proto.attribute, lambda attribute: attribute.name == "allowzero")
+        return True
+    return _without(allowzero=0)(node, proto, constants, shape_info)
 
 
 def _shape(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray], shape_info: ShapeInfo) -> bool:
@@ -132,7 +148,7 @@ def _split(node: ir.Node, proto: onnx.NodeProto, constants: dict[str, np.ndarray
 
 
 STEPS: dict[tuple[str, int], Step] = {
-    ("Reshape", 14): _without(allowzero=0),
+    ("Reshape", 14): _reshape,
     ("Shape", 15): _shape,
     ("Pad", 18): _pad,
     ("Split", 18): _split,

@@ -38,6 +38,7 @@ ONES = np.array([1, 2, 3, 4], np.float32)
 SERVES = [
     ("Reshape", 17, {"shape": ints(0, -1)}, {}),
     ("Reshape", 21, {"shape": ints(0, -1)}, {"allowzero": 0}),
+    ("Reshape", 17, {"shape": ints(X.size // 6, 6)}, {"allowzero": 1}),
     ("Shape", 17, {}, {}),
     ("Shape", 21, {}, {"start": 0}),
     ("Pad", 18, {"pads": ints(0, 0, 1, 0, 2, 0)}, {}),
@@ -53,7 +54,7 @@ SERVES = [
     ("Resize", 18, {"roi": None, "scales": np.array([1, 1, 2], np.float32)}, {"mode": "nearest"}),
 ]
 REFUSED = [
-    ("Reshape", 17, {"shape": ints(8, 6)}, {"allowzero": 1}),
+    ("Reshape", 17, {"shape": ints(0, 6)}, {"allowzero": 1}),
     ("Shape", 17, {}, {"start": 1}),
     ("Shape", 17, {}, {"end": 2}),
     ("Split", 18, {}, {"num_outputs": 4, "axis": -1}),

@@ -391,3 +391,13 @@ def test_a_mistake_at_no_steps_alone(op):
             node.op_type = "Neg"
     assert not rnn_lower.prove(model, lowered).ok
     assert not rnn_lower.check(model, lowered).ok
+
+
+@pytest.mark.parametrize("opset", [8, 9, 13, 21])
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_a_layout_is_proved_at_an_opset_that_has_none(op, opset):
+    model, _ = build(Case(op, 14, "bidirectional", layout=1, optional=("B", "initial_h", "sequence_lens")))
+    lowered = rnn_lower.lower(model, opset=opset, form="loop" if opset < 9 else "scan")
+    proof = rnn_lower.prove(model, lowered)
+    assert proof.ok, proof.lines()
+    assert rnn_lower.check(model, lowered, runs=1).ok
