@@ -17,7 +17,6 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import ConversionError, Requirement, RnnLowerError, UnmetRequirementError, UnsupportedError
 from rnn_lower.ir.schemas import newest_opset
 from rnn_lower.ir.walk import nodes
-from rnn_lower.loops.model import loops
 from rnn_lower.lowering.node import axes_of
 from rnn_lower.options import Options
 from rnn_lower.shapes.fixed_dims import axis_name, declared_shapes, free_dims, one_by_one
@@ -27,11 +26,10 @@ from rnn_lower.targeting import find_target
 SIZES: Mapping[str, tuple[int, ...]] = {
     "batch_size": (1,),
     "seq_length": (16, 100),
-    "other": (512, 1536, 4000, 16000, 100, 16),
-    "looped": (16, 100, 512, 1536, 4000, 16000),
+    "other": (16, 100, 512, 1536, 4000, 16000),
+    "samples": (512, 1536, 4000, 16000, 100, 16),
 }
-"""Sizes that are tried, by what an axis is to the recurrent nodes; others may be samples of sound, which need many,
-or, where the model has loops, the steps of these.
+"""Sizes that are tried, by what an axis is to the recurrent nodes; samples of sound are many.
 
 Small ones come first, since they are unrolled to see whether it can be: a refusal must not take long."""
 
@@ -228,8 +226,11 @@ def _free(model: ir.Model) -> dict[str, str]:
             value.shape = ir.Shape(known)
             ways.update({axis_name(str(value.name), k): str(n) for k, n in enumerate(known) if n is not None})
     inputs = {str(value.name): value for value in model.graph.inputs}
-    other = "looped" if next(loops(model), None) else "other"
     for name, axis, symbol in free_dims(declared_shapes(model)):
+        others = [size for k, size in enumerate(inputs[name].shape or ()) if k not in (0, axis)]
+        dtype = inputs[name].dtype
+        is_sound = dtype is not None and dtype.is_floating_point() and all(size == 1 for size in others)
+        other = "samples" if is_sound else "other"
         ways.setdefault(symbol, "batch_size" if axis == 0 or "batch" in symbol.lower() else other)
         dims = list(inputs[name].shape or ())
         inputs[name].shape = ir.Shape([*dims[:axis], symbol, *dims[axis + 1 :]])
