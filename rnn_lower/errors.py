@@ -53,6 +53,7 @@ class Requirement:
 
     what: a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
     sizes: "seq_length", "batch_size": those that must be known.  nodes: whether it is the limit of emitted nodes.
+    export: what the exporter would have to do, where no option serves.
     """
 
     what: str
@@ -60,6 +61,7 @@ class Requirement:
     opsets: tuple[int, int] | None = None
     sizes: tuple[str, ...] = ()
     nodes: bool = False
+    export: str = ""
 
 
 class UnmetRequirementError(UnsupportedError):

@@ -89,7 +89,8 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
     if message:
         return ", or ".join(message)
     opsets = next((lack.opsets for lack in lacks if lack.opsets), None)
-    again = ""
+    exports = list(dict.fromkeys(lack.export for lack in lacks if lack.export))
+    again = f"; export the model again {' and '.join(exports)}" if exports else ""
     if isinstance(error, ConversionError) and opsets and options.opset is None:
         last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"

@@ -165,7 +165,8 @@ class Target:
             what = f"{text} needs a known batch size, here it is {node.format_size('batch_size')}"
             requirements.append(Requirement(what, sizes=("batch_size",)))
         elif self.single_batch and node.static_batch != 1:
-            requirements.append(Requirement(f"{text} supports a batch of 1 only, here it is {node.static_batch}"))
+            what = f"{text} supports a batch of 1 only, here it is {node.static_batch}"
+            requirements.append(Requirement(what, export="with a batch of 1, or of a free size"))
         return requirements
 
     def slow_to_load(self, node: RecurrentNode, emitted: int, together: int) -> str:
