@@ -20,7 +20,8 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.quantization.products import LOOPS, find
 from rnn_lower.quantization.ranges import Range, hull
 
-Calibration: TypeAlias = "Mapping[str, Any] | str | os.PathLike[str] | CalibrationDataReader"
+Samples: TypeAlias = "Mapping[str, Any] | str | os.PathLike[str] | Sequence[Mapping[str, Any]]"
+Calibration: TypeAlias = "Samples | CalibrationDataReader"
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime gives it no types
@@ -39,16 +40,22 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime gives
 
 @public
 def calibration_reader(
-    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], inputs: Mapping[str, Any] | str | os.PathLike[str]
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str], inputs: Samples
 ) -> CalibrationDataReader:
     """A CalibrationDataReader for onnxruntime's quantizers.
 
     inputs: arrays by input name, or the path of an .npz file. Each array is one sample of the rank of its input, or
-    several stacked along one more axis in front; an array of one sample goes with all samples of the others.
+    several stacked along one more axis in front; an array of one sample goes with all samples of the others. Or a list
+    of such mappings, whose samples may differ in length.
     Raises RnnLowerError when an input is missing, or the numbers of samples differ.
     """
     document, _ = files.open_model(model)
-    return _Reader(split_samples(document.model, load_inputs(inputs, document.model)))
+    return _Reader(_samples(document.model, inputs))
+
+
+def _samples(model: ir.Model, inputs: Samples) -> list[Feeds]:
+    several: Sequence[Any] = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    return [feeds for each in several for feeds in split_samples(model, load_inputs(each, model))]
 
 
 def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
@@ -97,14 +104,14 @@ def observed_ranges(
         except Exception as error:  # onnxruntime raises its own
             raise RnnLowerError(f"the model does not run on a calibration sample: {one_line(error)}") from None
     if not results:
-        raise RnnLowerError("there is no calibration sample left; rewind the reader")
+        raise RnnLowerError("there is no calibration sample; give some, or rewind the reader")
     return [None if observed is None else _range([result[observed] for result in results]) for observed in seen]
 
 
 def _sets(model: ir.Model, calibration: Calibration) -> Iterator[Feeds]:
     if isinstance(calibration, CalibrationDataReader):
         return iter(calibration.get_next, None)
-    return iter(split_samples(model, load_inputs(calibration, model)))
+    return iter(_samples(model, calibration))
 
 
 def _range(arrays: Sequence[np.ndarray]) -> Range:

@@ -31,8 +31,8 @@ def quantize(
 ) -> onnx.ModelProto:  # fmt: skip
     """A lowered model in any form whose products take quantized operands (QDQ), in bodies of Scan and Loop, too.
 
-    calibration: arrays by input name or an .npz file, as for `calibration_reader`, or such a reader. Ranges are those
-    observed, and those that equations say: [-1, 1] of a state between bounded activations. One of a state over time.
+    calibration: samples as for `calibration_reader`, or such a reader. Ranges are those that runs over them observe, or
+    that equations say: [-1, 1] of a state between bounded activations. A state has one range for all steps.
     weights: "int8" or "uint8", a scale for each matrix, or for each of its columns with `per_channel` (opset 13).
     activations: of the left operands.  cell: of the cell state of an LSTM, None for float32. Both "uint8", "int8",
     or, from opset 21 on, "uint16" or "int16". The sums and activations of the cell stay in float32.

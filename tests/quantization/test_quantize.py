@@ -153,3 +153,18 @@ def test_streams(op):
         assert difference(model, quantized, inputs) < 0.06
         session = rnn_lower.StreamingSession(quantized)
         assert session is not None
+
+
+def test_samples_of_different_lengths():
+    """As a list, since arrays of several lengths cannot be stacked."""
+    lowered = rnn_lower.lower(recurrent("GRU", T="T"), form="scan")
+    (x,) = lowered.graph.input
+    features = x.type.tensor_type.shape.dim[2].dim_value
+    rng = np.random.default_rng(0)
+    listed = [{x.name: rng.normal(size=(steps, 1, features)).astype(np.float32)} for steps in (3, 9, 1, 12, 7, 7)]
+    quantized = rnn_lower.quantize(lowered, listed)
+    for feeds in listed:
+        for got, want in zip(run(quantized, feeds), run(lowered, feeds), strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=0.05)
+    with pytest.raises(rnn_lower.RnnLowerError, match="no calibration sample"):
+        rnn_lower.quantize(lowered, [])

@@ -122,6 +122,8 @@ def test_reader(tmp_path):
         assert [one["x"].shape for one in read] == [(3, 1, 32)] * 5
         assert all(run(model, one)[0].shape == (3, 1, 1, 4) for one in read)
         reader.rewind()
+    several = rnn_lower.calibration_reader(model, [{"x": x, "lens": np.array([2], np.int32)}] * 2)
+    assert len(several) == 10
     with pytest.raises(rnn_lower.RnnLowerError, match="5 of 'x', 2 of 'lens'"):
         rnn_lower.calibration_reader(model, {"x": x, "lens": np.ones((2, 1), np.int32)})
     with pytest.raises(rnn_lower.RnnLowerError, match="3 axes"):
