@@ -50,11 +50,11 @@ class Options:
     )
     fold: bool = _option(
         False,
-        "first fold the constants of the whole model, and inline functions that depend on the call site; automatic for"
-        " a target of static sizes where the model computes sizes",
+        "fold the constants of the whole model first, and inline functions that depend on the call site; automatic if"
+        " the target needs static sizes and the model computes sizes",
     )
     keep_native: bool = _option(
-        False, "keep the nodes that the target was measured to run right, and no slower than lowered"
+        False, "keep nodes that the target was measured to run correctly and no slower than their lowering"
     )
     as_function: bool = _option(False, "make each lowered node a function call; equal nodes share a function")
     fuse_directions: bool = _option(
@@ -63,9 +63,9 @@ class Options:
     loops: bool = _option(
         False, "also unroll Loop and Scan nodes of the model; automatic for a target that has neither"
     )
-    raise_loops: bool = _option(False, "first replace loops that are proved to be recurrent nodes by these nodes")
+    raise_loops: bool = _option(False, "first replace loops with recurrent nodes where the two are proved equal")
     legalize_all: bool = _option(
-        False, "also replace other nodes that the target does not support, where supported ones exist"
+        False, "also replace other nodes that the target does not support, if supported equivalents exist"
     )
     dequantize: bool = _option(False, "convert the weights of DynamicQuantizeLSTM to floats, and compute in floats")
     max_nodes: int = _option(200_000, "limit of emitted nodes, against accidental unrolling")
@@ -93,7 +93,7 @@ class Options:
             raise RnnLowerError("select must be callable; it is called with each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):
             if value not in known:
-                raise RnnLowerError(f"unknown {what} '{value}'; known are {', '.join(known)}")
+                raise RnnLowerError(f"unknown {what} '{value}'; known {what}s: {', '.join(known)}")
 
 
 def _sizes_in(sizes: object) -> Sequence[Any]:

@@ -277,7 +277,7 @@ def test_wrong_element_types():
 
 def test_unknown_version(monkeypatch):
     monkeypatch.setitem(OPERATORS, "RNN", dataclasses.replace(OPERATORS["RNN"], versions=(1, 7, 14)))
-    with pytest.raises(rnn_lower.UnsupportedError, match="version 22 of RNN is unknown; known are 1, 7, 14"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="version 22 of RNN is unknown; known versions: 1, 7, 14"):
         rnn_lower.lower(build(Case("RNN", 22))[0])
 
 

@@ -114,7 +114,7 @@ class ConstantPool:
         return self._values[constant.key][0]
 
     def adopt(self, constant: Constant, value: ir.Value) -> None:
-        """From now on the constant is this value of the model."""
+        """Represent the constant by this existing value of the model from now on."""
         self._values.setdefault(constant.key, (value, constant))
 
     @property

@@ -447,7 +447,8 @@ class GraphBuilder:
 def _positions(length: int) -> np.ndarray:
     if length > LARGE:
         raise UnsupportedError(
-            f"{length} steps need a constant of as many positions; {LARGE} is the limit; declare the length as a symbol"
+            f"{length} steps need a constant of {length} positions, more than the limit of {LARGE}; declare a symbolic"
+            " length"
         )
     return np.arange(length)
 

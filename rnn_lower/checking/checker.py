@@ -39,7 +39,7 @@ FURTHER_TRIES = 5
 PROOF_SECONDS = 8.0
 """CPU time for the proofs that come before the runs."""
 
-INSTEAD = "--prove does without"
+INSTEAD = "--prove needs no runtime"
 """What compares models that onnxruntime cannot run."""
 
 
@@ -262,7 +262,9 @@ class ModelPair:
             where = "" if self._on is None else f" on {self.runner}"
             message = f"the lowered model does not run{where}: {one_line(error)}"
             if "running Scan" in str(error) and "Dimension 0 is 0" in str(error):
-                message += "; its Scan runs no empty sequence: lower with --form loop or --target onnxruntime"
+                message += (
+                    "; its Scan does not run on an empty sequence: lower with --form loop or --target onnxruntime"
+                )
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
 
 

@@ -181,7 +181,7 @@ def missing(name: str) -> str | None:
         return f"{distribution} is not installed"
     lines = TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
     if lines and not installed.startswith(tuple(f"{line}." for line in lines)):
-        return f"{distribution} {installed} is installed, and this is for {' or '.join(lines)}"
+        return f"{distribution} {installed} is installed, but this target is for version {' or '.join(lines)}"
     if name == "tinygrad" and shutil.which("clang") is None:
         return "tinygrad's CPU device needs clang, which is not installed"
     return None
@@ -194,7 +194,7 @@ def version(name: str) -> str:
 def open_runtime(name: str, document: Document) -> runners.Run:
     """A runner of one model. Raises RnnLowerError for a runtime that is not known or not installed."""
     if name not in RUNNERS:
-        raise RnnLowerError(f"unknown runtime '{name}'; known are {', '.join(RUNNERS)}")
+        raise RnnLowerError(f"unknown runtime '{name}'; known runtimes: {', '.join(RUNNERS)}")
     why = missing(name)
     if why is not None:
         raise RnnLowerError(f"--on {name}: {why}; pip install {RUNNERS[name][0]}")

@@ -86,7 +86,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     check.add_argument("lowered", metavar="B.onnx")
     _check_arguments(check)
 
-    _raise_arguments(add("raise", "replace loops that are proved to be recurrent nodes by these nodes"))
+    _raise_arguments(add("raise", "replace loops with recurrent nodes where the two are proved equal"))
     _prove_arguments(add("prove", "prove in exact arithmetic that two models are the same function"))
 
     inspect = add("inspect", "list the recurrent nodes of a model with their features")

@@ -188,7 +188,7 @@ def print_streamed(
     for state in states:
         _print(f"state {state['input']} -> {state['output']} of {state['of']}, initially {state['first']}")
     if states:
-        _print("chunks of any length" if plan.every == 1 else f"chunks of a multiple of {plan.every} frames")
+        _print("chunk length: any" if plan.every == 1 else f"chunk length: a multiple of {plan.every} frames")
     if result.kept:
         _print(f"{_count(result.kept, 'recurrent node')} kept")
     if result.records or not result.kept:

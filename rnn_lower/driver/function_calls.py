@@ -30,7 +30,9 @@ RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference
 def check_target(target: str) -> None:
     """Raises RnnLowerError for a runtime that was not seen to run function calls."""
     if target not in RUN_BY:
-        text = f"target {target} was not seen to run function calls; drop --as-function, or choose a target that was"
+        text = (
+            f"target {target} has not been shown to run function calls; drop --as-function, or choose a target that has"
+        )
         raise RnnLowerError(f"{text}: {', '.join(RUN_BY)}")
 
 

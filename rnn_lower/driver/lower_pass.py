@@ -79,7 +79,9 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
         self.options = Options(**options)
         find_target(self.options.target)
         if self.options.raise_loops:
-            raise UnsupportedError("a pass raises no loops; use `lower` or `lower_file`, or raise the model first")
+            raise UnsupportedError(
+                "a pass cannot raise loops; use `lower` or `lower_file`, or call `raise_loops` on the model first"
+            )
         self.records: list[Record] = []
 
     @public

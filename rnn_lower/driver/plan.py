@@ -192,7 +192,7 @@ class Plan:
             unmet += [(site, requirements)] if requirements else []
         if unmet:
             (first, requirements), more_nodes = unmet[0], len(unmet) - 1
-            more = f" (and {more_nodes} more nodes lack something)" if more_nodes else ""
+            more = f" (and {more_nodes} more nodes have unmet requirements)" if more_nodes else ""
             message = "; ".join(requirement.what for requirement in requirements) + more
             everything = [requirement for _, requirements in unmet for requirement in requirements]
             raise UnmetRequirementError(f"{first.node.describe()}: {message}", everything)
@@ -285,7 +285,8 @@ class Plan:
         """Raises UnmetRequirementError when more nodes are emitted than may be."""
         self._left -= count
         if self._left < 0:
-            what = f"it takes {count} nodes, {-self._left} more than the limit of {self._options.max_nodes} allows"
+            limit = self._options.max_nodes
+            what = f"its lowering takes {count} nodes, {-self._left} more than are left of the limit of {limit}"
             raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
 
     def _why(self, site: Site, form: str) -> str:
@@ -297,7 +298,7 @@ class Plan:
         message = f"{site.node.describe()}: target {self._target.name} {error}"
         lengths = site.node.inputs.get("sequence_lens")
         if error.op_type in MASKING and lengths is not None and known(lengths) is None:
-            message += "; make sequence_lens a constant, or drop it where every sequence has all steps"
+            message += "; make sequence_lens a constant, or remove it if every sequence has full length"
         forms = tuple(name for name in self._target.forms_for(site.node, site.scope.opset) if name != form)
         if not forms:
             return UnsupportedError(message)
@@ -362,9 +363,10 @@ def _review(opset: int) -> None:
     """Accept a newer opset than this program was written for while no emitted operator has changed in it."""
     check_reviewed(opset)
     if opset > (newest := newest_opset()):
-        logger.warning(
-            "opset %d is newer than the installed onnx (%d); it is lowered as if nothing had changed", opset, newest
+        text = (
+            "opset %d is newer than the newest that the installed onnx knows (%d); lowering assumes no changed operator"
         )
+        logger.warning(text, opset, newest)
 
 
 def remove_unused(values: Iterable[ir.Value]) -> None:

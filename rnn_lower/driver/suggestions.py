@@ -95,7 +95,7 @@ def _suggestion(lacks: Sequence[Requirement], options: Options, model: ir.Model,
         last = min(opsets[1], newest_opset())
         again = f"; export the model again at an opset from {opsets[0]} to {last}"
     if any(lack.sizes for lack in lacks) and (error is None or isinstance(error, UnmetRequirementError)):
-        return "no option helps: it stays unknown whatever the sizes of the inputs"
+        return "no option helps: the size stays unknown even if every input size is fixed"
     return f"no option helps{f': {error}' if error else ''}{again}"
 
 

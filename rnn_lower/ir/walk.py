@@ -183,7 +183,7 @@ def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
 
 
 def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """Nodes, and those of their bodies."""
+    """Yield each node, then, recursively, the nodes in its bodies."""
     for node in nodes:
         yield node
         for _, body in subgraphs(node):

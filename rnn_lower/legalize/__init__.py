@@ -1,1 +1,4 @@
-"""Says operators that a target lacks by others that it has. Knows nothing of gates, directions or models."""
+"""Replaces operators that a target lacks with equivalents that it supports.
+
+Knows nothing of gates, directions or models.
+"""

@@ -49,7 +49,7 @@ class Unroller:
         self._parts: dict[ir.Node, list[ir.Node]] = {}
 
     def forget(self) -> None:
-        """Let nodes that no graph holds read nothing more."""
+        """Disconnect the emitted nodes that belong to no graph from the values that they read."""
         for parts in self._parts.values():
             detach(parts)
 

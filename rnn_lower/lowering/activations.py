@@ -68,7 +68,7 @@ def assign(
     for spelling in names:
         name = _BY_LOWER_CASE.get(spelling.lower())
         if name is None:
-            raise InvalidNodeError(f"unknown activation '{spelling}'; known are {', '.join(ACTIVATIONS)}")
+            raise InvalidNodeError(f"unknown activation '{spelling}'; known activations: {', '.join(ACTIVATIONS)}")
         kind = ACTIVATIONS[name]
         alpha = None if kind.alpha is None else next(alpha_queue, None)
         beta = None if kind.beta is None else next(beta_queue, None)

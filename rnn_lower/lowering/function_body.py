@@ -125,10 +125,11 @@ class FunctionContext:
         opset = max(self.version, FIRST_OPSET) if self.opset is None else self.opset
         if self.version not in self.operator.versions:
             known = ", ".join(map(str, self.operator.versions))
-            raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known are {known}")
+            raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known versions: {known}")
         if opset < FIRST_OPSET:
             raise UnsupportedError(
-                f"a body needs opset {FIRST_OPSET} or newer, not {opset}, for the present Scan and Loop"
+                f"a body needs opset {FIRST_OPSET} or newer, not {opset}, since it uses the current versions of Scan"
+                " and Loop"
             )
         if opset > newest_opset():
             raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows up to {newest_opset()}")
@@ -162,7 +163,9 @@ def _node(context: FunctionContext) -> RecurrentNode:
             if name not in known:
                 raise RnnLowerError(f"{context.op_type} has no {what} '{name}'; it has {', '.join(known)}")
     if context.dtype.upper() not in {dtype.name for dtype in FLOATS}:
-        raise RnnLowerError(f"unknown dtype '{context.dtype}'; known are {', '.join(d.name.lower() for d in FLOATS)}")
+        raise RnnLowerError(
+            f"unknown dtype '{context.dtype}'; known dtypes: {', '.join(d.name.lower() for d in FLOATS)}"
+        )
     directions = 2 if context.attributes.get("direction") == "bidirectional" else 1
     sizes = {
         "hidden_size": context.attributes["hidden_size"],

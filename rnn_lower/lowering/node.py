@@ -205,7 +205,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
 
     direction = attributes.get("direction", "forward")
     if direction not in DIRECTIONS:
-        raise InvalidNodeError(f"unknown direction '{direction}'; known are forward, reverse, bidirectional")
+        raise InvalidNodeError(f"unknown direction '{direction}'; known directions: forward, reverse, bidirectional")
     layout = attributes.get("layout", 0)
     if layout not in (0, 1):
         raise InvalidNodeError(f"layout is {layout}; it must be 0 or 1")
@@ -247,7 +247,9 @@ def version_at(op_type: str, opset: int) -> int:
     version = version_of(op_type, opset)
     if version not in OPERATORS[op_type].versions:
         known = ", ".join(map(str, OPERATORS[op_type].versions))
-        raise UnsupportedError(f"version {version} of {op_type} is unknown; known are {known}: convert to opset 22")
+        raise UnsupportedError(
+            f"version {version} of {op_type} is unknown; known versions: {known}; convert to opset 22"
+        )
     return version
 
 

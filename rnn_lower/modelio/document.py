@@ -326,7 +326,7 @@ def _sort(model: ir.Model) -> None:
         for scope in roots(model):
             scope.graph.sort()
     except ValueError:
-        raise InvalidNodeError("the nodes depend on each other in a circle") from None
+        raise InvalidNodeError("the nodes form a cycle") from None
 
 
 def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> None:

@@ -98,7 +98,7 @@ def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
 def _check_imports(path: str, nodes: Iterable[onnx.NodeProto], imports: Iterable[onnx.OperatorSetIdProto]) -> None:
     missing = all(entry.domain not in DEFAULT_DOMAINS for entry in imports)
     if missing and any(domain in DEFAULT_DOMAINS for domain, *_ in _called(nodes)):
-        raise RnnLowerError(f"{path} imports no opset of the default domain, but has nodes of it")
+        raise RnnLowerError(f"{path} has nodes of the default domain, but imports no opset for it")
 
 
 def _check_values(graph: onnx.GraphProto, path: str) -> None:
@@ -152,7 +152,7 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
     names = [value.name for value in body.output]
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)
-        text = f"a body returns '{twice}' twice, for which onnxruntime computes undefined numbers; insert an Identity"
+        text = f"a body returns '{twice}' twice; onnxruntime's results for it are undefined; insert an Identity"
         raise InvalidNodeError(f"{_described(node, path)}: {text}")
 
 

@@ -87,8 +87,8 @@ def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
             continue
         if not keep_layout and version_at(node.op_type, scope.opset) < 14 and "layout" in node.attributes:
             raise UnsupportedError(
-                f"{node.op_type} '{display_name(node)}' in {scope.path} has a layout, which opset {scope.opset}"
-                " does not have; lower it too, or convert to opset 14 or newer"
+                f"{node.op_type} '{display_name(node)}' in {scope.path} has the attribute layout, which opset"
+                f" {scope.opset} does not define; lower this node too, or convert to opset 14 or newer"
             )
         node.version = None
         if scope.opset >= 7:

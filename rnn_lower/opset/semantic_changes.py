@@ -78,7 +78,10 @@ def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes |
     axis = axis_attribute.as_int() if axis_attribute is not None else 1 if opset >= 13 else -1
     last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
     if not last:
-        return "at opset 13 its `axis` changed from the start of the flattened part to one axis; only the last is both"
+        return (
+            "before opset 13 its `axis` means all axes from that one on, later that axis alone; both agree only for the"
+            " last axis"
+        )
     if shape is None and opset < 11:
         return f"opset {opset} has no negative `axis`, and the rank of its input is unknown"
     return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}

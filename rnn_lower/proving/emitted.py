@@ -81,7 +81,7 @@ def _full_reduction(dtype: type) -> Callable[[Call], str]:
         along_some = len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys()
         empty = call.node.op_type == "ReduceMax" and not call[0].size
         unusual = along_some or empty or call[0].dtype != dtype
-        return f"{call.node.op_type} of {call[0].dtype}, along some axes, or of nothing" if unusual else ""
+        return f"{call.node.op_type} of {call[0].dtype}, over only some axes, or of an empty tensor" if unusual else ""
 
     return check
 

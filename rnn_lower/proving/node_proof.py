@@ -277,9 +277,9 @@ class _Comparison:
         for (name, output), actual in zip(self._wanted, right, strict=True):
             wanted = expected[output]
             if actual.shape != wanted.shape and not _both_empty(wanted, actual):
-                return f"'{name}' is of shape {list(actual.shape)} instead of {list(wanted.shape)}, {case}"
+                return f"'{name}' has shape {list(actual.shape)} instead of {list(wanted.shape)}, {case}"
             if actual.dtype != np.uint64:
-                return f"'{name}' is of type {actual.dtype}, {case}"
+                return f"'{name}' has type {actual.dtype}, {case}"
             if wanted.size and not np.array_equal(actual, wanted):
                 trace: list[equations.TraceEntry] = []
                 equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector, trace)

@@ -107,7 +107,7 @@ class Program(Graph):
         again = next((name for name in own if name in visible), None)
         listed = next((value for value in body.initializers.values() if value in body.inputs), None)
         if again is not None or listed is not None:
-            raise WrongError(f"'{again or listed.name}' in a body is defined again")  # type: ignore[union-attr]
+            raise WrongError(f"a body redefines '{again or listed.name}'")  # type: ignore[union-attr]
         inside = visible | set(own) | body.initializers.keys()
         for node in body:
             self._check(node, inside)

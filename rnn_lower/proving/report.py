@@ -101,8 +101,8 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
-                f"NOTHING COMPARED of {len(self.unreached)} node(s), which are not proved and did not run three steps"
-                " with rows of different length: provide inputs that do (--inputs X.npz)"
+                f"NOTHING COMPARED for {len(self.unreached)} node(s): they are not proved and did not run three steps"
+                " with rows of different lengths; provide inputs that make them do so (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"

@@ -67,13 +67,13 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
             continue
         if feeds[name].ndim != len(shape) + 1:
             raise RnnLowerError(
-                f"input '{name}' has {len(shape)} axes, its samples {feeds[name].ndim}; give one sample, or several "
-                "along one more axis in front"
+                f"input '{name}' has {len(shape)} axes, but its samples have {feeds[name].ndim}; provide one sample, or"
+                " several stacked along an extra leading axis"
             )
         counts[name] = len(feeds[name])
     if len(set(counts.values())) > 1 or 0 in counts.values():
         listed = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
-        raise RnnLowerError(f"inputs hold {listed}; give as many samples of each, at least one")
+        raise RnnLowerError(f"inputs contain {listed} samples; provide the same number for every input, at least one")
     names = {str(value.name) for value in model.graph.inputs} & feeds.keys()
     total = next(iter(counts.values()), 1)
     return [{name: feeds[name][i] if name in counts else feeds[name] for name in sorted(names)} for i in range(total)]
@@ -117,7 +117,9 @@ def _sets(model: ir.Model, calibration: Calibration) -> Iterator[Feeds]:
 def _range(arrays: Sequence[np.ndarray]) -> Range:
     """From the least to the greatest; of no elements, 0 alone."""
     if not all(np.all(np.isfinite(array)) for array in arrays):
-        raise UnsupportedError("a calibration sample makes a value infinite or NaN, of which there are no 8 bits")
+        raise UnsupportedError(
+            "a calibration sample makes a value infinite or NaN, which quantized integers cannot represent"
+        )
     return hull([(0.0, 0.0), *((float(a.min()), float(a.max())) for a in arrays if a.size)])
 
 

@@ -82,8 +82,8 @@ def tied_ranges(findings: Findings, observed: Sequence[Range | None], cell: str 
     """A range for each value that has one: all of a tie have the same. Raises where there is nothing to quantize."""
     if not findings.products:
         raise UnsupportedError(
-            "there is no product with a constant float32 matrix; lower the float32 model first, without as_function, "
-            "and with fold=True where its weights are computed"
+            "no MatMul or Gemm has a constant float32 weight; lower the float32 model first, without as_function, and"
+            " with fold=True if its weights are computed"
         )
     values = findings.values()
     seen = dict(zip(values, observed or [None] * len(values), strict=True))

@@ -99,7 +99,7 @@ def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:
 
 @dataclasses.dataclass
 class _Writer:
-    """Writes Q and DQ; equal ones of a graph once."""
+    """Writes QuantizeLinear and DequantizeLinear nodes; shares equal ones within a graph."""
 
     model: ir.Model
     names: Names
@@ -142,7 +142,7 @@ class _Writer:
         return self.cache[key]
 
     def round_everywhere(self, value: ir.Value, reach: Range, dtype: str, leader: ir.Value) -> None:
-        """All that reads a value reads it rounded; outputs of the graph stay as they are."""
+        """Make every node that reads a value read its quantized-dequantized copy; graph outputs are unchanged."""
         users = [(node, index) for node, index in value.uses()]
         owner = owner_of(value)
         producer = value.producer()

@@ -114,7 +114,7 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     shape_info = ShapeInfo(model).inferred_now()
     deadline, why = time.thread_time() + SECONDS, "no recurrent node computes such a state"
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
-        why = "its steps choose by truth values, such as those of a mask with holes; no recurrent node does"
+        why = "its steps select values by a boolean condition, such as a mask with holes; no recurrent node can do that"
     for proposal in itertools.islice(_proposals(model, region, twin, shape_info), MOST_TRIES):
         model.graph.extend(proposal.nodes)
         for value in proposal.constants:

@@ -218,8 +218,8 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     document, _ = files.open_model(model)
     names = [node.name for node in read_nodes(document.model, document.shape_info)]
     if name is None and len(names) != 1:
-        text = f"one of {', '.join(map(repr, names[:5]))}" if names else "but there is no RNN, GRU or LSTM node"
-        raise RnnLowerError(f"a drawing shows one node; name it with --node, {text}")
+        choice = f"a drawing shows one node; choose it with --node, one of {', '.join(map(repr, names[:5]))}"
+        raise RnnLowerError(choice if names else "there is no RNN, GRU or LSTM node to draw")
     if name is not None and name not in names:
         near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
         text = f"; there are {', '.join(map(repr, near))}" if near else ""

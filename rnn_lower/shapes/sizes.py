@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 TIME = "\0time"
-"""The symbol of the stream's length in frames of the input; symbols that begin so depend on it in another way."""
+"""The symbol for the stream's length in input frames; any other symbol with this prefix depends on that length in
+some other way."""
 
 UNKNOWN = f"{TIME}?"
 """With which symbols begin that are some number that depends on the length of the stream, perhaps below zero."""

@@ -164,7 +164,7 @@ NAMED = ("opsets", "rank", "static", "single_batch", "forms")
 
 
 def _limits_error(keys: Any) -> str | None:
-    """What is wrong with `limits`, with its place."""
+    """The first error in `limits` with the key where it occurs, or None."""
     if not isinstance(keys, dict):
         return f"limits is {keys!r}; it must be a table of operators"
     for op_type, rules in keys.items():
@@ -175,7 +175,7 @@ def _limits_error(keys: Any) -> str | None:
             return f"{key} is {rules!r}; it must be a table of {', '.join(LIMITS)}"
         for name, value in rules.items():
             if name not in LIMITS:
-                return f"{key}: unknown key {name!r}; known are {', '.join(LIMITS)}"
+                return f"{key}: unknown key {name!r}; known keys: {', '.join(LIMITS)}"
             if not LIMITS[name].holds(value):
                 return f"{key}.{name} is {value!r}; it must be {LIMITS[name].words}"
     return None
@@ -238,7 +238,7 @@ def read_keys(path: Path) -> dict[str, Any]:
         raise RnnLowerError(f"{path}: not a target: {error}") from None
     for name, value in text.items():
         if name not in KEYS:
-            raise RnnLowerError(f"{path}: unknown key {name!r}; known are {', '.join(KEYS)}")
+            raise RnnLowerError(f"{path}: unknown key {name!r}; known keys: {', '.join(KEYS)}")
         wrong = _limits_error(value) if name == "limits" else _sources_error(value) if name == "sources" else None
         if wrong is not None:
             raise RnnLowerError(f"{path}: {wrong}")

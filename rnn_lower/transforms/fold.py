@@ -159,7 +159,7 @@ def _is_backwards(node: ir.Node) -> bool:
 
 
 def _complete(model: ir.Model) -> None:
-    """Say again what is not given or not wanted, where it has to be said: by a Loop, and in calls of functions."""
+    """Restore optional inputs and outputs that the optimizer dropped but ONNX requires: of Loops and function calls."""
     names = Names(used_names(model))
     for node, scope in nodes(model):
         if node.op_identifier() in model.functions:

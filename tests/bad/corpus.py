@@ -244,7 +244,7 @@ def no_models() -> Iterator[Bad]:
     yield Bad("no opset", changed(imports()), "not an ONNX model: it imports no opset")
     yield Bad("opset 0", changed(imports(("", 0))), "the model imports opset 0 of the default domain; opsets start at 1")
     yield Bad("opset -1", changed(imports(("", -1))), "the model imports opset -1 of the default domain; opsets start at 1")
-    yield Bad("opset of another domain only", changed(imports(("local", 1))), "imports no opset of the default domain")
+    yield Bad("opset of another domain only", changed(imports(("local", 1))), "of the default domain, but imports no opset for it")
 # fmt: on
 
 
@@ -281,9 +281,9 @@ NOT_KNOWN: tuple[tuple[str, str, object, int, str], ...] = (
 
 WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
     # operator, attribute, value, what is said, further details of the node
-    *((op, "direction", "sideways", "unknown direction 'sideways'; known are forward", {}) for op in OPS),
-    ("LSTM", "direction", "", "unknown direction ''; known are forward", {}),
-    ("GRU", "direction", "Forward", "unknown direction 'Forward'; known are forward", {}),
+    *((op, "direction", "sideways", "unknown direction 'sideways'; known directions: forward", {}) for op in OPS),
+    ("LSTM", "direction", "", "unknown direction ''; known directions: forward", {}),
+    ("GRU", "direction", "Forward", "unknown direction 'Forward'; known directions: forward", {}),
     *((op, "layout", 2, "layout is 2; it must be 0 or 1", {}) for op in OPS),
     ("GRU", "layout", -1, "layout is -1; it must be 0 or 1", {}),
     *((op, "hidden_size", 0, "hidden_size is 0; it must be positive", {}) for op in OPS),
@@ -293,9 +293,9 @@ WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
     *((op, "clip", float("nan"), "clip is NaN; it must be a number", {}) for op in OPS),
     ("GRU", "clip", -1.0, "clip is -1; it must be positive", {}),
     ("LSTM", "clip", float("-inf"), "clip is -inf; it must be positive", {}),
-    ("RNN", "activations", ["Gelu"], "unknown activation 'Gelu'; known are ", {}),
-    ("GRU", "activations", ["Sigmoid", "Swish"], "unknown activation 'Swish'; known are ", {}),
-    ("LSTM", "activations", ["Sigmoid", "", "Tanh"], "unknown activation ''; known are ", {}),
+    ("RNN", "activations", ["Gelu"], "unknown activation 'Gelu'; known activations: ", {}),
+    ("GRU", "activations", ["Sigmoid", "Swish"], "unknown activation 'Swish'; known activations: ", {}),
+    ("LSTM", "activations", ["Sigmoid", "", "Tanh"], "unknown activation ''; known activations: ", {}),
     ("RNN", "activations", ["Tanh"] * 3, "3 activations; RNN has 1 per direction, here 1", {}),
     ("GRU", "activations", ["Sigmoid"], "1 activations; GRU has 2 per direction, here 2", {}),
     ("LSTM", "activations", ["Tanh"], "1 activations; LSTM has 3 per direction, here 3", {}),
@@ -764,9 +764,9 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("nothing computes an input in a branch", changed(branch_takes_nothing, place="if"), "main graph: nothing computes 'nowhere'")
     yield Bad("nothing computes an input in a function", changed(lambda m: m.functions[0].node[0].input.__setitem__(0, "nowhere"), place="function"), "function local.Recurrent: nothing computes 'nowhere'")
     yield Bad("nothing computes an output of a function", changed(lambda m: m.functions[0].output.append("Z"), place="function"), "function local.Recurrent: nothing computes 'Z'")
-    yield Bad("nodes in a circle", changed(circle), "the nodes depend on each other in a circle")
-    yield Bad("the node in a circle", changed(through_the_node), "the nodes depend on each other in a circle")
-    yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes depend on each other in a circle")
+    yield Bad("nodes in a circle", changed(circle), "the nodes form a cycle")
+    yield Bad("the node in a circle", changed(through_the_node), "the nodes form a cycle")
+    yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes form a cycle")
     yield Bad("two nodes of one result", changed(identity("X", "Y", "again")), f"Identity 'again' in main graph: 'Y' {twice}")
     yield Bad("a node computes an input", changed(identity("Y", "X", "back")), f"Identity 'back' in main graph: 'X' {twice}")
     yield Bad("a node computes a weight", changed(identity("X", "W", "over")), f"Identity 'over' in main graph: 'W' {twice}")
@@ -778,7 +778,7 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph: it has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
-    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body returns 'Y_else_branch' twice, for which onnxruntime computes undefined numbers")
+    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body returns 'Y_else_branch' twice; onnxruntime's results for it are undefined")
     yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph: 0 attributes; a Constant has exactly one")
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph: 2 attributes; a Constant has exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is set twice")
@@ -787,7 +787,7 @@ def bad_graphs() -> Iterator[Bad]:
     for name in ("hidden_size", "direction", "clip"):
         yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower with --fold", runs=True)
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
-    yield Bad("function without a default opset", changed(without_default_opset, place="function"), "imports no opset of the default domain")
+    yield Bad("function without a default opset", changed(without_default_opset, place="function"), "of the default domain, but imports no opset for it")
 # fmt: on
 
 
@@ -853,12 +853,12 @@ def computed_weights(model: Model) -> None:
 TARGET_FILES = (
     # what is wrong, a line of the file, what is said
     ("no TOML", "forms = [", "not a target: "),
-    ("unknown key", "colour = 3", "unknown key 'colour'; known are summary"),
+    ("unknown key", "colour = 3", "unknown key 'colour'; known keys: summary"),
     ("wrong kind", "forms = 3", "forms is 3; it must be a list of"),
     ("wrong forms", 'forms = ["spiral"]', "forms is ['spiral']; it must be a list of"),
     ("nothing said", "", "summary is missing; it must be a line of text"),
     ("unknown operator in limits", "limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
-    ("unknown limit", "limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known are inputs"),
+    ("unknown limit", "limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs"),
     ("wrong limit", "limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the smallest"),
     ("unknown source", 'sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets"),
 )
@@ -941,9 +941,9 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
     yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "the limit leaves 1000; use --form scan or --form loop, or add --max-nodes 500000")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than the limit of 3 allows; add --max-nodes 500000")
-    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than the limit of 0 allows; add --max-nodes 500000")
-    yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare the length as a symbol")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 500000")
+    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than are left of the limit of 0; add --max-nodes 500000")
+    yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare a symbolic length")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; `rnn-lower targets` lists all", "abacus")
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
@@ -962,7 +962,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': Scan of opset 8 has a batch axis of its own")
     yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes refer to the function's; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
-    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has a layout, which opset 13 does not have; lower it too, or convert to opset 14 or newer")
+    yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute layout, which opset 13 does not define; lower this node too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
         yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
@@ -972,7 +972,7 @@ def bad_wishes() -> Iterator[Bad]:
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
     yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node has this name; there are 'node'")
     yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node has this name; there are 'node'")
-    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows one node; name it with --node, one of 'node_else_branch', 'node_then_branch'")
+    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows one node; choose it with --node, one of 'node_else_branch', 'node_then_branch'")
     yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; there are 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
     yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is not a model; name it .html, or .svg with --svg", "-o")
@@ -1141,7 +1141,7 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
     yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
     yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)
-    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot pass an input or output of this type; --prove does without")
+    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot pass an input or output of this type; --prove needs no runtime")
     yield Bad("never runs", changed(never_runs, "--check"), runs)
     yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; provide inputs (--inputs X.npz)")
     yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so it cannot be compared; --prove needs no inputs")
@@ -1171,7 +1171,7 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
     yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
     yield Bad("neither loads", changed(no_kernel, "--check"), "loads neither the original nor the lowered model: ")
-    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "unknown runtime 'abacus'; known are onnxruntime", "abacus")
+    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "unknown runtime 'abacus'; known runtimes: onnxruntime", "abacus")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
     yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")
     yield Bad("compare with nothing", pair(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
@@ -1917,17 +1917,17 @@ def _calls() -> Iterator[BadCall]:
     anyhow: Any = rnn_lower  # with anything
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
-    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv was not seen to run function calls; drop as_function, or choose a target that was: onnxruntime")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv has not been shown to run function calls; drop as_function, or choose a target that has: onnxruntime")
     yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "as_function is for lower, not for stream")
     for name, (given, words) in {
-        "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known are 1, 3, 7, 14, 22"),
-        "body of an older opset": ({"version": 7, "opset": 8}, "a body needs opset 9 or newer, not 8, for the present Scan and Loop"),
+        "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known versions: 1, 3, 7, 14, 22"),
+        "body of an older opset": ({"version": 7, "opset": 8}, "a body needs opset 9 or newer, not 8, since it uses the current versions of Scan and Loop"),
         "body of another version": ({"opset": 9}, "GRU has version 7 at opset 9, not 14"),
         "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx knows up to {NEWEST}"),
         "body with peepholes": ({"inputs": ("X", "W", "R", "P")}, "GRU has no input 'P'; it has X, W, R, B, sequence_lens, initial_h"),
         "body with a cell": ({"outputs": ("Y_c",)}, "GRU has no output 'Y_c'; it has Y, Y_h"),
         "body with no output": ({"outputs": ()}, "outputs is empty; GRU has Y, Y_h"),
-        "body of integers": ({"dtype": "int8"}, "unknown dtype 'int8'; known are float, double, float16, bfloat16"),
+        "body of integers": ({"dtype": "int8"}, "unknown dtype 'int8'; known dtypes: float, double, float16, bfloat16"),
         "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; set seq_length, or use scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
@@ -1967,9 +1967,9 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
-    yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known are auto, scan")
+    yield BadCall("form unknown", lambda: anything(model_of(), form="spiral"), "unknown form 'spiral'; known forms: auto, scan")
     yield BadCall("select no function", lambda: anything(model_of(), select="LSTM*"), "select must be callable; it is called with each RecurrentNode")
-    yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTN"), "unknown operator 'LSTN'; known are RNN, GRU, LSTM")
+    yield BadCall("op_types a text", lambda: anything(model_of(), op_types="LSTN"), "unknown operator 'LSTN'; known operators: RNN, GRU, LSTM")
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
     yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")

@@ -129,7 +129,7 @@ def test_a_target_without_masks_takes_constant_lengths(target, lengths):
     case = Case("LSTM", 17, T=5, N=1, optional=("sequence_lens",), lengths_as="initializer")
     model, feeds = build(case)
     refused, _ = build(case.replace(lengths_as="input"))
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"; make sequence_lens a constant, or drop it where every"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"; make sequence_lens a constant, or remove it if every"):
         rnn_lower.lower(refused, target=target)
     if lengths is None:
         model.graph.node[0].input[4] = ""

@@ -158,7 +158,7 @@ def test_an_error_leaves_the_model_as_it_was():
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     with pytest.raises(rnn_lower.UnsupportedError):
         rnn_lower.lower(model, as_function=True, form="unroll")
-    with pytest.raises(rnn_lower.UnsupportedError, match="the limit of 30 allows"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="left of the limit of 30"):
         rnn_lower.lower(model, as_function=True, max_nodes=30)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
@@ -203,7 +203,7 @@ def test_targets(target):
     if target in RUN_BY:
         close(run_onnxruntime(rnn_lower.lower(model, target=target, as_function=True), feeds), expected(case))
     else:
-        with pytest.raises(rnn_lower.RnnLowerError, match="was not seen to run function calls"):
+        with pytest.raises(rnn_lower.RnnLowerError, match="has not been shown to run function calls"):
             rnn_lower.lower(model, target=target, as_function=True)
 
 

@@ -136,7 +136,7 @@ def test_the_axis_of_a_softmax(op, axis, before, after):
     elif is_last or (before < 13 and op != "Hardmax"):
         means_the_same(trial, after)
     else:
-        with pytest.raises(rnn_lower.UnsupportedError, match="only the last is both"):
+        with pytest.raises(rnn_lower.UnsupportedError, match="agree only for the last axis"):
             rnn_lower.lower(trial[1], opset=after)
 
 
