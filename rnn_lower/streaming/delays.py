@@ -64,6 +64,7 @@ def wait_for_each_other(ctx: RuleContext) -> None:
 
 
 def cropped(ctx: RuleContext, x: AxisInfo, first: int, behind: int, gone: bool = True) -> AxisInfo:
-    """The frames of a value but for the first and the last ones."""
-    ctx.carry(held(ctx, x, first + behind + 1, crop=first, gone=gone))
-    return x.changed(late=x.late + first + behind, dropped=x.dropped + first)
+    """The frames of a value but for the first and the last ones; the first include all of its padding in front."""
+    ctx.carry(held(ctx, x, first + behind + 1, crop=first, gone=gone, lead=x.lead))
+    ahead = first - x.lead
+    return x.changed(lead=0, late=x.late + ahead + behind, dropped=x.dropped + ahead)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.delays import settled
 from rnn_lower.streaming.graph_editor import filled
 from rnn_lower.streaming.node_edits import keep_reduced, mask
 from rnn_lower.streaming.shapes import mapped
@@ -98,7 +99,7 @@ IDENTITIES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align
 
 
 def resize(ctx: RuleContext) -> list[AxisInfo]:
-    """Each axis is resized on its own, so that one of scale 1 stays as it is."""
+    """Each axis is resized on its own, so one of scale 1 stays as it is, and frames may be repeated."""
     x = ctx.input(0)
     time, mode = along(ctx, x), ctx.attribute("coordinate_transformation_mode", "half_pixel")
     if ctx.opset < 11:
@@ -113,12 +114,35 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     for index, axis in enumerate(axes):
         resized = _resized(ctx, x.sizes[axis], index, len(axes))
         if axis == time and resized != x.sizes[time]:
-            raise ctx.refuse("it resizes the stream over time")
+            x = _repeated(ctx, x, index, len(axes))
+            shape[time] = x.sizes[time]
+            continue
         if resized is not None and (resized.number is not None or resized == x.sizes[axis]):
             shape[axis] = resized
     if ctx.may_lack_frames(x):
         raise ctx.refuse("it resizes delayed frames, and a chunk may have none")
     return [x.moved(time, shape)]
+
+
+REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil"))
+"""How nearest frames are found, by coordinates and rounding, where each is repeated by a whole scale."""
+
+
+def _repeated(ctx: RuleContext, x: AxisInfo, index: int, count: int) -> AxisInfo:
+    """Each frame several times in a row. index: of the scale, among `count`."""
+    scales = None if ctx.optional(3) is not None else ctx.known(2)
+    scale = 0.0 if scales is None or scales.size != count else float(scales[index])
+    coordinates, rounding = (
+        ctx.attribute(name, default)
+        for name, default in (("coordinate_transformation_mode", "half_pixel"), ("nearest_mode", "round_prefer_floor"))
+    )
+    nearest = ctx.attribute("mode", "nearest") == "nearest" and (coordinates, rounding) in REPEATS
+    if not nearest or scale % 1 or not scale:
+        raise ctx.refuse("it resizes the stream over time, and does more than repeat frames (nearest, a whole scale)")
+    x = settled(x, ctx.analysis.delay)
+    if not x.is_plain or x.outer != ONE or x.late:
+        raise ctx.refuse("it repeats frames that are padded, merged with other axes, or delayed")
+    return x.changed(every=x.every / int(scale))
 
 
 def _resized(ctx: RuleContext, dim: Size, index: int, count: int) -> Size | None:

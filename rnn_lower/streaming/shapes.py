@@ -348,12 +348,14 @@ def _trimmed(
     (start, behind), time = off, along(ctx, x)
     end = max(0, behind - x.trail)
     lead = x.lead - start - end
+    if not x.is_unmerged:
+        raise ctx.refuse("it cuts frames off axes that are merged with the stream")
+    if lead < 0 and start > x.lead:
+        return _shortened(ctx, x, off, cut, sizes)
     if lead < 0:
         raise ctx.refuse(
             f"it selects frames {start} to {-behind or 'the end'} of the stream, of which {x.lead} are left padding"
         )
-    if not x.is_unmerged:
-        raise ctx.refuse("it cuts frames off axes that are merged with the stream")
     if end != behind:
         _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})
     return x.changed(sizes, lead=lead, trail=max(0, x.trail - behind))
@@ -371,8 +373,8 @@ def _shortened(
         return x.changed(sizes, trail=-end, blame=str(ctx.refuse(blame)))
     if end and not ctx.analysis.delay:
         raise ctx.refuse(
-            f"it takes frames {start} to {-behind} of the stream, of which the last {end} are not known to be the last;"
-            f" let them come {start + end} late (--delay)"
+            f"it selects frames {start} to {-behind} of the stream, but no chunk knows which {end} frames are the last;"
+            f" delay the outputs by {start - x.lead + end} frames (--delay)"
         )
     if trail:
         x, trail = settled(x, ctx.analysis.delay), 0

@@ -283,6 +283,8 @@ class DelayBuffer(Frames):
         if length < 0:
             raise UnsupportedError(f"{site.owner}: its delay is less than its stride; drop --step")
         if not length:
+            if self.lead and self.crop is not None:
+                site.feed(self.index, b.slice(site.input(self.index), axis, self.lead, END, "without_lead"))
             return
         shape = self.sized(length)
         work.check_sizes(site.owner, shape)
@@ -292,7 +294,7 @@ class DelayBuffer(Frames):
         if self.lead:  # which the next chunk has again
             buffered = b.slice(buffered, axis, 0, -self.lead, "held_without_lead")
         work.hand_on(site, buffered, state)
-        site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, 0, -length, "delayed"))
+        site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, self.lead, -length, "delayed"))
 
 
 CARRIED = (Cache, Joined, Overlap, Accumulated, Position, DelayBuffer)

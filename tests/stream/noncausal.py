@@ -451,7 +451,11 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "resize to the features": single(
         "Resize", lambda s: "", lambda s: "", ints(1, F, F), coordinate_transformation_mode="asymmetric"
     ),
-    "resize": single("Resize", lambda s: "", lambda s: s.const(np.array([1, 2, 1], np.float32))),
+    "resize": single("Resize", lambda s: "", lambda s: s.const(np.array([1, 2, 1], np.float32)), mode="linear"),
+    "resize by a half": single("Resize", lambda s: "", lambda s: s.const(np.array([1, 1.5, 1], np.float32))),
+    "resize rounded down": single(
+        "Resize", lambda s: "", lambda s: s.const(np.array([1, 2, 1], np.float32)), nearest_mode="floor"
+    ),
     "top frames": single("TopK", ints(2), axis=1, count=2),
     "reverse sequence": single("ReverseSequence", ints(3, 3), time_axis=1, batch_axis=0),
     "tile": single("Tile", ints(1, 2, 1)),

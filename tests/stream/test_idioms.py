@@ -18,6 +18,7 @@ from layers import (
     padded_behind,
     resized,
     running_sum,
+    windows_ahead,
 )
 from streams import same_in_chunks
 
@@ -69,6 +70,20 @@ def test_padding_behind(seed):
     ):
         rnn_lower.stream(s.model(), axis="T")
     same_at_random_borders(padded_behind, seed, s.ahead, delay=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_of_a_padded_stream_that_look_ahead(seed):
+    """As deep filtering has them."""
+    s = Stack(np.random.default_rng([7, seed]))
+    windows_ahead(s)
+    model = s.model()
+    with pytest.raises(rnn_lower.UnsupportedError, match="it pads . frames after the end; delay"):
+        rnn_lower.stream(model, axis="T")
+    same_at_random_borders(windows_ahead, seed, s.ahead, delay=True)
+    for step in (1, 4):
+        feeds = {"x": s.rng.uniform(-1, 1, (2, 16, 6)).astype(np.float32)}
+        same_in_chunks(model, feeds, "T", s.rng, [step] * (16 // step), delay=True, step=step)
 
 
 @pytest.mark.parametrize("between", [1, 2])

@@ -299,6 +299,27 @@ def padded_behind(s: Stack) -> None:
     s.ahead, s.cut = s.ahead + s.every * (k - 1), True
 
 
+def windows_ahead(s: Stack) -> None:
+    """Slices of one padded stream side by side, some of which begin later than it, as deep filtering has them."""
+    if s.ahead or s.cut:  # no padding in front of what comes late
+        return
+    before, ahead = int(s.rng.integers(3)), int(s.rng.integers(1, 3))
+    padded, count = s.add("Pad", s.value, s.ints(0, before, 0, 0, ahead, 0)), before + ahead
+    ends = [k - count or 2**62 for k in range(count + 1)]
+    parts = [s.add("Slice", padded, s.ints(k), s.ints(end), s.ints(1)) for k, end in enumerate(ends)]
+    s.add("MatMul", s.add("Concat", *parts, axis=2), s.weight((count + 1) * FEATURES, FEATURES))
+    s.ahead, s.cut = s.every * ahead, True
+
+
+def repeated(s: Stack) -> None:
+    """Each frame twice, and then every second one."""
+    if s.ahead or s.cut:
+        return
+    scales = s.const(np.array([1, 2, 1], np.float32))
+    s.add("Resize", s.value, "", scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    s.add("Slice", s.value, s.ints(1), s.ints(2**62), s.ints(1), s.ints(2))
+
+
 def stacked_frames(s: Stack) -> None:
     """Two frames become one."""
     if s.ahead or s.cut:  # perhaps an odd number of them
@@ -510,9 +531,9 @@ def dropped(s: Stack) -> None:
     s.ahead += s.every * count
 
 
-LATE = (late_conv, centred, cut_off, padded_behind, dropped, cut_from_the_end)
+LATE = (windows_ahead, late_conv, centred, cut_off, padded_behind, dropped, cut_from_the_end)
 
-PADDED = (chomped, shifted, memory, joined, halved, transposed)
+PADDED = (chomped, shifted, memory, joined, halved, transposed, repeated)
 
 COMPUTED = (
     padded_before_other_layers,
