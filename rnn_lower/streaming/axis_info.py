@@ -186,7 +186,7 @@ class RuleContext:
                 return held.numbers
             raise self.refuse(f"its {attribute} are computed")
         if array.dtype.kind not in "iu" or array.ndim > 1:
-            raise self.refuse(f"its {attribute} are no integers, or no list")
+            raise self.refuse(f"its {attribute} must be a list of integers")
         return [int(number) for number in np.atleast_1d(array)]
 
     def dtype(self, index: int) -> ir.DataType:
@@ -203,7 +203,7 @@ class RuleContext:
     def attribute(self, name: str, default: Any = None) -> Any:
         attribute = self.node.attributes.get(name)
         if attribute is not None and attribute.is_ref():
-            raise self.refuse(f"attribute '{name}' is that of a function")
+            raise self.refuse(f"attribute '{name}' refers to an attribute of the enclosing function")
         return default if attribute is None else attribute.value
 
     def axis(self, default: int, rank: int) -> int:

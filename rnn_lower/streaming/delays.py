@@ -37,7 +37,7 @@ def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: A
 def settled(x: AxisInfo, delay: bool) -> AxisInfo:
     """A value without its trail: that is what comes when the stream goes on. Raises UnsupportedError unless `delay`."""
     if x.trail < 0 or (x.trail and not delay):
-        raise UnsupportedError(x.blame or f"{x.trail} frames stand behind the stream; delay the outputs (--delay)")
+        raise UnsupportedError(x.blame or f"{x.trail} frames follow the end of the stream; delay the outputs (--delay)")
     return x.changed(trail=0, cut=True) if x.trail else x
 
 

@@ -62,7 +62,7 @@ class Site:
         return value
 
     def rename(self, operand: Operand, name: str) -> None:
-        """Give a value that was written here a name of the model's; another is passed on by an Identity."""
+        """Rename an emitted value to a name that the model uses; an Identity passes on any other value under it."""
         assert isinstance(operand, ir.Value)
         old = operand.name
         if name_value(self.behind, operand, name):

@@ -86,9 +86,11 @@ def _root(work: GraphEditor, value: ir.Value, owner: str) -> ir.Value:
 
 
 def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
-    reason = f"{owner}: its sequence_lens '{value.name}' serve"
     if value.is_graph_output():
-        raise UnsupportedError(f"{reason} as an output too, where the remaining steps would be wrong")
+        raise UnsupportedError(
+            f"{owner}: its sequence_lens '{value.name}' are also an output of the model, where the remaining steps"
+            " would be wrong"
+        )
     for user, index in value.uses():
         if user.op_type in ("Cast", "Identity"):
             _check_uses(work, user.outputs[0], owner)
@@ -96,4 +98,7 @@ def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
         x = work.infos.get(user.inputs[0]) if user.op_type in OP_TYPES and user.inputs[0] is not None else None
         if index != 4 or x is None or x.axis is None:
             what = f"{user.op_type} '{display_name(user)}'"
-            raise UnsupportedError(f"{reason} {what} too, where the remaining steps would be wrong")
+            raise UnsupportedError(
+                f"{owner}: {what} also reads its sequence_lens '{value.name}', and the remaining steps would be wrong"
+                " there"
+            )

@@ -53,7 +53,7 @@ class StreamProof:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What stands first in JSON, beside the fields."""
+        """The entries that precede the dataclass fields in the JSON output."""
         return {"bound": FAILURE**self.points if self.ok else 1.0}
 
     def lines(self, verbose: bool = False) -> list[str]:
@@ -133,7 +133,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
         held = _elements(field, session.state)
         for name, state in held.items():
             if why := _parts(end.get(name, state), state):
-                return f"state '{name}' after chunks of {_shown(lengths)} {why} after others"
+                return f"state '{name}' depends on how the stream is cut: after chunks of {_shown(lengths)} it {why}"
         end = held
     return None
 
@@ -174,9 +174,9 @@ def _shown(lengths: Sequence[int]) -> str:
 def _parts(expected: Array, result: Array) -> str:
     """How two arrays differ, or nothing."""
     if expected.shape != result.shape:
-        return f"is of shape {list(result.shape)}, and {list(expected.shape)}"
+        return f"has shape {list(result.shape)} instead of {list(expected.shape)}"
     indices = np.argwhere(expected != result)
-    return f"differs at {indices[0].tolist()} from what it is" if len(indices) else ""
+    return f"differs from the expected value at index {indices[0].tolist()}" if len(indices) else ""
 
 
 def _elements(field: Field, chunk: Mapping[str, Any]) -> Feeds:

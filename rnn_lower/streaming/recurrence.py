@@ -85,6 +85,7 @@ def _agreed(ctx: RuleContext, a: AxisInfo, b: AxisInfo) -> AxisInfo:
         return AxisInfo(shape, last=a.last or b.last, cut=a.cut or b.cut)
     if a != b:
         raise ctx.refuse(
-            "its branches have the stream in different ways; fix the condition (--set INPUT=VALUE, or --dim NAME=SIZE)"
+            "its branches return the stream in different forms (sizes, axis or padding); make the condition constant"
+            " (--set INPUT=VALUE, or --dim NAME=SIZE)"
         )
     return a

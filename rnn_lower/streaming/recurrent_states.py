@@ -115,7 +115,7 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
 def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
     """A state that the model takes from an input and gives back in ways of its own."""
     if "sequence_lens" in read.inputs:
-        raise UnsupportedError(f"{read.describe()}: {reason}, which sequence_lens do not allow")
+        raise UnsupportedError(f"{read.describe()}: {reason}; this is not supported together with sequence_lens")
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")

@@ -88,7 +88,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         work, analysis = _followed(original, streams, delay, step)
     except UnsupportedError as error:
         if baked is None and isinstance(error, FixedLengthError):
-            logger.info("the export has fixed the length %d, which is freed: %s", error.length, error)
+            logger.info("the export hard-codes the length %d; it is made variable: %s", error.length, error)
             fixed = dataclasses.replace(requested, axis=axis_name(*next(iter(streams.items()))))
             return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
         if baked is None:
@@ -164,7 +164,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
 def _followed(
     document: Document, streams: dict[str, int], delay: bool, step: int | None = None, baked: int | None = None
 ) -> tuple[Document, CausalityAnalysis]:  # fmt: skip
-    """A copy of a document, and what is known of its values."""
+    """Copy a document and analyze it; returns the copy and its causality analysis."""
     work = document.copied()
     while True:
         analysis = CausalityAnalysis(work.model, work.shape_info, streams, delay, step, baked)

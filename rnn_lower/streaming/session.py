@@ -88,12 +88,16 @@ class StreamingSession:
                 continue
             if any(GROWS in dim.of for dim in state.shape):
                 raise RnnLowerError(
-                    f"state '{state.input}' delays frames, the same number for all rows; reset all rows"
+                    f"state '{state.input}' delays all rows by the same number of frames, so single rows cannot be"
+                    " reset; reset all rows"
                 )
             if state.rows is None:
                 raise RnnLowerError(f"the batch axis of state '{state.input}' is unknown; reset all rows")
             if state.shape and (size := state.shape[state.rows]).of and (size.times != 1 or len(size.of) > 1):
-                raise RnnLowerError(f"state '{state.input}' has the batch merged with other axes; reset all rows")
+                raise RnnLowerError(
+                    f"the batch axis of state '{state.input}' is merged with other axes, so single rows cannot be"
+                    " reset; reset all rows"
+                )
             first = self._begin.get(state.input) if state.first is None else state.first
             if first is None:
                 raise RnnLowerError(f"the initial value of state '{state.input}' is unknown; reset all rows")
@@ -211,7 +215,7 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
     inputs = [value.name for value in document.proto.graph.input]
     for chunk, back in states.items():
         if chunk not in inputs or back not in outputs:
-            raise RnnLowerError(f"states: there is no input '{chunk}' with an output '{back}'")
+            raise RnnLowerError(f"states: the model has no input '{chunk}' or no output '{back}'")
     held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())
     known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
     own_outputs = {name: what for name, what in known.outputs.items() if name not in states.values()}

@@ -95,7 +95,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     one_frame = product(x.sizes).over(size(TIME)) if ctx.analysis.baked is None else None
     fixed = None if one_frame is None else product(resolved).over(one_frame)
     if fixed is not None and fixed.number and x.axis is not None:
-        why = f"its output shape has a length of {fixed.number}, whatever that of the stream is"
+        why = f"its output shape has the fixed length {fixed.number}, whatever the length of the stream"
         raise FixedLengthError(ctx.refuse(why), fixed.number)
     info = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:
@@ -304,13 +304,13 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: 
         return WHOLE
     line = linear(position, in_stream=is_end and x.cut)
     if axis != x.axis or line is None or not x.is_unmerged or (x.cut and not is_end):
-        raise ctx.refuse("it selects by a size that is not that of its input")
+        raise ctx.refuse("its slice bounds are computed from a size other than that of the sliced axis")
     (times, more), behind = line, x.lead - x.late + x.trail
     if times * x.every == 1:
         return more - behind if more < behind else WHOLE
     if times * x.every == -1 and not x.cut:
         return max(0, more + behind)
-    raise ctx.refuse("it selects frames by a size of another rate than its input")
+    raise ctx.refuse("its slice bounds count frames at a different rate from its input")
 
 
 def _is_used_by(ctx: RuleContext, operator: str, position: int = 0, axis: int | None = None) -> bool:
@@ -369,7 +369,7 @@ def _shortened(
     end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
     if end and not start and x.is_plain and not x.late and _is_used_by(ctx, "Concat", 1, time - x.rank):
         _keep_ranges(ctx, {**cut, time: (0, WHOLE, 1)})
-        blame = f"it leaves out the last {end} frames, which are not known to be the last"
+        blame = f"it drops the last {end} frames, but no chunk knows which frames are the last"
         return x.changed(sizes, trail=-end, blame=str(ctx.refuse(blame)))
     if end and not ctx.analysis.delay:
         raise ctx.refuse(
@@ -455,7 +455,7 @@ def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence
         raise ctx.refuse("it makes a shape of the length of the stream")
     info = AxisInfo(tuple(shape), timed[0], every=Fraction(shape[timed[0]].times.denominator))
     if shape[timed[0]].over(info.frames) is None:
-        raise ctx.refuse("it makes a shape of the length of the stream at another rate")
+        raise ctx.refuse("it builds a shape from the stream's length at a different rate")
     return dataclasses.replace(info, outer=shape[timed[0]].over(info.frames) or ONE)
 
 

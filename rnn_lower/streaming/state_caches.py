@@ -96,7 +96,7 @@ class Joined(Frames):
         try:
             first, shape = work.first(site.owner, self.front, self.shape, self.dtype)
         except FromInput as error:
-            raise UnsupportedError(f"{site.owner}: what it joins to the start of the stream: {error}") from None
+            raise UnsupportedError(f"{site.owner}, for the frames that it prepends to the stream: {error}") from None
         state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
         site.feed(0, cache)
         work.replaced[self.node, 0] = self.front

@@ -59,7 +59,9 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
         raise RnnLowerError("the model has no state that is fed back")
     source = document.copied()
     if time is not None and plan.inputs:
-        raise RnnLowerError(f"--time {time}: the model's metadata has the frames along {dict(plan.inputs)}")
+        raise RnnLowerError(
+            f"--time {time}: the model's metadata already names the axes of the frames: {dict(plan.inputs)}"
+        )
     if time is not None:
         plan = _with_axes(source, plan, time)
     elif not plan.inputs:

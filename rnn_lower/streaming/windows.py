@@ -125,12 +125,14 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         ctx.carry(Cache(ctx.node, x.sized(size(before)), axis, before, ctx.dtype(0), attributes=attributes))
         lead = 0
     else:
-        raise ctx.refuse(f"it looks ahead by {window.before} frames, of which {x.lead} are padded before the stream")
+        raise ctx.refuse(
+            f"it looks ahead by {window.before} frames, with {x.lead} frames of left padding before the stream"
+        )
     return [x.changed(shape, lead=lead, trail=trail, blame=_beyond(ctx, trail))]
 
 
 def _beyond(ctx: RuleContext, frames: int) -> str:
-    text = f"it makes {frames} frames beyond the end of the stream; cut them off, or delay them (--delay)"
+    text = f"it outputs {frames} frames beyond the end of the stream; crop them, or delay the outputs (--delay)"
     return str(ctx.refuse(text))
 
 
@@ -182,7 +184,7 @@ def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
 def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if x.lead and window.before:
-        raise ctx.refuse("it pads the stream once more")
+        raise ctx.refuse("it pads a stream that is already padded")
     if not x.is_unmerged:
         raise ctx.refuse("its windows cover axes that are merged with the stream")
     before, lead = x.lead + window.before, 0

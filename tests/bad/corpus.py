@@ -1588,7 +1588,7 @@ ODD: dict[str, tuple[Then, str]] = {
     "no axis": (lambda s: s.add("Concat", "x", "x"), "it has no attribute 'axis'"),
     "ellipsis": (lambda s: s.add("Einsum", "x", equation="...f->...f"), "its equation has an ellipsis"),
     "summed label": (lambda s: s.add("Einsum", "x", equation="ntf->nf"), "it sums over label 't', which is the stream"),
-    "complex axes": (lambda s: s.add("Unsqueeze", "x", s.const(np.array([1j]))), "its axes are no integers"),
+    "complex axes": (lambda s: s.add("Unsqueeze", "x", s.const(np.array([1j]))), "its axes must be a list of integers"),
     "no axes": (lambda s: s.add("Unsqueeze", "x"), "input 1 is missing"),
     "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "its attributes do not match its inputs"),
     "unknown shape": (
@@ -1694,7 +1694,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has free sizes other than the batch; fix them (--dim NAME=SIZE)")
     yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model has 9 frames, which is not a multiple of 2, so chunks cannot cover a whole run")
     yield Bad("unstream of rows set back", unstreaming(set_back), "resets rows, which whole sequences do not support; stream the original without --reset")
-    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata has the frames along {'X': 0}", "--time")
+    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata already names the axes of the frames: {'X': 0}", "--time")
     yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs besides its states")
     yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the axis of the frames is unknown; declare its sizes")
     yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; there are T, N", "--time")
@@ -1714,7 +1714,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own to reset", "reset")
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9, the model is at opset 8")
     yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens in a branch cannot be counted over chunks")
-    yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "serve Neg 'negative' too, where the remaining steps would be wrong")
+    yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "Neg 'negative' also reads its sequence_lens")
     yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and its state is not returned unchanged")
     yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9, the model is at opset 8", "reset")
     yield Bad("stream shared state", streaming(sharing, "--time", "T"), "is used elsewhere too; give the node its own input")
@@ -1727,7 +1727,7 @@ NOT_CAUSAL = {
     "mean over time": "it reduces over time",
     "sum over all": "it reduces over all axes, time among them",
     "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind, or delay the outputs (--delay)",
-    "all but the last": "it takes frames 0 to -1 of the stream, of which the last 1 are not known to be the last; let them come 1 late (--delay)",
+    "all but the last": "it selects frames 0 to -1 of the stream, but no chunk knows which 1 frames are the last; delay the outputs by 1 frames (--delay)",
     "transposed conv with gaps": "it leaves gaps between its output frames",
     "transposed conv of a length": "how it pads over time depends on the length of the stream (output_shape)",
     "transposed conv of what is padded": "its input is padded, or merged with other axes",
@@ -1746,7 +1746,7 @@ NOT_CAUSAL = {
     "first frame": "it selects fixed frames of the stream: [0]",
     "split in time": "it splits the stream over time",
     "sum from here on": "it sums from the end of the stream (reverse)",
-    "transposed conv that is not cut off": "it makes 2 frames beyond the end of the stream; cut them off, or delay them (--delay)",
+    "transposed conv that is not cut off": "it outputs 2 frames beyond the end of the stream; crop them, or delay the outputs (--delay)",
     "resize": "it resizes the stream over time",
     "no rule": "there is no rule for it",
     "tile": "it repeats the stream over time",
@@ -1991,7 +1991,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "states is []; it must map inputs to outputs")
     yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map names of inputs to values")
     yield BadCall("session of any model", lambda: session(free), "not a streaming model; make one (rnn-lower stream), or name its states")
-    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: there is no input 'h' with an output 'Y_h'")
+    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: the model has no input 'h' or no output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
     yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must have a multiple of 2 frames")
     yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk without frames; onnxruntime's native operators need at least one")
@@ -2004,7 +2004,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have the same number of frames, not {'x': 3, 'z': 1}")
     yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
     yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "the batch axis of state 'Pad1/cache_in' is unknown; reset all rows")
-    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' delays frames, the same number for all rows; reset all rows")
+    yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' delays all rows by the same number of frames, so single rows cannot be reset")
     yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "the initial value of state 'initial_h' is unknown; reset all rows")
     yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "states is 'one'; it must be 'each' or 'packed'")
     yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state that is fed back")

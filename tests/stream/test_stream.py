@@ -87,7 +87,7 @@ def test_lengths_that_serve_something_else_too(used):
         model.graph.node.append(helper.make_node("Neg", [source], ["less"], name="negative"))
     elem = TensorProto.INT32 if used == "itself" else TensorProto.FLOAT
     model.graph.output.append(helper.make_tensor_value_info("wide" if used == "output" else "less", elem, ["N"]))
-    with pytest.raises(rnn_lower.UnsupportedError, match="where the remaining steps would be wrong"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="the remaining steps would be wrong"):
         rnn_lower.stream(model, axis="T")
 
 

@@ -104,8 +104,12 @@ def test_runs_of_one_step(tmp_path, capsys):
     [
         (lambda: stack_of(lstm), {}, "not a streaming model"),
         (lambda: stack_of(lstm), {"states": {}}, "no state that is fed back"),
-        (lambda: rnn_lower.stream(stack_of(lstm), axis="T"), {"axis": "x[1]"}, "the model's metadata has the frames"),
-        (policy, {"states": {"h": "nothing"}}, "there is no input 'h' with an output 'nothing'"),
+        (
+            lambda: rnn_lower.stream(stack_of(lstm), axis="T"),
+            {"axis": "x[1]"},
+            "the model's metadata already names the axes of the frames",
+        ),
+        (policy, {"states": {"h": "nothing"}}, "the model has no input 'h' or no output 'nothing'"),
     ],
 )
 def test_is_refused(model, options, words):
