@@ -7,6 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -15,9 +16,19 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS, WITH_BODIES
 from rnn_lower.ir.walk import constant, with_bodies
 from rnn_lower.proving import algebraic_patterns, scalar_functions
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.operators import OPERATORS, Call, OutOfScopeError, WrongError, between, known
+from rnn_lower.proving.operators import (
+    OPERATORS,
+    Call,
+    DivisionByZeroError,
+    OutOfScopeError,
+    WrongError,
+    between,
+    known,
+)
 from rnn_lower.proving.reductions import REDUCTIONS
 from rnn_lower.proving.windows import WINDOWS
+
+T = TypeVar("T")
 
 ALL_OPERATORS = {**OPERATORS, **REDUCTIONS, **WINDOWS}
 
@@ -67,16 +78,23 @@ class Interpreter:
         self.field, self._limits, self._deadline = field, limits, deadline
         self._constants: dict[ir.Value, Array] = {}
         self._values: dict[ir.Value, Array] = {}
+        self._undefined: dict[int, Array] = {}
         self._groups: dict[ir.Node, Group | None] = {}
         self._graph = Graph((), (), 0)
         self._passes = 0
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
         """The wanted values. inputs: what is known at run time only."""
-        self._values, self._graph, self._passes = dict(inputs), graph, 0
+        self._values, self._graph, self._passes, self._undefined = dict(inputs), graph, 0, {}
         for node in graph.nodes:
             self._execute(node)
-        return [self._value(value) for value in graph.wanted]
+        return self._defined([self._value(value) for value in graph.wanted])
+
+    def _defined(self, arrays: list[T]) -> list[T]:
+        """The same arrays. Raises OutOfScopeError where a division by zero has made one of them."""
+        if self._undefined and any(id(array) in self._undefined for array in arrays):
+            raise OutOfScopeError("a division by zero")
+        return arrays
 
     def _value(self, value: ir.Value) -> Array:
         if value in self._values:
@@ -107,6 +125,7 @@ class Interpreter:
         if own and node.op_type == "Constant":
             return [self._known(constant(node.outputs[0]))]
         if own and node.op_type in WITH_BODIES:
+            self._defined(self._operands(node))
             return {"If": self._if, "Loop": self._loop, "Scan": self._scan}[node.op_type](node)
         operands = self._operands(node)
         if node not in self._groups:  # a body is run many times
@@ -115,7 +134,14 @@ class Interpreter:
         if group is not None:
             return [group.function(self._argument(group.argument, operands))]
         self._limit_size(node, operands)
-        return self._compute(Call(self.field, node, operands, self._graph.opset))
+        try:
+            results = self._compute(Call(self.field, node, operands, self._graph.opset))
+        except DivisionByZeroError as error:  # perhaps in a group, which is another function
+            self._undefined[id(error.result)] = error.result
+            return [error.result]
+        if self._undefined and any(id(operand) in self._undefined for operand in operands):
+            self._undefined |= {id(result): result for result in results}
+        return results
 
     def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
         if size_of_result(Call(self.field, node, operands, self._graph.opset)) > MOST_ELEMENTS:
@@ -149,7 +175,8 @@ class Interpreter:
     def _argument(self, value: ir.Value, operands: Sequence[Array | None]) -> Array:
         """What a group of nodes is a function of, in the shape in which its last node works."""
         shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands if operand is not None))
-        return self._value(value).reshape(shape)
+        (argument,) = self._defined([self._value(value)])
+        return argument.reshape(shape)
 
     # -- operators with bodies -------------------------------------------------------------------------------------
 
@@ -165,7 +192,7 @@ class Interpreter:
             self._bind(value, argument)
         for node in body:
             self._execute(node)
-        return [self._value(value) for value in body.outputs]
+        return self._defined([self._value(value) for value in body.outputs])
 
     def _branches(self, node: ir.Node) -> list[list[Array]]:
         return [self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch")]

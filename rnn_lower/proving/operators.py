@@ -30,6 +30,14 @@ class OutOfScopeError(Exception):
     """An operator, or a use of it, of which nothing is known here."""
 
 
+class DivisionByZeroError(OutOfScopeError):
+    """Elements were divided by zero. result: of the shape of the quotient, which is not to be used."""
+
+    def __init__(self, result: Array) -> None:
+        super().__init__("a division by zero")
+        self.result = result
+
+
 class WrongError(Exception):
     """The graph does something that no lowering of the node can do, or cannot run."""
 
@@ -147,8 +155,15 @@ def _truncated(a: Array, b: Array) -> Array:
 
 def _inverse(field: Field, x: Array) -> Array:
     if not np.all(x):
-        raise OutOfScopeError("a division by zero")
+        raise DivisionByZeroError(field.inverse(x))
     return field.inverse(x)
+
+
+def _quotient(field: Field, a: Array, b: Array) -> Array:
+    try:
+        return field.multiply(a, _inverse(field, b))
+    except DivisionByZeroError as error:
+        raise DivisionByZeroError(field.multiply(a, error.result)) from None
 
 
 def _or(field: Field, a: Array, b: Array) -> Array:
@@ -455,7 +470,7 @@ OPERATORS: dict[str, Operator] = {
     "Abs": _unary(scalar_functions.absolute, np.abs), "Add": _elementwise(Field.add, np.add),
     "And": _elementwise(Field.multiply, np.logical_and), "Cast": _cast, "CastLike": _cast_like, "Clip": _clip,
     "Concat": _concat, "ConstantOfShape": _constant_of_shape,
-    "Div": _elementwise(lambda field, a, b: field.multiply(a, _inverse(field, b)), _truncated), "Dropout": _dropout,
+    "Div": _elementwise(_quotient, _truncated), "Dropout": _dropout,
     "Einsum": _einsum, "Elu": _activation("elu", 1.0),
     "Equal": _elementwise(None, np.equal), "Exp": _function("exp"), "Expand": _expand, "Flatten": _flatten,
     "Gather": _gather, "Gemm": _gemm,

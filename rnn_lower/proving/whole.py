@@ -162,6 +162,8 @@ class _Evaluator(ModelInterpreter):
         if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
             self._use(operands)
             return super()._results(node)
+        if self._undefined and any(id(operand) in self._undefined for operand in operands):
+            return super()._results(node)
         numbers = [self._number(operand) for operand in operands]
         is_fed = any(id(operand) in self._fed for operand in operands)
         rounds = is_fed and node.op_type not in (*MOVES, *COMPARE, "Cast") and self._are_floats(operands)

@@ -74,6 +74,7 @@ class ModelInterpreter(Interpreter):
         return content(value, self._graph.opset)
 
     def _recurrent(self, node: ir.Node) -> list[Array]:
+        self._defined(self._operands(node))
         dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
         read, over = equations.read(node, dtype or ir.DataType.FLOAT), arithmetic(self.field)
         named = zip(equations.INPUTS, node.inputs, strict=False)
