@@ -21,7 +21,7 @@ from rnn_lower.lowering import function_body as function_bodies
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files, output_path, stale_files
 from rnn_lower.modelio.document import Document
-from rnn_lower.options import Dims, Keywords, Options, takes_options
+from rnn_lower.options import ATOL, RTOL, Dims, Keywords, Options, takes_options
 from rnn_lower.sandbox.resource_limits import one_child
 from rnn_lower.targeting import TARGETS, Target, find_target
 from rnn_lower.targeting import lint as linting
@@ -290,7 +290,7 @@ def _of_stream(options: Keywords) -> Options:
 
 @public
 def check_streaming(
-    result: StreamResult, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5
+    result: StreamResult, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL
 ) -> CheckReport:
     """Compare whole runs of the original with runs of its streaming model in random chunks.
 
@@ -361,8 +361,8 @@ def unstream_file(
 
 @public
 def compare_whole(
-    result: Whole, model: Any, check: bool, prove: bool, *, runs: int = 3, seed: int = 0, rtol: float = 1e-3,
-    atol: float = 1e-5,
+    result: Whole, model: Any, check: bool, prove: bool, *, runs: int = 3, seed: int = 0, rtol: float = RTOL,
+    atol: float = ATOL,
 ) -> list[CheckReport | StreamProof]:  # fmt: skip
     """Reports on a result of `unstream` against chunks of its source: from runs, from the proof."""
     from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
@@ -476,7 +476,7 @@ def lint(
 @public
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
-    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
+    runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL,
     on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
@@ -534,7 +534,7 @@ def prove(
         return proof
     from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
-    compared = (original, lowered, None, 3, seed, 1e-3, 1e-5, False, None, counterexample)
+    compared = (original, lowered, None, 3, seed, RTOL, ATOL, False, None, counterexample)
     report = subprocess_run.run_guarded(original, None, checker.compare_models, *compared)
     return dataclasses.replace(proof, counterexample=report.counterexample)
 
@@ -544,7 +544,7 @@ def prove(
 def report(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
     inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
-    runs: int = 3, seed: int = 0, rtol: float = 1e-3, atol: float = 1e-5,
+    runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL,
     **options: Unpack[Keywords],
 ) -> Report:  # fmt: skip
     """How the recurrent nodes of a model are lowered, checked and proved, and what it costs; `.html` is a page.

@@ -21,6 +21,9 @@ QUANTIZED = "DynamicQuantizeLSTM"
 """Of onnxruntime (com.microsoft); it counts as an LSTM."""
 FORMS = ("auto", "scan", "loop", "unroll")
 
+RTOL, ATOL = 1e-3, 1e-5
+"""The tolerances of a comparison by default."""
+
 Select = Callable[["RecurrentNode"], bool]
 
 Dims = Mapping[str, int | Sequence[int]]

@@ -11,7 +11,7 @@ from typing import Any
 import rnn_lower
 from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.options import FORMS, Dims, Options
+from rnn_lower.options import ATOL, FORMS, RTOL, Dims, Options
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -250,8 +250,8 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 def _runs_and_tolerance(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, metavar="N", help="number of sampled sets of inputs (default 3)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the sampled inputs (default 0)")
-    parser.add_argument("--rtol", type=float, metavar="R", help="relative tolerance (default 1e-3)")
-    parser.add_argument("--atol", type=float, metavar="A", help="absolute tolerance (default 1e-5)")
+    parser.add_argument("--rtol", type=float, metavar="R", help=f"relative tolerance (default {RTOL:.3f})")
+    parser.add_argument("--atol", type=float, metavar="A", help=f"absolute tolerance (default {ATOL:.5f})")
 
 
 def _counterexample(parser: argparse.ArgumentParser) -> None:

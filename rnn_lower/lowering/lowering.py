@@ -15,12 +15,12 @@ from rnn_lower.builder.constants import Constant, ConstantPool, filled
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand, declare
 from rnn_lower.builder.names import Names
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE
-from rnn_lower.lowering.cells import CELLS, Cell, State, bound_step
-from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, Step, carry
+from rnn_lower.lowering.cells import CELLS, Cell, bound_step
+from rnn_lower.lowering.forms import Extent, Recurrence, Result, ScanInput, carry
 from rnn_lower.lowering.fuse_directions import can_fuse, fused_extent, fused_recurrence, unfused
 from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.lowering.quantized_matrix import read_quantized
-from rnn_lower.lowering.sequence_lens import Masking, is_whole, read_masking, select
+from rnn_lower.lowering.sequence_lens import Masking, is_whole, masked_step, read_masking, select
 
 ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
     # onnxruntime computes float16 in float32 and rounds once at the end, and has no bfloat16 arithmetic.
@@ -111,20 +111,12 @@ def _direction(
         initial = tuple(initial_state(b, node, f"initial_{state}", masking, k) for state in node.operator.states)
     step = bound_step(kind, cell)
     if masking is not None:
-        step = functools.partial(_masked_step, step)
+        step = functools.partial(masked_step, step)
         shape = (extent.static_batch, masking.columns)
         inputs.append(ScanInput(masking.whole, masking.dtype, shape, step=masking.step))
     for state in initial:
         declare(state, b.dtype, [extent.batch, node.hidden_size])
     return Recurrence(name, step, inputs, initial, node.operator.states, reverse, "Y" in node.outputs)
-
-
-def _masked_step(step: Step, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
-    """The step where the row has begun and is not over, else the state as it was."""
-    *projected, mask = inputs
-    new = step(b, projected, state)
-    names = ("H_kept", "C_kept")
-    return tuple(select(b, mask, value, old, name) for value, old, name in zip(new, state, names, strict=False))
 
 
 def _weight(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:

@@ -19,6 +19,8 @@ from rnn_lower.builder.constant_operands import operand_of
 from rnn_lower.builder.constants import Constant, constant, filled, fold
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, LESS_TAKES_INTEGERS, exists
+from rnn_lower.lowering.cells import State
+from rnn_lower.lowering.forms import Step
 from rnn_lower.lowering.node import RecurrentNode
 
 INT32, INT64, BOOL = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL
@@ -43,6 +45,14 @@ class Masking:
     columns: int
     step: Callable[[int], Operand] | None
     nonempty: Callable[[], Operand]
+
+
+def masked_step(step: Step, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
+    """The step where the row has begun and is not over, else the state as it was."""
+    *projected, mask = inputs
+    new = step(b, projected, state)
+    names = ("H_kept", "C_kept")
+    return tuple(select(b, mask, value, old, name) for value, old, name in zip(new, state, names, strict=False))
 
 
 def is_whole(node: RecurrentNode) -> bool:

@@ -22,7 +22,7 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.statistics import Count, count
-from rnn_lower.options import Dims, Options
+from rnn_lower.options import ATOL, RTOL, Dims, Options
 from rnn_lower.proving import prover
 from rnn_lower.proving.report import CheckReport, NodeProof, Proof
 from rnn_lower.reporting import drawing, page, steps
@@ -167,8 +167,8 @@ class CheckOptions:
     inputs: Any = None
     runs: int = 3
     seed: int = 0
-    rtol: float = 1e-3
-    atol: float = 1e-5
+    rtol: float = RTOL
+    atol: float = ATOL
 
     def __post_init__(self) -> None:
         check_numbers(seed=self.seed, runs=self.runs, rtol=self.rtol, atol=self.atol)
