@@ -17,7 +17,7 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line, public
 from rnn_lower.ir.walk import Scope, owner_of
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
-from rnn_lower.quantization.products import LOOPS, find
+from rnn_lower.quantization.products import LOOPS, find_products
 from rnn_lower.quantization.ranges import Range, hull
 
 Samples: TypeAlias = "Mapping[str, Any] | str | os.PathLike[str] | Sequence[Mapping[str, Any]]"
@@ -82,11 +82,11 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
 def observed_ranges(
     document: Document, calibration: Calibration, fed_back: list[tuple[str, str]]
 ) -> list[Range | None]:
-    """The range of each of `find(...).values()` in runs on onnxruntime; None of what no caller can see."""
+    """The range of each of `find_products(...).values()` in runs on onnxruntime; None of what no caller can see."""
     seen: list[int | None] = []
 
     def expose(model: ir.Model) -> None:
-        findings, before = find(model, fed_back), len(model.graph.outputs)
+        findings, before = find_products(model, fed_back), len(model.graph.outputs)
         scope_of = {observed.scope.graph: observed.scope for observed in findings.products}
         for value in findings.values():
             owner = owner_of(value)

@@ -16,7 +16,7 @@ from rnn_lower.ir.walk import owner_of
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.quantization.calibration import Calibration, observed_ranges
-from rnn_lower.quantization.products import Findings, find
+from rnn_lower.quantization.products import Findings, find_products
 from rnn_lower.quantization.ranges import SIGNED, Range, Ranges, hull
 from rnn_lower.streaming.plan import read_plan
 
@@ -40,7 +40,7 @@ def quantization_overrides(
     check_types(cell=cell)
     document, _ = files.open_model(model)
     fed_back = fed_back_in(document)
-    findings = find(document.model, fed_back)
+    findings = find_products(document.model, fed_back)
     for product in findings.products:
         if product.scope.lies_in("Scan") or product.scope.lies_in("Loop"):
             raise UnsupportedError(

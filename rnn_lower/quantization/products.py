@@ -86,7 +86,7 @@ class Findings:
         return list(dict.fromkeys([*each, *self.cells]))
 
 
-def find(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
+def find_products(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
     """fed_back: names of the outputs that callers feed back, after the inputs that they become."""
     ties, cells, bounds = Ties(), list[ir.Value](), Ranges()
     inputs, outputs = ({value.name: value for value in side} for side in (model.graph.inputs, model.graph.outputs))

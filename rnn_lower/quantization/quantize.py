@@ -18,7 +18,7 @@ from rnn_lower.ir.walk import default_opset, owner_of, used_names
 from rnn_lower.modelio import files
 from rnn_lower.quantization.calibration import Calibration, observed_ranges
 from rnn_lower.quantization.overrides import check_types, fed_back_in, tied_ranges
-from rnn_lower.quantization.products import find
+from rnn_lower.quantization.products import find_products
 from rnn_lower.quantization.ranges import Range
 
 FIRST_OPSET, FIRST_OF_CHANNELS, FIRST_OF_16_BITS = 10, 13, 21
@@ -41,7 +41,7 @@ def quantize(
     check_types(weights=weights, activations=activations, cell=cell)
     document, _ = files.open_model(model)
     fed_back = fed_back_in(document)
-    findings = find(document.model, fed_back)
+    findings = find_products(document.model, fed_back)
     types = {"weights": weights, "activations": activations, **({"cell": cell} if findings.cells and cell else {})}
     _check_opset(default_opset(document.model.opset_imports) or 0, types, per_channel)
     if any(product.scope.in_function for product in findings.products):
@@ -54,7 +54,7 @@ def quantize(
             )
 
     def change(model: ir.Model) -> None:
-        findings = find(model, fed_back)
+        findings = find_products(model, fed_back)
         ranges = tied_ranges(findings, observed, cell)
         writer = _Writer(model, Names(used_names(model)), {})
         cells = findings.cells if cell is not None else []

@@ -32,7 +32,7 @@ _NAMELESS = "\0size"
 """With which the symbols of sizes begin that have no name."""
 
 
-def counted_shape(value: ir.Value, shape_info: ShapeInfo, inferred_only: bool = False) -> Sequence[Dim] | None:
+def computed_shape(value: ir.Value, shape_info: ShapeInfo, inferred_only: bool = False) -> Sequence[Dim] | None:
     """The shape of a value as far as inference and computed sizes tell it; None where not even the rank is known.
 
     inferred_only: names of sizes that are only declared do not count.

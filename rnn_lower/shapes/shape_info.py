@@ -20,7 +20,7 @@ from rnn_lower.ir.protobuf import graphs_of
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import nodes, owner_of, recurrent_nodes, subgraphs, values
 from rnn_lower.lowering.node import Dim
-from rnn_lower.shapes.shape_data import SHAPES, counted_shape
+from rnn_lower.shapes.shape_data import SHAPES, computed_shape
 from rnn_lower.transforms.strip_weights import Shapes, inferred, outline_of, sizes_of
 
 _Inferred: TypeAlias = "dict[ir.Graph | ir.Function | None, dict[str | None, onnx.ValueInfoProto]]"
@@ -244,7 +244,7 @@ class ShapeInfo:
                 if not value.name or info is None or not info.elem_type:
                     continue
                 known = tuple(map(self._dim, info.shape.dim)) if info.HasField("shape") else None
-                shape = counted_shape(value, self, inferred_only=True) if known is None or None in known else None
+                shape = computed_shape(value, self, inferred_only=True) if known is None or None in known else None
                 if shape is not None and (known is None or list(shape) != list(known)):
                     hints[value.name] = info.elem_type, [None if dim in NO_NAMES else dim for dim in shape]
         return hints

@@ -9,7 +9,7 @@ from judge import run_onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from rnn_lower.modelio.document import Document
-from rnn_lower.shapes.shape_data import SHAPES, counted_shape
+from rnn_lower.shapes.shape_data import SHAPES, computed_shape
 from rnn_lower.shapes.size_values import RULES
 
 MODELS, OPSET = 60, 17
@@ -131,7 +131,7 @@ def test_what_is_counted_is_so(part):
         document = Document(model)
         sizes = dict(zip(["time", "batch", ""], feeds["x"].shape, strict=True))
         for value, result in zip(document.model.graph.outputs, run_onnxruntime(model, feeds), strict=True):
-            found = counted_shape(value, document.shape_info)
+            found = computed_shape(value, document.shape_info)
             assert found is None or len(found) == result.ndim, (seed, value.name)
             for size, actual in zip(found or (), result.shape, strict=False):
                 assert size is None or sizes.get(str(size), size) == actual, (seed, value.name, found, result.shape)
@@ -160,4 +160,4 @@ def test_what_is_not_counted(what):
     graph = helper.make_graph(nodes, "g", [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
     document = Document(model)
-    assert set(counted_shape(document.model.graph.outputs[0], document.shape_info) or [None]) <= {None}
+    assert set(computed_shape(document.model.graph.outputs[0], document.shape_info) or [None]) <= {None}
