@@ -130,7 +130,10 @@ class _UntilClosed(io.TextIOBase):
         try:
             work()
         except BrokenPipeError:
-            self._stream = sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains when it ends
+            nowhere = open(os.devnull, "w")  # noqa: SIM115
+            with contextlib.suppress(OSError, ValueError):  # what is still in its buffer is flushed when Python ends
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+            self._stream = nowhere
 
 
 def _prints_result(arguments: argparse.Namespace) -> bool:
