@@ -38,7 +38,7 @@ class AxisInfo:
     dropped: how many of these were cut off in front, so that nothing waits for later ones.
     cut: whether it has less frames than in a run over the whole, which makes up what comes behind the end.
     last: the value tells of the frames up to the end of the chunk, such as a final state.
-    counts: whether its elements are the numbers of its frames.
+    offsets: of integers that are the index of each frame plus constants, these, of size 1 along the stream.
     content: the sizes that a tensor of integers of rank 0 or 1 holds, where they are known.
     """
 
@@ -53,7 +53,7 @@ class AxisInfo:
     dropped: int = dataclasses.field(default=0, compare=False)
     cut: bool = False
     last: bool = False
-    counts: bool = dataclasses.field(default=False, compare=False)
+    offsets: np.ndarray | None = dataclasses.field(default=None, compare=False)
     content: tuple[Size, ...] | None = None
 
     @property

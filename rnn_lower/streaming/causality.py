@@ -19,7 +19,7 @@ from rnn_lower.shapes.sizes import TIME, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeError
 from rnn_lower.streaming.constants import Constants, constant_content, content_of
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
-from rnn_lower.streaming.positions import keeps_numbers
+from rnn_lower.streaming.positions import index_offsets
 from rnn_lower.streaming.rules import RULES
 from rnn_lower.streaming.shapes import filled_shape
 
@@ -168,8 +168,7 @@ class CausalityAnalysis:
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
             raise ctx.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
         wait_for_each_other(ctx)
-        infos, counts = rule.follow(ctx), keeps_numbers(ctx)
-        return [dataclasses.replace(info, counts=info.counts and counts) for info in infos]
+        return [dataclasses.replace(info, offsets=index_offsets(ctx, info)) for info in rule.follow(ctx)]
 
     @staticmethod
     def _captured(node: ir.Node) -> list[ir.Value]:

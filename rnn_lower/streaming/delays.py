@@ -52,6 +52,8 @@ def settle(ctx: RuleContext, passes: bool) -> None:
 def wait_for_each_other(ctx: RuleContext) -> None:
     """Where inputs of a node come late by different numbers of frames, the earlier ones are held back."""
     timed = {index: info for index, info in enumerate(ctx.inputs) if info is not None and info.axis is not None}
+    if ctx.node.op_type == "Gather" and len(timed) > 1:  # of frames by their indices, which are replaced
+        return
     late, cut = max((x.late for x in timed.values()), default=0), any(x.cut for x in timed.values())
     dropped = min((x.dropped for x in timed.values()), default=0)
     for index, info in timed.items():

@@ -61,12 +61,13 @@ def _numbers(numbers: Any) -> Operand:
     return constant(list(numbers), INT64, "numbers")
 
 
-def take_the_rest(_: GraphEditor, site: Site, index: int, rank: int, number: int) -> None:
-    """Let a Reshape have 0 or -1 as its size at an index, whatever it computes: no other is possible."""
-    here = constant(np.arange(rank) == index, ir.DataType.BOOL, "here")
-    site.feed(1, site.before.op("Where", here, constant(number, INT64, "rest"), site.input(1), name="shape"))
-    if "allowzero" in site.node.attributes:  # by which 0 would be no size that stays
-        site.change({"allowzero": 0})
+def take_the_rest(_: GraphEditor, site: Site, x: AxisInfo, index: int, rank: int, number: int | None) -> None:
+    """Let a Reshape have 0, -1, or None for its frames, as the size at an index: no other is possible."""
+    here, rest = constant(np.arange(rank) == index, ir.DataType.BOOL, "here"), constant(number or 0, INT64, "rest")
+    counted = None if number is not None or x.axis is None else site.before.size(site.input(), x.axis, x.rank)
+    site.feed(1, site.before.op("Where", here, counted or rest, site.input(1), name="shape"))
+    if counted or "allowzero" in site.node.attributes:  # without which 0 is a size that stays
+        site.change({"allowzero": int(counted is not None)})
 
 
 def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:
@@ -79,6 +80,24 @@ def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:
         site.change({"axes": list(axes)})
     elif axes:
         site.feed(1, _numbers(axes))
+
+
+def take_windows(work: GraphEditor, site: Site, x: AxisInfo, offsets: np.ndarray, index_axis: int, reach: int) -> None:
+    """Let a Gather select the windows of a chunk, which has `reach` more frames than windows."""
+    b, along_frames = site.before, [-1 if axis == index_axis else 1 for axis in range(offsets.ndim)]
+    if work.step is not None:
+        numbers = np.arange(int(work.step / x.every)).reshape(along_frames)
+        indices: Operand = constant(numbers + offsets, INT64, "indices")
+    else:
+        assert x.axis is not None
+        count = b.sub(b.size(site.input(), x.axis, x.rank), _numbers([reach]), "windows")
+        zero, one = (constant(number, INT64, "number") for number in (0, 1))
+        frames = b.reshape(b.op("Range", zero, b.squeeze(count, [0]), one, name="first"), along_frames)
+        indices = b.add(frames, constant(offsets, INT64, "offsets"), "indices")
+    old = site.node.inputs[1]
+    assert old is not None
+    work.replaced[site.node, 1] = old
+    site.feed(1, indices)
 
 
 def keep_reduced(_: GraphEditor, site: Site, axes: Sequence[int], keepdims: bool) -> None:

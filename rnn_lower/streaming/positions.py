@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.shapes.sizes import ONE, TIME, Size, linear, size
+from rnn_lower.shapes.sizes import ONE, TIME, Size, frames, linear, size
 from rnn_lower.streaming import shapes
-from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
-from rnn_lower.streaming.node_edits import take_each
-from rnn_lower.streaming.state_caches import KEEPS_NUMBERS, Position
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.delays import held
+from rnn_lower.streaming.node_edits import take_each, take_windows
+from rnn_lower.streaming.state_caches import KEEPS_INDICES, Position
+from rnn_lower.transforms.evaluate import evaluate_node
 
 
-def keeps_numbers(ctx: RuleContext) -> bool:
-    """Whether a value that holds the numbers of its frames still does."""
-    if ctx.node.op_type == "Add":
-        constants = [
-            ctx.known(index) for index, info in enumerate(ctx.inputs) if info is not None and info.axis is None
-        ]
-        return len(constants) == 1 and constants[0] is not None and not constants[0].any()
-    return ctx.node.op_type in KEEPS_NUMBERS
+def index_offsets(ctx: RuleContext, info: AxisInfo) -> np.ndarray | None:
+    """What an output adds to the index of each frame; None where that is unknown, or it holds anything else."""
+    indices = [index for index, each in enumerate(ctx.inputs) if each is not None and each.offsets is not None]
+    if ctx.node.op_type == "Range":
+        return info.offsets
+    if ctx.node.op_type not in KEEPS_INDICES or len(indices) != 1 or (ctx.node.op_type == "Sub" and indices != [0]):
+        return None
+    operands = [
+        ctx.known(index) if each is None or each.offsets is None else each.offsets
+        for index, each in enumerate(ctx.inputs)
+    ]
+    if any(operand is None for operand in operands):
+        return None
+    try:
+        result = np.asarray(evaluate_node(ctx.node, operands, ctx.opset)[0])
+    except Exception:  # what the evaluator cannot do is not known
+        return None
+    stays = result.dtype.kind == "i" and result.ndim == info.rank and result.shape[along(ctx, info)] == 1
+    return result if stays else None
 
 
 def gather(ctx: RuleContext) -> list[AxisInfo]:
-    """Each frame by its number; else as `shapes.gather`."""
-    data, indices = ctx.input(0), _freed(ctx)
-    if data.axis is None or not indices.counts or ctx.axis(0, data.rank) != data.axis or indices.axis is None:
+    """Windows of frames by indices that are those of all frames plus constants; else as `shapes.gather`."""
+    x, indices = ctx.input(0), _freed(ctx)
+    offsets, axis = indices.offsets, indices.axis
+    if x.axis is None or offsets is None or axis is None or ctx.axis(0, x.rank) != x.axis:
         return shapes.gather(ctx)
-    dims = [dim for axis, dim in enumerate(indices.sizes) if axis != indices.axis]
-    if not data.is_plain or data.outer != ONE or indices.sizes[indices.axis] != data.frames or set(dims) - {ONE}:
+    if offsets.min() < 0:
+        raise ctx.refuse("it selects frames before the first one, which are the last ones; pad the stream in front")
+    if not x.is_unmerged or indices.outer != ONE or x.every != indices.every:
         raise ctx.refuse("it selects frames by the indices of another stream")
+    reach = max(int(offsets.max()), x.lead)
+    late = x.late + reach - x.lead
+    if indices.late > late or (indices.late < late and not ctx.analysis.delay):
+        raise ctx.refuse(f"its windows of {reach + 1} frames do not end with the last frame of its input")
     ctx.analysis.numbered.add(ctx.node)
-    ctx.edit(take_each, [data.axis + k for k in range(indices.rank) if k != indices.axis])
-    shape = (*data.sizes[: data.axis], *indices.sizes, *data.sizes[data.axis + 1 :])
-    return [data.moved(data.axis + indices.axis, shape)]
+    if not reach and offsets.size == 1:
+        ctx.edit(take_each, [x.axis + k for k in range(indices.rank) if k != axis])
+    else:
+        if late > x.late:
+            ctx.carry(held(ctx, x, reach + 1, lead=x.lead, output_axis=x.axis + axis))
+        ctx.edit(take_windows, x, offsets, axis, reach)
+    shape = (*x.sizes[: x.axis], *indices.sizes, *x.sizes[x.axis + 1 :])
+    return [x.moved(x.axis + axis, shape).changed(lead=0, late=late, cut=x.cut or indices.late < late)]
 
 
 def _freed(ctx: RuleContext) -> AxisInfo:
-    """The indices of a Gather, which are those of all frames where they are all that the export had."""
-    data, indices, chosen = ctx.input(0), ctx.input(1), ctx.known(1)
-    count = None if ctx.analysis.baked is None or not data.is_plain else ctx.analysis.baked / data.every
-    if chosen is None or chosen.size != count or chosen.ravel().tolist() != list(range(chosen.size)):
+    """The indices of a Gather, which are those of all frames where they are as many as the export had."""
+    x, indices, chosen = ctx.input(0), ctx.input(1), ctx.known(1)
+    if chosen is None or ctx.analysis.baked is None or not x.is_unmerged:
         return indices
-    long = [axis for axis, length in enumerate(chosen.shape) if length == chosen.size]
-    if len(long) != 1:
+    found = []
+    for axis, length in enumerate(chosen.shape):
+        offsets, column = chosen.take([0], axis), [-1 if k == axis else 1 for k in range(chosen.ndim)]
+        if length == ctx.analysis.baked / x.every and (chosen - offsets == np.arange(length).reshape(column)).all():
+            found.append((axis, offsets))
+    if len(found) != 1:
         return indices
-    return AxisInfo(tuple(data.frames if axis in long else ONE for axis in range(chosen.ndim)), long[0], counts=True)
+    axis, offsets = found[0]
+    shape = tuple(Size(1 / x.every, (TIME,)) if k == axis else size(n) for k, n in enumerate(chosen.shape))
+    return AxisInfo(shape, axis, every=x.every, offsets=offsets)
 
 
 def _frames(ctx: RuleContext, index: int) -> Size | None:
@@ -73,11 +103,13 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     (times, more), first, step = line, start.number, delta.number or 1
     count = Size(times / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0
-    if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or not (rounded or more == first):
+    late = 0 if rounded else first - more
+    if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or late < 0 or (late and step > 1):
         raise ctx.refuse("it does not count all frames")
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
-    return [AxisInfo((count,), 0, every=1 / count.times, counts=(first, step) == (0, 1))]
+    offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() else None
+    return [AxisInfo((frames(count.times, -late),), 0, every=1 / count.times, late=late, offsets=offsets)]
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:

@@ -18,6 +18,8 @@ from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tel
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
 
+ATTENTION = "; attention to a fixed number of frames streams where it takes them as windows (Tensor.unfold)"
+
 
 class FixedLengthError(UnsupportedError):
     """A Reshape contains the length that the example of an export had."""
@@ -45,8 +47,11 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
     if not set(result) <= {None, *(label for _, term in pairs for label in term)}:
         raise ValueError
     if labels:
-        several = "it multiplies frames of the stream with each other"
-        raise ctx.refuse(several if lost else "the stream is along different axes of its inputs")
+        if lost:
+            raise ctx.refuse(f"it multiplies frames of the stream with each other{ATTENTION}")
+        compared = all(info.offsets is not None for info, _ in pairs)
+        text = f"it compares frames of the stream with each other, as masks do{ATTENTION}"
+        raise ctx.refuse(text if compared else "the stream is along different axes of its inputs")
     if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
         raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
     for index, (info, term) in enumerate(pairs):
@@ -76,14 +81,20 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output shape is unknown")
     if ctx.attribute("allowzero", 0) and size(0) in target:
         raise ctx.refuse("its output has an axis of size 0 (allowzero)")
-    unknown = [k for k, dim in enumerate(target) if any(symbol.startswith(UNKNOWN) for symbol in dim.of)]
+    unknown = [
+        k for k, dim in enumerate(target)
+        if any(symbol.startswith(UNKNOWN) for symbol in dim.of) or (x.cut and dim.is_timed and dim != x.length)
+    ]  # fmt: skip
     if len(unknown) == 1 and size(-1) not in target:
-        others = product(dim for k, dim in enumerate(target) if k != unknown[0])
-        stays = unknown[0] == x.axis and x.is_plain and others == product(x.sized(ONE))
-        if ctx.may_lack_frames(x) and not stays:
+        others = product(x.sizes[k] if dim == size(0) else dim for k, dim in enumerate(target) if k != unknown[0])
+        alone = x.is_plain and others == product(x.sized(ONE))
+        stays = alone and unknown[0] == x.axis
+        counted = alone and not stays and ctx.opset >= 14 and size(0) not in target
+        if ctx.may_lack_frames(x) and not (stays or counted):
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
-        ctx.edit(take_the_rest, unknown[0], len(target), 0 if stays else -1)
-        target = tuple(size(0 if stays else -1) if k == unknown[0] else dim for k, dim in enumerate(target))
+        ctx.edit(take_the_rest, x, unknown[0], len(target), 0 if stays else None if counted else -1)
+        rest = x.length if alone else size(-1)
+        target = tuple(rest if k == unknown[0] else dim for k, dim in enumerate(target))
     if len([dim for dim in target if dim == size(-1)]) > 1:
         raise ctx.refuse("its shape has more than one -1")
     copied = [x.sizes[k] if dim == size(0) and k < x.rank else dim for k, dim in enumerate(target)]

@@ -143,8 +143,8 @@ class Accumulated(Frames):
         work.hand_on(site, last_frames(b, sums, self.axis, 1, "sum"), state)
 
 
-KEEPS_NUMBERS = ("Identity", "Range", "Squeeze", "Unsqueeze")
-"""Operators whose result holds the numbers of frames where their input does."""
+KEEPS_INDICES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Add", "Sub")
+"""Operators whose output may be indices of frames plus constants where an input is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +168,10 @@ class Position:
         site = work.at(self.node)
         if self.node.op_type == "Range" and not self._is_read(self.node.outputs[0]):
             return
+        if work.infos[self.node.outputs[0]].late:
+            raise UnsupportedError(
+                f"{site.owner}: it counts some of the frames, which only a Gather over time supports"
+            )
         if work.reset is not None:
             raise UnsupportedError(
                 f"{site.owner}: it counts frames for all rows together, so single rows cannot be reset; drop --reset"
@@ -199,7 +203,7 @@ class Position:
         """Whether anything but nodes that take each frame reads what a Range counts."""
         users = [user for user, index in value.uses() if user not in self.numbered or index != 1]
         return value.is_graph_output() or any(
-            user.op_type not in (*KEEPS_NUMBERS, "Add") or any(map(self._is_read, user.outputs)) for user in users
+            user.op_type not in KEEPS_INDICES or any(map(self._is_read, user.outputs)) for user in users
         )
 
 
@@ -212,6 +216,7 @@ class DelayBuffer(Frames):
     crop: frames of the input are what is wanted, each being so many behind the first of its window; None where the node
     goes over the windows itself.  gone: whether the node did nothing but crop.  attributes: of the node that change.
     late: how late the frames of the input come.  lead: how many frames before the chunk it has in front.
+    output_axis: of the frames of the node's output, where that is another than `axis`.
     """
 
     index: int = 0
@@ -222,6 +227,7 @@ class DelayBuffer(Frames):
     crop: int | None = None
     gone: bool = False
     lead: int = 0
+    output_axis: int | None = None
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, work: GraphEditor) -> None:
@@ -268,8 +274,8 @@ class DelayBuffer(Frames):
             pads = b.concat([none[0], lacking, *none[1:]], 0, "pads")
             site.feed(self.index, b.op("Pad", joined, pads, name="whole"))
             output = str(site.output().name)
-            result = site.divert("made")
-            site.rename(site.behind.op("Slice", result, number(0), ready, number(self.axis), name="complete"), output)
+            result, axis = site.divert("made"), self.axis if self.output_axis is None else self.output_axis
+            site.rename(site.behind.op("Slice", result, number(0), ready, number(axis), name="complete"), output)
         work.hand_on(site, buffered, state)
 
     def _delay(self, work: GraphEditor, site: Site) -> None:

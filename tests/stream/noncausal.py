@@ -374,6 +374,42 @@ def rows_of_a_table(s: Stack) -> str:
     return culprit
 
 
+def windows(offsets: list[int], front: int = 0, behind: int = 0, factor: int = 1) -> Callable[[Stack], str]:
+    """A sum of frames that are selected by the index of each frame, perhaps multiplied, plus offsets."""
+
+    def build(s: Stack) -> str:
+        length = s.add("Squeeze", length_of(s, s.value), s.ints(0))
+        padded = s.add("Pad", "x", s.ints(0, front, 0, 0, behind, 0))
+        pad = s.nodes[-1].name
+        indices = s.add("Range", s.const(np.array(0, np.int64)), length, s.const(np.array(1, np.int64)))
+        indices = s.add("Mul", indices, s.ints(factor)) if factor > 1 else indices
+        indices = s.add("Add", s.add("Unsqueeze", indices, s.ints(1)), s.ints(*offsets))
+        s.add("Gather", padded, indices, axis=1)
+        culprit = pad if behind else s.nodes[-1].name
+        s.add("ReduceSum", s.value, s.ints(2), keepdims=0)
+        return culprit
+
+    return build
+
+
+def looking_ahead_by_slices(s: Stack) -> str:
+    padded = s.add("Pad", "x", s.ints(0, 1, 0, 0, 1, 0))
+    culprit = s.nodes[-1].name
+    s.add("Sum", *(s.add("Slice", padded, s.ints(n), s.ints(n - 2 or 2**62), s.ints(1)) for n in range(3)))
+    return culprit
+
+
+def distances(s: Stack) -> str:
+    """A mask of the frames that are less than three before each frame."""
+    length = s.add("Squeeze", length_of(s, "x"), s.ints(0))
+    indices = s.add("Range", s.const(np.array(0, np.int64)), length, s.const(np.array(1, np.int64)))
+    s.add("Sub", s.add("Unsqueeze", indices, s.ints(1)), s.add("Unsqueeze", indices, s.ints(0)))
+    culprit = s.nodes[-1].name
+    near = s.add("Cast", s.add("Less", s.add("Abs", s.value), s.ints(3)), to=TensorProto.FLOAT)
+    s.add("MatMul", near, "x")
+    return culprit
+
+
 CULPRITS: dict[str, Callable[[Stack], str]] = {
     **{f"{d} {op}": recurrent(op, d) for op in ("RNN", "GRU", "LSTM") for d in ("reverse", "bidirectional")},
     "softmax over time": single("Softmax", axis=1),
@@ -456,6 +492,12 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "resize rounded down": single(
         "Resize", lambda s: "", lambda s: s.const(np.array([1, 2, 1], np.float32)), nearest_mode="floor"
     ),
+    "windows that look ahead": windows([0, 1, 2], 1, 1),
+    "windows of later frames": windows([1, 3], 0, 3),
+    "windows that look ahead by slices": looking_ahead_by_slices,
+    "windows from the end": windows([-1, 0]),
+    "windows by other indices": windows([0], factor=2),
+    "mask by distances of frames": distances,
     "top frames": single("TopK", ints(2), axis=1, count=2),
     "reverse sequence": single("ReverseSequence", ints(3, 3), time_axis=1, batch_axis=0),
     "tile": single("Tile", ints(1, 2, 1)),

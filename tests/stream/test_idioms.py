@@ -15,6 +15,7 @@ from layers import (
     conditioned,
     grouped,
     halved_and_repeated,
+    late_windows,
     padded_behind,
     resized,
     running_sum,
@@ -84,6 +85,23 @@ def test_windows_of_a_padded_stream_that_look_ahead(seed):
     for step in (1, 4):
         feeds = {"x": s.rng.uniform(-1, 1, (2, 16, 6)).astype(np.float32)}
         same_in_chunks(model, feeds, "T", s.rng, [step] * (16 // step), delay=True, step=step)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_windows_that_are_late(seed):
+    """With padding behind only where that is requested; as many frames late as the windows look ahead."""
+    s = Stack(np.random.default_rng([7, seed]))
+    late_windows(s)
+    model = s.model()
+    if s.cut:
+        with pytest.raises(
+            rnn_lower.UnsupportedError, match=r"Pad 'Pad\d' in main graph: .*pads \d frames after the end"
+        ):
+            rnn_lower.stream(model, axis="T")
+    same_at_random_borders(late_windows, seed, s.ahead, **({"delay": True} if s.cut else {}))
+    for step in (1, 2):
+        feeds = {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+        same_in_chunks(model, feeds, "T", s.rng, [step] * (12 // step), step=step, delay=s.cut)
 
 
 @pytest.mark.parametrize("between", [1, 2])

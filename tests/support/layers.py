@@ -446,6 +446,55 @@ def windows_by_offset(s: Stack) -> None:
     s.add("Sum", *(s.add("Mul", part, s.weight(FEATURES)) for part in parts))
 
 
+def _windows(s: Stack, padded: str, count: str, k: int, frames: str) -> None:
+    """A sum of the frames of each window, which a Gather selects by their indices, with a weight for each."""
+    ones = s.const(np.array(0)), s.add("Squeeze", frames, s.ints(0)), s.const(np.array(1))
+    last = bool(s.rng.integers(2))
+    indices = s.add("Unsqueeze", s.add("Range", *ones), s.ints(1 if last else 0))
+    offsets = np.arange(k).reshape((1, k) if last else (k, 1))
+    windows = s.add("Gather", padded, s.add("Add", indices, s.const(offsets)), axis=1)
+    s.add("Mul", windows, s.weight(*((k, FEATURES) if last else (k, 1, FEATURES))))
+    if count:  # as exporters have it, beside the features
+        side_by_side = s.add("Transpose", s.value, perm=[0, 1, 2, 3] if last else [0, 2, 1, 3])
+        s.add("Reshape", side_by_side, s.add("Concat", s.ints(0), count, s.ints(k * FEATURES), axis=0))
+        s.add("MatMul", s.value, s.weight(k * FEATURES, FEATURES))
+    else:
+        s.add("ReduceSum", s.value, s.ints(2 if last else 1), keepdims=0)
+
+
+def windows_by_index(s: Stack) -> None:
+    """The frames before each frame, gathered by their indices from what is padded in front, as Unfold has it."""
+    if s.cut:
+        return
+    k, before = int(s.rng.integers(1, 5)), s.value
+    front = k - 1 + int(s.rng.integers(2))
+    padded = s.add("Pad", before, s.ints(0, front, 0, 0, 0, 0))
+    frames = _frames(s, before) if s.rng.integers(2) else s.add("Sub", _frames(s, padded), s.ints(front))
+    _windows(s, padded, frames if s.rng.integers(2) and not s.ahead else "", k, frames)
+
+
+def late_windows(s: Stack) -> None:
+    """Windows that are not padded, or behind, too; perhaps as Slices; added to what went in where they are as many."""
+    if s.cut:
+        return
+    k, before, frames = int(s.rng.integers(2, 5)), s.value, _frames(s, s.value)
+    if s.rng.integers(3) == 0:
+        _windows(s, before, "", k, s.add("Sub", frames, s.ints(k - 1)))
+        s.ahead += s.every * (k - 1)
+        return
+    behind = int(s.rng.integers(1, k))
+    if s.ahead or s.rng.integers(2):
+        padded = s.add("Pad", before, s.ints(0, k - 1 - behind, 0, 0, behind, 0))
+        _windows(s, padded, frames if s.rng.integers(2) and not s.ahead else "", k, frames)
+    else:
+        padded = s.add("Pad", before, s.ints(0, k - 1 - behind, 0, 0, behind, 0))
+        ends = [s.ints(n - k + 1 or 2**62) if s.rng.integers(2) else s.add("Add", frames, s.ints(n)) for n in range(k)]
+        parts = [s.add("Slice", padded, s.ints(n), end, s.ints(1)) for n, end in enumerate(ends)]
+        s.add("Sum", *(s.add("Mul", part, s.weight(FEATURES)) for part in parts))
+    s.add("Add", s.value, before)
+    s.ahead, s.cut = s.ahead + s.every * behind, True
+
+
 def mean_so_far(s: Stack) -> None:
     """A sum over all frames so far, divided by how many elements these have, as a Range counts them."""
     if s.ahead or s.cut:
@@ -531,7 +580,7 @@ def dropped(s: Stack) -> None:
     s.ahead += s.every * count
 
 
-LATE = (windows_ahead, late_conv, centred, cut_off, padded_behind, dropped, cut_from_the_end)
+LATE = (windows_ahead, late_conv, centred, cut_off, padded_behind, dropped, cut_from_the_end, late_windows)
 
 PADDED = (chomped, shifted, memory, joined, halved, transposed, repeated)
 
@@ -540,6 +589,7 @@ COMPUTED = (
     padded_for_two,
     cut_to_length,
     windows_by_offset,
+    windows_by_index,
     mean_so_far,
     shifted_by_a_join,
 )
