@@ -130,10 +130,10 @@ class _UntilClosed(io.TextIOBase):
         try:
             work()
         except BrokenPipeError:
-            nowhere = open(os.devnull, "w")  # noqa: SIM115
+            null_stream = open(os.devnull, "w")  # noqa: SIM115
             with contextlib.suppress(OSError, ValueError):  # what is still in its buffer is flushed when Python ends
-                os.dup2(nowhere.fileno(), self._stream.fileno())
-            self._stream = nowhere
+                os.dup2(null_stream.fileno(), self._stream.fileno())
+            self._stream = null_stream
 
 
 def _prints_result(arguments: argparse.Namespace) -> bool:
