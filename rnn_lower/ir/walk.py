@@ -182,6 +182,10 @@ def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
     return {"" if name in DEFAULT_DOMAINS else name: imports[name] for name in names}
 
 
+NODE_MARK = "rnn_lower.node"
+"""The metadata that names the recurrent node of which an emitted node is a part."""
+
+
 def with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """Yield each node, then, recursively, the nodes in its bodies."""
     for node in nodes:

@@ -13,7 +13,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.builder.versions import exists, input_names
 from rnn_lower.errors import UnsupportedOpError
-from rnn_lower.ir.walk import known_tensor
+from rnn_lower.ir.walk import NODE_MARK, known_tensor
 from rnn_lower.legalize.conformance import ConstraintChecker
 from rnn_lower.legalize.constraints import PARAMETERS
 
@@ -92,7 +92,7 @@ class PatternBuilder(GraphBuilder):
             node, info = x.producer(), self.info(x)
             if info is not None and info.sizes == tuple(shape):
                 return x
-            emitted = node is not None and (node.graph is None or "rnn_lower.node" in node.metadata_props)
+            emitted = node is not None and (node.graph is None or NODE_MARK in node.metadata_props)
             if node is None or not emitted or node.op_type not in MOVES_NOTHING or 0 in shape:
                 break
             before = node.inputs[0]

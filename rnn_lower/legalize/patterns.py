@@ -18,7 +18,7 @@ from rnn_lower.builder.constants import Constant, filled, fold, from_tensor
 from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.builder.scalar_functions import DEFAULTS, EQUATIONS
 from rnn_lower.builder.versions import BROADCASTS_BY_RULE, CLIP_TAKES_DOUBLE, MAX_BROADCASTS
-from rnn_lower.ir.walk import known_tensor
+from rnn_lower.ir.walk import NODE_MARK, known_tensor
 from rnn_lower.legalize import control_flow, data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, is_float, result_sizes, sizes_of
 
@@ -157,7 +157,7 @@ def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
     info = b.info(left)
     if info is None or info.dtype is None or not info.dtype.is_integer():
         return None
-    if "rnn_lower.node" not in call.node.metadata_props:  # integers of the model may be larger
+    if NODE_MARK not in call.node.metadata_props:  # integers of the model may be larger
         return None
     numbers = [b.cast(operand, info.dtype, b.dtype, "number") for operand in (left, right)]
     return [b.op_direct("Less", *numbers, name=call.name)]
@@ -197,7 +197,7 @@ def _cast_of_less(b: PatternBuilder, call: Call) -> Results:
     node = call.x.producer() if isinstance(call.x, ir.Value) else None
     if node is None or node.op_type not in ("Less", "Greater") or call.parameters["to"] != int(b.dtype):
         return None
-    if "rnn_lower.node" not in call.node.metadata_props:  # integers of the model may be larger
+    if NODE_MARK not in call.node.metadata_props:  # integers of the model may be larger
         return None
     low, high = node.inputs if node.op_type == "Less" else node.inputs[::-1]
     dtype = None if low is None else b.checker.info(low).dtype

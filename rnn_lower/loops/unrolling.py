@@ -212,13 +212,15 @@ class Unroller:
                 inner[value] = self.items.weight(value.const_value)
         for node in body:
             if node not in self._parts:
-                self._parts[node] = gemm_parts(node)
-            for part in self._parts[node] or [node]:
+                self._parts[node] = _gemm_parts(node)
+            parts = self._parts[node] or [node]
+            for part in parts:
                 results = self._node(part, inner)
                 if self._varies(part) or any(subgraphs(part)):
                     self._varying.update((*part.outputs, *node.outputs))
                 inner.update(zip(part.outputs, results, strict=False))
-                inner.update(zip(node.outputs, results, strict=False))
+            if parts[-1] is not node:
+                inner[node.outputs[0]] = inner[parts[-1].outputs[0]]
         return [inner.get(value, value) for value in body.outputs]
 
     def _node(self, node: ir.Node, env: Env) -> Sequence[Item]:
@@ -346,7 +348,7 @@ def behind_identity(value: ir.Value) -> ir.Value:
     return value
 
 
-def gemm_parts(node: ir.Node) -> list[ir.Node]:
+def _gemm_parts(node: ir.Node) -> list[ir.Node]:
     """Products and sums in the place of a Gemm, which all steps share where they are of X alone; else none."""
     alpha, beta = (get_attribute(node, name, ir.AttributeType.FLOAT, 1.0) for name in ("alpha", "beta"))
     if node.op_type != "Gemm" or node.domain != "" or alpha != 1 or beta not in (0, 1):

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import version_of
+from rnn_lower.ir.walk import NODE_MARK
 from rnn_lower.lowering.activations import Activation, assign
 from rnn_lower.options import OP_TYPES, QUANTIZED
 
@@ -153,7 +154,7 @@ class RecurrentNode:
     @property
     def origin(self) -> dict[str, str]:
         """What emitted nodes remember of this one in their metadata."""
-        return {"rnn_lower.op": self.op_type, "rnn_lower.version": str(self.version), "rnn_lower.node": self.name}
+        return {"rnn_lower.op": self.op_type, "rnn_lower.version": str(self.version), NODE_MARK: self.name}
 
     def describe(self) -> str:
         return f"{self.op_type} '{self.name}' in {self.path}"

@@ -151,7 +151,7 @@ def _accepts(schema: onnx.defs.OpSchema, node: ir.Node, shape_info: ShapeInfo) -
 
 
 def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value], str | None]) -> str:
-    """What a node says that a version of its operator does not take, or nothing. kind: as in `ShapeInfo`."""
+    """Why a version of a node's operator does not accept the node, or nothing. kind: as in `ShapeInfo`."""
     if why := _misread(node, schema):
         return why
     if len(node.inputs) > schema.max_input or len(node.outputs) > schema.max_output:

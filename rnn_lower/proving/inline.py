@@ -7,9 +7,8 @@ import onnx.inliner
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import default_opset, opset_of
+from rnn_lower.ir.walk import NODE_MARK, default_opset, opset_of
 from rnn_lower.opset.convert import ir_version_of
-from rnn_lower.proving.program import MARK
 
 
 class CallError(RnnLowerError):
@@ -67,4 +66,4 @@ def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Emitted nodes, wherever they are."""
     holders = protobuf.holders(model)
     nodes = (node for holder in holders for node in holder.node)
-    return [node for node in nodes if any(entry.key == MARK for entry in node.metadata_props)]
+    return [node for node in nodes if any(entry.key == NODE_MARK for entry in node.metadata_props)]

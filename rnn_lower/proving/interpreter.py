@@ -92,9 +92,13 @@ class Interpreter:
 
     def _defined(self, arrays: list[T]) -> list[T]:
         """The same arrays. Raises OutOfScopeError where a division by zero has made one of them."""
-        if self._undefined and any(id(array) in self._undefined for array in arrays):
+        if self._is_undefined(arrays):
             raise OutOfScopeError("a division by zero")
         return arrays
+
+    def _is_undefined(self, arrays: Sequence[object]) -> bool:
+        """Whether a division by zero has made one of these."""
+        return bool(self._undefined) and any(id(array) in self._undefined for array in arrays)
 
     def _value(self, value: ir.Value) -> Array:
         if value in self._values:
@@ -139,7 +143,7 @@ class Interpreter:
         except DivisionByZeroError as error:  # perhaps in a group, which is another function
             self._undefined[id(error.result)] = error.result
             return [error.result]
-        if self._undefined and any(id(operand) in self._undefined for operand in operands):
+        if self._is_undefined(operands):
             self._undefined |= {id(result): result for result in results}
         return results
 

@@ -13,7 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.walk import is_quantized
+from rnn_lower.ir.walk import NODE_MARK, is_quantized
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.inline import without_made_calls
 from rnn_lower.shapes.shape_info import RESHAPES
@@ -281,7 +281,7 @@ def _repeats(info: onnx.ValueInfoProto, tensor: onnx.TensorProto | None) -> bool
 
 
 def _emitted(node: onnx.NodeProto) -> bool:
-    return any(entry.key == "rnn_lower.node" for entry in node.metadata_props)
+    return any(entry.key == NODE_MARK for entry in node.metadata_props)
 
 
 def _used(graph: protobuf.Holder, emitted: bool = True) -> Iterator[str]:

@@ -8,15 +8,12 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import malformed, schema_of
-from rnn_lower.ir.walk import constant, known_tensor, subgraphs
+from rnn_lower.ir.walk import NODE_MARK, constant, known_tensor, subgraphs
 from rnn_lower.proving.element_types import DType, ElementTypes
 from rnn_lower.proving.emitted import COMPARE, EMITTED
 from rnn_lower.proving.interpreter import Graph
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.transforms.evaluate import evaluate_node
-
-MARK = "rnn_lower.node"
-"""The metadata by which emitted nodes are known."""
 
 ARITHMETIC = ("Add", "Div", "Exp", "Log", "Mul", "Neg", "Reciprocal", "Sub")
 MOST_FOLDED = 1 << 20
@@ -66,9 +63,9 @@ class Program(Graph):
         if value in self._inputs or known_tensor(value) is not None:
             return None
         node = value.producer()
-        if node is not None and MARK not in node.metadata_props and value in self.wanted:
+        if node is not None and NODE_MARK not in node.metadata_props and value in self.wanted:
             raise OutOfScopeError("the node that replaces it has no metadata: something else has rewritten it")
-        if node is None or MARK not in node.metadata_props:
+        if node is None or NODE_MARK not in node.metadata_props:
             raise WrongError(f"it reads '{value.name}', which is not an input of the node")
         return node
 

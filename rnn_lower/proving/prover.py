@@ -18,7 +18,17 @@ from rnn_lower.driver.plan import read_nodes
 from rnn_lower.driver.suggestions import unlogged
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import Scope, known_tensor, nodes, opset_of, owner_of, recurrent_nodes, roots, subgraphs
+from rnn_lower.ir.walk import (
+    NODE_MARK,
+    Scope,
+    known_tensor,
+    nodes,
+    opset_of,
+    owner_of,
+    recurrent_nodes,
+    roots,
+    subgraphs,
+)
 from rnn_lower.modelio import files
 from rnn_lower.modelio.document import Document
 from rnn_lower.opset.convert import converted
@@ -28,7 +38,7 @@ from rnn_lower.proving.equations import INPUTS
 from rnn_lower.proving.inline import CallError, without_made_calls
 from rnn_lower.proving.model_inputs import fixed_sizes
 from rnn_lower.proving.node_proof import Task, prove_node
-from rnn_lower.proving.program import MARK, read_by
+from rnn_lower.proving.program import read_by
 from rnn_lower.proving.report import DIFFERENT, NodeProof, Proof
 from rnn_lower.proving.whole import prove_whole, rewrites_loops
 from rnn_lower.shapes.fixed_dims import axis_name
@@ -94,7 +104,7 @@ def _is_legalized(document: Document) -> bool:
 def _folded(original: Document, lowered: Document) -> Document:
     """The original as lowering folds its constants, with the sizes and at the opset of the lowered model."""
     options = Options(fold=True, dims=_sizes_of(lowered, original))
-    with unlogged():  # lowering has said it
+    with unlogged():  # lowering has logged it already
         return _at_opset_of(lowered, prepared(original.copied(), options)[0])
 
 
@@ -200,7 +210,7 @@ def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
     read = {node for task in tasks for node in _needed(task.replaced, task)[0]}
     for graph in graphs:
         for node in graph:
-            if MARK not in node.metadata_props or node in read or node.op_type == "Constant":
+            if NODE_MARK not in node.metadata_props or node in read or node.op_type == "Constant":
                 continue
             own = (index for index, task in enumerate(tasks) if owner_of(task.replaced[0]) is node.graph)
             fitting = next((index for index in own if not _needed(node.outputs, tasks[index])[1]), None)
@@ -220,7 +230,7 @@ def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]
         node = value.producer()
         if value in inputs or known_tensor(value) is not None or node in nodes:
             continue
-        if node is None or MARK not in node.metadata_props:
+        if node is None or NODE_MARK not in node.metadata_props:
             reads_outside = True
             continue
         nodes.add(node)
@@ -232,7 +242,7 @@ def _is_unchanged(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
     """Whether it is still there, as `model_diff` sees it: the same operator with the same outputs, not marked."""
     producers = {None if value is None else value.producer() for value in there}
     producer = next(iter(producers))
-    if len(producers) > 1 or producer is None or MARK in producer.metadata_props:
+    if len(producers) > 1 or producer is None or NODE_MARK in producer.metadata_props:
         return False
     same = [value.name for value in producer.outputs] == [value.name for value in node.outputs]
     return same and producer.op_type == node.op_type and producer.domain == node.domain
@@ -274,7 +284,7 @@ def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:
         there = {tuple(out.name for out in node.outputs): node for node in pair[1].graph}
         for node in pair[0].graph:
             twin = there.get(tuple(out.name for out in node.outputs))
-            if twin is None or twin.op_type != node.op_type or MARK in twin.metadata_props:
+            if twin is None or twin.op_type != node.op_type or NODE_MARK in twin.metadata_props:
                 continue
             bodies, its_bodies = (
                 dict(zip((name for name, _ in subgraphs(owner)), scope.bodies_of(owner), strict=True))

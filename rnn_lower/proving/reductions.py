@@ -164,7 +164,7 @@ def _arg(call: Call) -> Array:
 
 
 def _hardmax(call: Call) -> Array:
-    """A random function of all elements and of the place."""
+    """A random function of all elements and of the index."""
     (axis,) = _softmax_axes(call) if call.opset >= 13 else (call[0].ndim - 1,)
     best = np.expand_dims(_mixed(call, axis), axis)
     indices = np.arange(call[0].shape[axis]).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.traits import DATA_MOVEMENT
-from rnn_lower.ir.walk import Scope, constant, count_nodes, nodes, subgraphs
+from rnn_lower.ir.walk import NODE_MARK, Scope, constant, count_nodes, nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS, NONDETERMINISTIC
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -26,7 +26,6 @@ from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.model_inputs import required_inputs, symbol
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
-from rnn_lower.proving.program import MARK
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
 from rnn_lower.transforms.evaluate import evaluate_node
@@ -76,7 +75,7 @@ def _repeating(model: ir.Model) -> set[tuple[str, tuple[str | None, ...]]]:
     chosen = (node for node, _ in nodes(model) if node.domain in DEFAULT_DOMAINS)
     return {
         (node.op_type, tuple(value.name for value in node.outputs)) for node in chosen
-        if node.op_type in OP_TYPES or (node.op_type in LOOPS and MARK not in node.metadata_props)
+        if node.op_type in OP_TYPES or (node.op_type in LOOPS and NODE_MARK not in node.metadata_props)
     }  # fmt: skip
 
 
@@ -127,7 +126,7 @@ class _Evaluator(ModelInterpreter):
     def _operands(self, node: ir.Node) -> list[Array | None]:
         """The operands; of a Where without the NaN and infinities of a branch that its condition never chooses."""
         operands = super()._operands(node)
-        if node.op_type != "Where" or node.domain not in DEFAULT_DOMAINS or not self._has_symbols(operands):
+        if node.op_type != "Where" or node.domain not in DEFAULT_DOMAINS:
             return operands
         condition, *branches = operands
         if condition is None or condition.dtype != np.bool_:
@@ -139,9 +138,6 @@ class _Evaluator(ModelInterpreter):
                 if not (chosen & ~np.isfinite(wide)).any():
                     operands[index] = self._known(np.where(np.isfinite(wide), wide, 0.0))
         return operands
-
-    def _has_symbols(self, operands: Sequence[Array | None]) -> bool:
-        return any(id(operand) in self._symbols for operand in operands)
 
     def _use(self, arrays: Sequence[Array | None]) -> None:
         """Count the NaN and infinities of arrays as used from here on."""
@@ -162,11 +158,12 @@ class _Evaluator(ModelInterpreter):
         if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
             self._use(operands)
             return super()._results(node)
-        if self._undefined and any(id(operand) in self._undefined for operand in operands):
+        if self._is_undefined(operands):
             return super()._results(node)
         numbers = [self._number(operand) for operand in operands]
         is_fed = any(id(operand) in self._fed for operand in operands)
-        rounds = is_fed and node.op_type not in (*MOVES, *COMPARE, "Cast") and self._are_floats(operands)
+        is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
+        rounds = is_fed and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
             results = self._computed(node, numbers)
             if is_fed and node.op_type not in ("Shape", "Size"):
@@ -176,7 +173,7 @@ class _Evaluator(ModelInterpreter):
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
         is_cast = own and node.op_type == "Cast" and operands[0] is not None and operands[0].dtype == np.uint64
-        narrows = is_cast and node.attributes["to"].as_int() not in WIDE and MARK not in node.metadata_props
+        narrows = is_cast and node.attributes["to"].as_int() not in WIDE and NODE_MARK not in node.metadata_props
         try:
             if not narrows:  # which rounds
                 return super()._results(node)
@@ -187,12 +184,8 @@ class _Evaluator(ModelInterpreter):
             return [self.field.function(f"Cast {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
 
-    @staticmethod
-    def _are_floats(operands: Sequence[Array | None]) -> bool:
-        return any(operand is not None and operand.dtype == np.uint64 for operand in operands)
-
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
-        """Whether integers are computed from floats: field elements, of which division and order mean nothing."""
+        """Whether integers are computed from floats: field elements, which know no division and no order."""
         dtype = (
             None if value is None or operand is None or operand.dtype != np.uint64 else self._shape_info.dtype(value)
         )
@@ -275,11 +268,12 @@ def prove_whole(
     changed = list(_interface(*models))
     if changed:
         return Proof((), tuple(changed), whole=True)
-    verdict, reason, evaluations = OUT_OF_SCOPE, "", 0
-    for folded in (True, False):
+    wrong = misdeclared(documents[1].outline)
+    if wrong and misdeclared(documents[0].outline):
+        wrong = ""
+    verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
+    for folded in () if wrong else (True, False):
         try:
-            if (wrong := misdeclared(documents[1].outline)) and not misdeclared(documents[0].outline):
-                raise WrongError(wrong)
             reason, evaluations = _difference(documents, points, seed, deadline, folded, exact_sizes)
             verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
         except OutOfScopeError as error:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from rnn_lower.builder.constant_operands import known
-from rnn_lower.ir.walk import Scope, nodes, scopes
-from rnn_lower.proving.program import MARK
+from rnn_lower.ir.walk import NODE_MARK, Scope, nodes, scopes
 from rnn_lower.quantization.ranges import Ranges, bounded_values, convex
 
 PRODUCTS = ("MatMul", "Gemm")
@@ -97,7 +96,7 @@ def find_products(model: ir.Model, fed_back: list[tuple[str, str]]) -> Findings:
         if node.op_type in LOOPS and node.domain == "" and "body" in node.attributes:
             body = node.attributes["body"].as_graph()
             pairs[body] = states(node)
-            if node.metadata_props.get("rnn_lower.op") == "LSTM" and MARK in node.metadata_props:
+            if node.metadata_props.get("rnn_lower.op") == "LSTM" and NODE_MARK in node.metadata_props:
                 cells += [a for a, _ in pairs[body] if a not in operands]
     for scope in scopes(model):
         if isinstance(scope.graph, ir.Graph):

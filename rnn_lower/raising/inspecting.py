@@ -7,10 +7,9 @@ import dataclasses
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.walk import constant, get_attribute
+from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute
 from rnn_lower.loops.model import describe, loops, unroll_loops
 from rnn_lower.modelio.document import Document
-from rnn_lower.proving.program import MARK
 from rnn_lower.raising.raise_loops import raise_loops
 from rnn_lower.shapes.shape_info import ShapeInfo
 
@@ -39,7 +38,7 @@ class LoopInfo:
 
 def inspect_loops(document: Document) -> list[LoopInfo]:
     """The loops of a model that lowering has not emitted, found out by trying on copies."""
-    own = [(node, scope) for node, scope in loops(document.model) if MARK not in node.metadata_props]
+    own = [(node, scope) for node, scope in loops(document.model) if NODE_MARK not in node.metadata_props]
     if not own:
         return []
     recognized, reasons = dict[str, str](), dict[str, str]()

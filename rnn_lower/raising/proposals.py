@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from rnn_lower.ir.walk import constant, get_attribute
+from rnn_lower.ir.walk import NODE_MARK, constant, get_attribute
 from rnn_lower.loops.unrolling import LOOPS
-from rnn_lower.proving.program import MARK, read_by
+from rnn_lower.proving.program import read_by
 from rnn_lower.raising.algebra import FUNCTIONS, Algebra, NoGuessError, Sum, same
 from rnn_lower.raising.guess import Cell, cells, unmasked
 from rnn_lower.shapes.shape_info import ShapeInfo
@@ -51,8 +51,8 @@ def regions(model: ir.Model) -> Iterator[Region]:
     """The loops of the main graph, and what lowering has emitted in it."""
     groups: dict[str, list[ir.Node]] = {}
     for node in model.graph:
-        if MARK in node.metadata_props:
-            groups.setdefault(node.metadata_props[MARK], []).append(node)
+        if NODE_MARK in node.metadata_props:
+            groups.setdefault(node.metadata_props[NODE_MARK], []).append(node)
         elif node.op_type in LOOPS and node.domain == "":
             yield Region(node.name or str(node.outputs[0].name), (node,), _results(model.graph, [node]))
     for name, nodes in groups.items():

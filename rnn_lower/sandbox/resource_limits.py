@@ -36,7 +36,7 @@ SECONDS, BYTES = 60, 4 << 30
 
 PATIENCE = 10
 """How many times its seconds of processor time a child may take by the clock: it may stand still, or be forked while
-another thread held a lock. So this child is forked beside threads, too, which `run_in_subprocess` avoids."""
+another thread had a lock. So this child is forked beside threads, too, which `run_in_subprocess` avoids."""
 
 LARGE = 1 << 16
 """Bytes of work after which a child is not kept: a fork is little beside that, and what it holds of its parent much."""

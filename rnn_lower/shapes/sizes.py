@@ -16,7 +16,7 @@ UNKNOWN = f"{TIME}?"
 """With which symbols begin that are some number that depends on the length of the stream, perhaps below zero."""
 
 CUT = " cut"
-"""With which symbols end of numbers of frames that are other ones in a run over the whole."""
+"""The suffix of symbols for numbers of frames that differ from those of a run over the whole."""
 
 GROWS = "#grows"
 """The symbol of a size that is another after each chunk: how many frames are held back."""

@@ -272,6 +272,13 @@ class GraphEditor:
         """Whether a node lies in the body of another."""
         return bool(self._chains[id(site.message)])
 
+    def replace_input(self, site: Site, index: int, operand: Operand) -> None:
+        """Let a node take an operand in place of an input, and what only computed that input go."""
+        old = site.node.inputs[index] if index < len(site.node.inputs) else None
+        if old is not None:
+            self.replaced[site.node, index] = old
+        site.feed(index, operand)
+
     def _find_chains(self, graph: onnx.GraphProto, chain: list[tuple[onnx.NodeProto, onnx.GraphProto]]) -> None:
         """The nodes, outermost first, in whose bodies each node lies."""
         for node in graph.node:

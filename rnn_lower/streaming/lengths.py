@@ -35,8 +35,7 @@ def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
     if name not in work.lengths:
         work.lengths[name] = _count(work, site, read, batch)
     used, mask = work.lengths[name]
-    work.replaced[read.node, 4] = lengths
-    site.feed(4, used)
+    work.replace_input(site, 4, used)
     rows = site.before.reshape(mask, [-1, 1, 1] if read.layout else [-1, 1], "rows")
     assert isinstance(rows, ir.Value)
     return rows

@@ -27,10 +27,7 @@ def replace_arguments(
         site.change(dict(zip(attributes, map(list, inputs.values()), strict=True)))
         return
     for index, numbers in inputs.items():
-        old = site.node.inputs[index] if index < len(site.node.inputs) else None
-        if old is not None:
-            work.replaced[site.node, index] = old
-        site.feed(index, constant(numbers, INT64, "argument"))
+        work.replace_input(site, index, constant(numbers, INT64, "argument"))
 
 
 def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
@@ -94,10 +91,7 @@ def take_windows(work: GraphEditor, site: Site, x: AxisInfo, offsets: np.ndarray
         zero, one = (constant(number, INT64, "number") for number in (0, 1))
         frames = b.reshape(b.op("Range", zero, b.squeeze(count, [0]), one, name="first"), along_frames)
         indices = b.add(frames, constant(offsets, INT64, "offsets"), "indices")
-    old = site.node.inputs[1]
-    assert old is not None
-    work.replaced[site.node, 1] = old
-    site.feed(1, indices)
+    work.replace_input(site, 1, indices)
 
 
 def keep_reduced(_: GraphEditor, site: Site, axes: Sequence[int], keepdims: bool) -> None:

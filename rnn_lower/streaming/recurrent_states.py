@@ -62,9 +62,7 @@ class Recurrence:
                 _leave(work, read, str(error))
                 return
             state, current = work.take_state(site, letter, first, shape, rows)
-        site.feed(index, current)
-        if initial is not None:
-            work.replaced[read.node, index] = initial
+        work.replace_input(site, index, current)
         _hand_on(work, site, letter, dataclasses.replace(state, node=read.describe()), current, ended)
 
 

@@ -423,7 +423,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
 
 
 def filled_shape(ctx: RuleContext) -> tuple[Size, ...] | None:
-    """The shape that a ConstantOfShape or an Expand is given, where it is known."""
+    """The shape of the output of a ConstantOfShape or an Expand, where it is known."""
     if ctx.node.op_type == "ConstantOfShape":
         return ctx.content(0)
     x, target = ctx.optional(0), ctx.content(1)

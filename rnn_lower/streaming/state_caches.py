@@ -98,8 +98,7 @@ class Joined(Frames):
         except FromInput as error:
             raise UnsupportedError(f"{site.owner}, for the frames that it prepends to the stream: {error}") from None
         state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
-        site.feed(0, cache)
-        work.replaced[self.node, 0] = self.front
+        work.replace_input(site, 0, cache)
         output, b = str(site.output().name), site.behind
         whole = site.divert("with_cache") if self.crop else site.output()
         if self.crop:
@@ -194,10 +193,9 @@ class Position:
         limit, b = self.node.inputs[1], site.before
         if limit is None or work.infos[limit].content == (self.count,):
             return
-        work.replaced[self.node, 1] = limit
         frames = b.mul(computed_size(b, self.count, {TIME: self.source}), constant([self.delta], INT64), "span")
         end = b.squeeze(b.add(frames, constant([self.first], INT64), "end"), [0], "limit")
-        site.feed(1, b.cast(end, INT64, self.dtype, "limit"))
+        work.replace_input(site, 1, b.cast(end, INT64, self.dtype, "limit"))
 
     def _is_read(self, value: ir.Value) -> bool:
         """Whether anything but nodes that take each frame reads what a Range counts."""

@@ -13,8 +13,8 @@ from onenode import Case, build
 
 import rnn_lower
 from rnn_lower.builder.tensor_info import TensorInfo
+from rnn_lower.ir.walk import NODE_MARK
 from rnn_lower.legalize.conformance import ConstraintChecker
-from rnn_lower.proving.program import MARK
 from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.targeting import find_target
 
@@ -72,7 +72,7 @@ def broken_by(model: onnx.ModelProto, path: str) -> list[str]:
 
     opset = graph.opset_imports[""]
     found = ConstraintChecker(target.constraints, opset, told).violations(graph.graph)
-    return [f"{one.node.op_type}: {one.rule}" for one in found if MARK in one.node.metadata_props]
+    return [f"{one.node.op_type}: {one.rule}" for one in found if NODE_MARK in one.node.metadata_props]
 
 
 def holds(case: Case, path: Path | str, prove: bool = True, **options: object) -> str | None:
