@@ -13,7 +13,7 @@ from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size, total
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
-from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tell_sizes
+from rnn_lower.streaming.node_edits import copy_zeros, replace_arguments, take_the_rest, tell_sizes
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
@@ -150,6 +150,7 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     if len(candidates) != 1:
         return None
     ctx.edit(replace_arguments, {1: candidates[0][1]}, ("shape",), 5)
+    ctx.edit(copy_zeros)
     return candidates[0][0]
 
 

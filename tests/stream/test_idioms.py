@@ -159,6 +159,29 @@ def test_states_with_equal_first_values_are_written_back():
     close(run_onnxruntime(whole, feeds), run_onnxruntime(model, feeds))
 
 
+def test_a_freed_shape_without_zeros_that_stay():
+    """As newer exporters write each Reshape (allowzero)."""
+    s = Stack(np.random.default_rng(0))
+    s.add("Reshape", s.value, s.ints(-1, 12, 2, 3), allowzero=1)
+    s.add("Reshape", s.value, s.ints(-1, 12, 6), allowzero=1)
+    causal_conv(s)
+    model, x = s.model(), s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="x[1]", dims={"T": 12}))
+    got = [session.run(x[:, k : k + 3])["y"] for k in range(0, 12, 3)]
+    close([np.concatenate(got, 1)], run_onnxruntime(model, {"x": x}))
+
+
+def test_a_delayed_shape_without_zeros_that_stay():
+    s = Stack(np.random.default_rng(0))
+    x = s.add("Slice", "x", s.ints(2), s.ints(2**62), s.ints(1))
+    rows = s.add("Slice", s.add("Shape", x), s.ints(0), s.ints(2))
+    s.add("Reshape", x, s.add("Concat", rows, s.ints(2, 3), axis=0))
+    s.add("Reshape", s.value, s.add("Concat", rows, s.ints(-1), axis=0), allowzero=1)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    for lengths, options in (([1] * 12, {}), ([5, 1, 6], {}), ([1] * 12, {"step": 1})):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+
+
 @pytest.mark.parametrize("indices", [False, True])
 def test_a_length_that_only_a_reshape_has_is_freed(indices):
     """As an exporter writes one beside an input whose length is free."""
