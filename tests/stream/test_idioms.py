@@ -12,6 +12,7 @@ from layers import (
     PADDED,
     Stack,
     causal_conv,
+    centred,
     conditioned,
     grouped,
     halved_and_repeated,
@@ -207,3 +208,18 @@ def test_a_sequence_of_parts(sizes):
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
     got = [session.run(feeds["x"][:, k : k + 1])["y"] for k in range(7)]
     close([np.concatenate(got, 1)], run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_nodes_that_wait_for_the_same_frames_have_one_state(step):
+    """As the products of a complex number have them."""
+    s = Stack(np.random.default_rng(0))
+    centred(s)
+    ahead, late = s.ahead, s.value
+    s.add("Add", s.add("Mul", "x", late), s.add("Sub", late, "x"))
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    options = {"delay": True} | ({} if step is None else {"step": step})
+    same_in_chunks(model, feeds, "T", s.rng, [1] * 12, **options)
+    plan = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T", **options)).plan
+    held = [state.input for state in plan.states if state.input.endswith("held_in")]
+    assert (len(held), plan.late) == (2, {"y": ahead})
