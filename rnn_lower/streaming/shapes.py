@@ -81,6 +81,8 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output shape is unknown")
     if ctx.attribute("allowzero", 0) and size(0) in target:
         raise ctx.refuse("its output has an axis of size 0 (allowzero)")
+    if ctx.analysis.step is not None:  # no size is 0 then, and shape inference knows the sizes
+        ctx.edit(copy_zeros)
     unknown = [
         k for k, dim in enumerate(target)
         if any(symbol.startswith(UNKNOWN) for symbol in dim.of) or (x.cut and dim.is_timed and dim != x.length)
@@ -88,9 +90,9 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     if len(unknown) == 1 and size(-1) not in target:
         others = product(x.sizes[k] if dim == size(0) else dim for k, dim in enumerate(target) if k != unknown[0])
         alone = x.is_plain and others == product(x.sized(ONE))
-        stays = alone and unknown[0] == x.axis
-        counted = alone and not stays and ctx.opset >= 14 and size(0) not in target
-        if ctx.may_lack_frames(x) and not (stays or counted):
+        stays, may_lack = alone and unknown[0] == x.axis, ctx.may_lack_frames(x)
+        counted = may_lack and alone and not stays and ctx.opset >= 14 and size(0) not in target
+        if may_lack and not (stays or counted):
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
         ctx.edit(take_the_rest, x, unknown[0], len(target), 0 if stays else None if counted else -1)
         rest = x.length if alone else size(-1)

@@ -17,6 +17,7 @@ from layers import (
     grouped,
     halved_and_repeated,
     late_windows,
+    lstm,
     padded_behind,
     resized,
     running_sum,
@@ -170,6 +171,17 @@ def test_a_freed_shape_without_zeros_that_stay():
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="x[1]", dims={"T": 12}))
     got = [session.run(x[:, k : k + 3])["y"] for k in range(0, 12, 3)]
     close([np.concatenate(got, 1)], run_onnxruntime(model, {"x": x}))
+
+
+def test_steps_after_a_shape_without_zeros_that_stay():
+    """The length of a recurrent node is known then, so that it is unrolled."""
+    s = Stack(np.random.default_rng(0))
+    rows = s.add("Slice", s.add("Shape", "x"), s.ints(0), s.ints(2))
+    s.add("Reshape", "x", s.add("Concat", rows, s.ints(2, 3), axis=0), allowzero=1)
+    s.add("Reshape", s.value, s.add("Concat", rows, s.ints(6), axis=0), allowzero=1)
+    lstm(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    same_in_chunks(model, feeds, "T", s.rng, [2] * 6, step=2)
 
 
 def test_a_delayed_shape_without_zeros_that_stay():
