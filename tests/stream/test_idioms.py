@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 from judge import close, run_onnxruntime
 from layers import (
@@ -22,6 +23,7 @@ from layers import (
     resized,
     running_sum,
     windows_ahead,
+    windows_by_index,
 )
 from streams import same_in_chunks
 
@@ -181,7 +183,21 @@ def test_steps_after_a_shape_without_zeros_that_stay():
     s.add("Reshape", s.value, s.add("Concat", rows, s.ints(6), axis=0), allowzero=1)
     lstm(s)
     model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    x = next(node.input[0] for node in model.graph.node if node.op_type == "LSTM")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, ["T", "N", 6]))
     same_in_chunks(model, feeds, "T", s.rng, [2] * 6, step=2)
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_windows_of_delayed_frames(step):
+    """Behind a convolution that looks ahead, whose frames are fewer than those of a whole run."""
+    s = Stack(np.random.default_rng(2))
+    centred(s)
+    windows_by_index(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    options = {"delay": True} | ({} if step is None else {"step": step})
+    same_in_chunks(model, feeds, "T", s.rng, [1] * 12, **options)
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", **options))
 
 
 def test_a_delayed_shape_without_zeros_that_stay():

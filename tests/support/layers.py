@@ -464,21 +464,17 @@ def _windows(s: Stack, padded: str, count: str, k: int, frames: str) -> None:
 
 def windows_by_index(s: Stack) -> None:
     """The frames before each frame, gathered by their indices from what is padded in front, as Unfold has it."""
-    if s.cut:
-        return
     k, before = int(s.rng.integers(1, 5)), s.value
     front = k - 1 + int(s.rng.integers(2))
     padded = s.add("Pad", before, s.ints(0, front, 0, 0, 0, 0))
-    frames = _frames(s, before) if s.rng.integers(2) else s.add("Sub", _frames(s, padded), s.ints(front))
+    frames = _frames(s, before) if s.cut or s.rng.integers(2) else s.add("Sub", _frames(s, padded), s.ints(front))
     _windows(s, padded, frames if s.rng.integers(2) and not s.ahead else "", k, frames)
 
 
 def late_windows(s: Stack) -> None:
     """Windows that are not padded, or behind, too; perhaps as Slices; added to what went in where they are as many."""
-    if s.cut:
-        return
     k, before, frames = int(s.rng.integers(2, 5)), s.value, _frames(s, s.value)
-    if s.rng.integers(3) == 0:
+    if not s.cut and s.rng.integers(3) == 0:
         _windows(s, before, "", k, s.add("Sub", frames, s.ints(k - 1)))
         s.ahead += s.every * (k - 1)
         return
