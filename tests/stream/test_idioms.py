@@ -123,6 +123,30 @@ def test_padding_in_front_passes_convolutions_of_one_frame(between):
         same_in_chunks(model, {"x": rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}, "T", rng, [1] * 7, **options)
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("scale", [2, 3])
+def test_fewer_frames_are_repeated_to_as_many(scale, late):
+    """The rate comes back, so that what went in is added, as UNets over time have it; with --step also if delayed."""
+    s = Stack(np.random.default_rng(scale))
+    s.add("Transpose", "x", perm=[0, 2, 1])
+    before, front = s.value, 0 if late else 2
+    s.add("Conv", before, s.weight(6, 6, scale), kernel_shape=[scale], strides=[scale])
+    s.add("Conv", s.value, s.weight(6, 6, 3), kernel_shape=[3], pads=[front, 2 - front])
+    s.add("Resize", s.value, "", s.const(np.array([1, 1, scale], np.float32)))
+    s.add("Conv", s.add("Add", s.value, before), s.weight(6, 6, 3), kernel_shape=[3], pads=[2, 0])
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 24, 6)).astype(np.float32)}
+    same_in_chunks(model, feeds, "T", s.rng, [scale] * (24 // scale), step=scale, delay=late)
+    streaming = rnn_lower.stream(model, axis="T", step=scale, delay=late)
+    assert rnn_lower.prove_streaming(model, streaming)
+    assert rnn_lower.StreamingSession(streaming).plan.warm_up == ({"y": 2 * scale} if late else {})
+    if late:
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"Resize 'Resize3' in main graph: .*choose the length"):
+            rnn_lower.stream(model, axis="T", delay=True)
+    else:
+        same_in_chunks(model, feeds, "T", s.rng, [scale, 24 - scale])
+
+
 def test_half_of_the_frames_repeated():
     """Half of the length is a size where chunks have an even number of frames."""
     s = Stack(np.random.default_rng(0))

@@ -312,12 +312,19 @@ def windows_ahead(s: Stack) -> None:
 
 
 def repeated(s: Stack) -> None:
-    """Each frame twice, and then every second one."""
+    """Each frame several times, by scales or by sizes, and then as many as before."""
     if s.ahead or s.cut:
         return
-    scales = s.const(np.array([1, 2, 1], np.float32))
-    s.add("Resize", s.value, "", scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-    s.add("Slice", s.value, s.ints(1), s.ints(2**62), s.ints(1), s.ints(2))
+    k, x = int(s.rng.integers(2, 5)), s.value
+    modes = [("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("pytorch_half_pixel", "round_prefer_ceil")]
+    mode, rounding = modes[int(s.rng.integers(3))]
+    sizes = [s.const(np.array([1, k, 1], np.float32))]
+    if s.rng.integers(2):
+        shape = s.add("Shape", x)
+        rows = s.add("Slice", shape, s.ints(0), s.ints(1))
+        sizes = ["", s.add("Concat", rows, s.add("Mul", _frames(s, x), s.ints(k)), s.ints(FEATURES), axis=0)]
+    s.add("Resize", x, "", *sizes, coordinate_transformation_mode=mode, nearest_mode=rounding)
+    s.add("Slice", s.value, s.ints(int(s.rng.integers(k))), s.ints(2**62), s.ints(1), s.ints(k))
 
 
 def stacked_frames(s: Stack) -> None:
