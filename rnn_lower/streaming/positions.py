@@ -53,6 +53,8 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     if not reach and offsets.size == 1:
         ctx.edit(take_each, [x.axis + k for k in range(indices.rank) if k != axis])
     else:
+        if ctx.opset < 11 and ctx.analysis.step is None:
+            raise ctx.refuse(f"it selects windows, which needs opset 11 or --step; the model is at opset {ctx.opset}")
         if late > x.late:
             ctx.carry(held(ctx, x, reach + 1, lead=x.lead, output_axis=x.axis + axis))
         ctx.edit(take_windows, x, offsets, axis, reach)

@@ -248,6 +248,27 @@ def test_a_length_that_only_a_reshape_has_is_freed(indices):
         same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
 
 
+@pytest.mark.parametrize("opset", [10, 17])
+@pytest.mark.parametrize("layout", [(12, 1), (1, 12)], ids=["frames first", "windows first"])
+def test_windows_that_an_export_has_fixed(layout, opset):
+    """Their indices are constants, where it knew the length."""
+    s = Stack(np.random.default_rng(0), opset)
+    windows = np.arange(12).reshape(layout) + np.arange(3).reshape((1, 3) if layout[0] == 12 else (3, 1))
+    front = s.const(np.zeros((2, 2, 6), np.float32))
+    s.add("Gather", s.add("Concat", front, "x", axis=1), s.const(windows), axis=1)
+    s.add("ReduceSum", s.value, *([s.ints(layout.index(1) + 1)] if opset > 12 else []), keepdims=0,
+          **({} if opset > 12 else {"axes": [layout.index(1) + 1]}))  # fmt: skip
+    model, x = s.model(), s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)
+    if opset < 11:
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"Gather 'Gather1' .*needs opset 11 or step"):
+            rnn_lower.stream(model, axis="x[1]", dims={"T": 12})
+    for step in (None, 2) if opset > 10 else (2,):
+        streaming = rnn_lower.stream(model, axis="x[1]", dims={"T": 12}, step=step)
+        session = rnn_lower.StreamingSession(streaming)
+        got = [session.run(x[:, k : k + 2])["y"] for k in range(0, 12, 2)]
+        close([np.concatenate(got, 1)], run_onnxruntime(model, {"x": x}))
+
+
 @pytest.mark.parametrize("sizes", [np.array(4), np.array([1, 5])], ids=["of a size", "of sizes"])
 def test_a_sequence_of_parts(sizes):
     """As an exporter writes a split where it knows no sizes."""
