@@ -105,7 +105,7 @@ class ChunkedRuns:
         axis = self.plan.outputs[name]
         if name not in self.plan.cut or not isinstance(axis, int):
             return whole
-        return np.take(whole, range(result.shape[axis]), axis)
+        return np.take(whole, range(min(whole.shape[axis], result.shape[axis])), axis)
 
     def calls(self, index: int) -> Iterator[Feeds]:
         """Inputs for runs one after another, of the same shapes; the callers' states come with the first."""

@@ -86,6 +86,7 @@ class GraphEditor:
     states, notes: what is carried, and what a user should know.
     left: inputs whose state is left to the caller.  back: by these, the outputs that give it back, and of which node.
     lengths: by value, what counts it.  seen: the state that counts the frames before a chunk, where there is one.
+    delayed: frames that several nodes wait for, by the value, the axis and how many.
     replaced: values that nodes no longer take.  symbols: where sizes can be read off.  step: the only length of chunks.
     """
 
@@ -105,6 +106,7 @@ class GraphEditor:
         self._kept: dict[tuple[str, int], onnx.NodeProto] = {}
         self._bodies: list[onnx.GraphProto] = []  # alive, so that they keep their identities
         self.lengths: dict[str, tuple[ir.Value, ir.Value]] = {}
+        self.delayed: dict[tuple[str, int, int, int | None], ir.Value] = {}
         self.replaced: dict[tuple[ir.Node, int], ir.Value] = {}
         self.states: list[State] = []
         self.notes: list[str] = []

@@ -40,6 +40,12 @@ def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
     site.feed(0, site.before.op("Where", early, filling, site.input(), name="masked"))
 
 
+def copy_zeros(_: GraphEditor, site: Site) -> None:
+    """Let 0 in the shape of a Reshape be a size that stays."""
+    if "allowzero" in site.node.attributes:
+        site.change({"allowzero": 0})
+
+
 def tell_sizes(work: GraphEditor, site: Site, sizes: Sequence[Size]) -> None:
     """Compute the shape of a Reshape without -1, which stands for nothing where there are no frames.
 
@@ -52,19 +58,21 @@ def tell_sizes(work: GraphEditor, site: Site, sizes: Sequence[Size]) -> None:
             here = _numbers(int(index == axis) for axis in range(len(sizes)))
             shape = b.add(shape, b.mul(here, computed_size(b, each, work.symbols)))
     site.feed(1, shape)
+    copy_zeros(work, site)
 
 
 def _numbers(numbers: Any) -> Operand:
     return constant(list(numbers), INT64, "numbers")
 
 
-def take_the_rest(_: GraphEditor, site: Site, x: AxisInfo, index: int, rank: int, number: int | None) -> None:
+def take_the_rest(work: GraphEditor, site: Site, x: AxisInfo, index: int, rank: int, number: int | None) -> None:
     """Let a Reshape have 0, -1, or None for its frames, as the size at an index: no other is possible."""
     here, rest = constant(np.arange(rank) == index, ir.DataType.BOOL, "here"), constant(number or 0, INT64, "rest")
     counted = None if number is not None or x.axis is None else site.before.size(site.input(), x.axis, x.rank)
     site.feed(1, site.before.op("Where", here, counted or rest, site.input(1), name="shape"))
-    if counted or "allowzero" in site.node.attributes:  # without which 0 is a size that stays
-        site.change({"allowzero": int(counted is not None)})
+    copy_zeros(work, site)
+    if counted:
+        site.change({"allowzero": 1})
 
 
 def take_each(work: GraphEditor, site: Site, axes: Sequence[int]) -> None:

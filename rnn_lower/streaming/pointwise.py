@@ -114,35 +114,39 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     for index, axis in enumerate(axes):
         resized = _resized(ctx, x.sizes[axis], index, len(axes))
         if axis == time and resized != x.sizes[time]:
-            x = _repeated(ctx, x, index, len(axes))
+            x = _repeated(ctx, x, resized)
             shape[time] = x.sizes[time]
             continue
         if resized is not None and (resized.number is not None or resized == x.sizes[axis]):
             shape[axis] = resized
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("it resizes delayed frames, and a chunk may have none")
+        raise ctx.refuse("it resizes delayed frames, and a chunk may have none; choose the length of chunks (--step)")
     return [x.moved(time, shape)]
 
 
-REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil"))
+REPEATS = {("asymmetric", "floor")} | {
+    (coordinates, f"round_prefer_{side}")
+    for coordinates in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+    for side in ("floor", "ceil")
+}
 """How nearest frames are found, by coordinates and rounding, where each is repeated by a whole scale."""
 
 
-def _repeated(ctx: RuleContext, x: AxisInfo, index: int, count: int) -> AxisInfo:
-    """Each frame several times in a row. index: of the scale, among `count`."""
-    scales = None if ctx.optional(3) is not None else ctx.known(2)
-    scale = 0.0 if scales is None or scales.size != count else float(scales[index])
+def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
+    """Each frame several times in a row, as often as a size that is resized to is that of the stream."""
+    ratio = None if resized is None else resized.over(x.sizes[along(ctx, x)])
+    times = None if ratio is None else ratio.number
     coordinates, rounding = (
         ctx.attribute(name, default)
         for name, default in (("coordinate_transformation_mode", "half_pixel"), ("nearest_mode", "round_prefer_floor"))
     )
     nearest = ctx.attribute("mode", "nearest") == "nearest" and (coordinates, rounding) in REPEATS
-    if not nearest or scale % 1 or not scale:
+    if not nearest or not times:
         raise ctx.refuse("it resizes the stream over time, and does more than repeat frames (nearest, a whole scale)")
     x = settled(x, ctx.analysis.delay)
-    if not x.is_plain or x.outer != ONE or x.late:
-        raise ctx.refuse("it repeats frames that are padded, merged with other axes, or delayed")
-    return x.changed(every=x.every / int(scale))
+    if not x.is_plain or x.outer != ONE:
+        raise ctx.refuse("it repeats frames that are padded, or merged with other axes")
+    return x.changed(every=x.every / times, late=x.late * times, dropped=x.dropped * times)
 
 
 def _resized(ctx: RuleContext, dim: Size, index: int, count: int) -> Size | None:
@@ -153,8 +157,8 @@ def _resized(ctx: RuleContext, dim: Size, index: int, count: int) -> Size | None
     scales = ctx.known(2)
     if scales is None or scales.size != count:
         return None
-    if scales[index] == 1:
-        return dim
+    if scales[index] % 1 == 0:
+        return dim * size(int(scales[index]))
     return None if dim.number is None else size(int(np.floor(dim.number * scales[index])))
 
 

@@ -53,11 +53,13 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     if not reach and offsets.size == 1:
         ctx.edit(take_each, [x.axis + k for k in range(indices.rank) if k != axis])
     else:
+        if ctx.opset < 11 and ctx.analysis.step is None:
+            raise ctx.refuse(f"it selects windows, which needs opset 11 or --step; the model is at opset {ctx.opset}")
         if late > x.late:
             ctx.carry(held(ctx, x, reach + 1, lead=x.lead, output_axis=x.axis + axis))
         ctx.edit(take_windows, x, offsets, axis, reach)
     shape = (*x.sizes[: x.axis], *indices.sizes, *x.sizes[x.axis + 1 :])
-    return [x.moved(x.axis + axis, shape).changed(lead=0, late=late, cut=x.cut or indices.late < late)]
+    return [x.moved(x.axis + axis, shape).changed(lead=0, late=late, cut=x.cut or indices.cut or indices.late < late)]
 
 
 def _freed(ctx: RuleContext) -> AxisInfo:
@@ -97,11 +99,11 @@ def _number(ctx: RuleContext, index: int) -> Size | None:
 def range_(ctx: RuleContext) -> list[AxisInfo]:
     """The numbers of the frames, or others with the same distances."""
     start, limit, delta = (_number(ctx, index) for index in range(3))
-    line = None if limit is None else linear(limit)
-    if start is None or line is None or start.number is None or delta is None or (delta.number or 0) < 1:
+    line = None if limit is None else linear(limit, in_stream=True)
+    first, step = (None if number is None else number.number for number in (start, delta))
+    if limit is None or line is None or first is None or step is None or step < 1:
         raise ctx.refuse("it does not count all frames")
-    (times, more), first, step = line, start.number, delta.number or 1
-    count = Size(times / step, (TIME,))
+    (times, more), count = line, Size(line[0] / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0
     late = 0 if rounded else first - more
     if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or late < 0 or (late and step > 1):
@@ -109,7 +111,8 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
     offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() else None
-    return [AxisInfo((frames(count.times, -late),), 0, every=1 / count.times, late=late, offsets=offsets)]
+    length = frames(count.times, -late, cut=limit.is_cut)
+    return [AxisInfo((length,), 0, every=1 / count.times, late=late, cut=limit.is_cut, offsets=offsets)]
 
 
 def slice_(ctx: RuleContext) -> list[AxisInfo]:

@@ -13,7 +13,7 @@ from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size, total
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
-from rnn_lower.streaming.node_edits import replace_arguments, take_the_rest, tell_sizes
+from rnn_lower.streaming.node_edits import copy_zeros, replace_arguments, take_the_rest, tell_sizes
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
@@ -81,6 +81,8 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its output shape is unknown")
     if ctx.attribute("allowzero", 0) and size(0) in target:
         raise ctx.refuse("its output has an axis of size 0 (allowzero)")
+    if ctx.analysis.step is not None:  # no size is 0 then, and shape inference knows the sizes
+        ctx.edit(copy_zeros)
     unknown = [
         k for k, dim in enumerate(target)
         if any(symbol.startswith(UNKNOWN) for symbol in dim.of) or (x.cut and dim.is_timed and dim != x.length)
@@ -88,9 +90,9 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
     if len(unknown) == 1 and size(-1) not in target:
         others = product(x.sizes[k] if dim == size(0) else dim for k, dim in enumerate(target) if k != unknown[0])
         alone = x.is_plain and others == product(x.sized(ONE))
-        stays = alone and unknown[0] == x.axis
-        counted = alone and not stays and ctx.opset >= 14 and size(0) not in target
-        if ctx.may_lack_frames(x) and not (stays or counted):
+        stays, may_lack = alone and unknown[0] == x.axis, ctx.may_lack_frames(x)
+        counted = may_lack and alone and not stays and ctx.opset >= 14 and size(0) not in target
+        if may_lack and not (stays or counted):
             raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
         ctx.edit(take_the_rest, x, unknown[0], len(target), 0 if stays else None if counted else -1)
         rest = x.length if alone else size(-1)
@@ -150,6 +152,7 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     if len(candidates) != 1:
         return None
     ctx.edit(replace_arguments, {1: candidates[0][1]}, ("shape",), 5)
+    ctx.edit(copy_zeros)
     return candidates[0][0]
 
 

@@ -234,11 +234,17 @@ class DelayBuffer(Frames):
             raise UnsupportedError(
                 f"{site.owner}: its frames are delayed, so single rows cannot be reset; drop --reset"
             )
-        if work.step is None:
+        key = str(site.input(self.index).name), self.axis, self.length, self.crop
+        shared = self.crop is not None and not work.is_nested(site)
+        if shared and key in work.delayed:
+            site.feed(self.index, work.delayed[key])
+        elif work.step is None:
             self._hold_back(work, site)
         else:
             self._delay(work, site)
             work.warm_up()
+        if shared:
+            work.delayed[key] = site.input(self.index)
         if self.gone:
             site.replace("Identity")
         site.change(self.attributes)

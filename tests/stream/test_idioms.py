@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 from judge import close, run_onnxruntime
 from layers import (
@@ -12,14 +13,17 @@ from layers import (
     PADDED,
     Stack,
     causal_conv,
+    centred,
     conditioned,
     grouped,
     halved_and_repeated,
     late_windows,
+    lstm,
     padded_behind,
     resized,
     running_sum,
     windows_ahead,
+    windows_by_index,
 )
 from streams import same_in_chunks
 
@@ -119,6 +123,30 @@ def test_padding_in_front_passes_convolutions_of_one_frame(between):
         same_in_chunks(model, {"x": rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}, "T", rng, [1] * 7, **options)
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("scale", [2, 3])
+def test_fewer_frames_are_repeated_to_as_many(scale, late):
+    """The rate comes back, so that what went in is added, as UNets over time have it; with --step also if delayed."""
+    s = Stack(np.random.default_rng(scale))
+    s.add("Transpose", "x", perm=[0, 2, 1])
+    before, front = s.value, 0 if late else 2
+    s.add("Conv", before, s.weight(6, 6, scale), kernel_shape=[scale], strides=[scale])
+    s.add("Conv", s.value, s.weight(6, 6, 3), kernel_shape=[3], pads=[front, 2 - front])
+    s.add("Resize", s.value, "", s.const(np.array([1, 1, scale], np.float32)))
+    s.add("Conv", s.add("Add", s.value, before), s.weight(6, 6, 3), kernel_shape=[3], pads=[2, 0])
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 24, 6)).astype(np.float32)}
+    same_in_chunks(model, feeds, "T", s.rng, [scale] * (24 // scale), step=scale, delay=late)
+    streaming = rnn_lower.stream(model, axis="T", step=scale, delay=late)
+    assert rnn_lower.prove_streaming(model, streaming)
+    assert rnn_lower.StreamingSession(streaming).plan.warm_up == ({"y": 2 * scale} if late else {})
+    if late:
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"Resize 'Resize3' in main graph: .*choose the length"):
+            rnn_lower.stream(model, axis="T", delay=True)
+    else:
+        same_in_chunks(model, feeds, "T", s.rng, [scale, 24 - scale])
+
+
 def test_half_of_the_frames_repeated():
     """Half of the length is a size where chunks have an even number of frames."""
     s = Stack(np.random.default_rng(0))
@@ -159,6 +187,54 @@ def test_states_with_equal_first_values_are_written_back():
     close(run_onnxruntime(whole, feeds), run_onnxruntime(model, feeds))
 
 
+def test_a_freed_shape_without_zeros_that_stay():
+    """As newer exporters write each Reshape (allowzero)."""
+    s = Stack(np.random.default_rng(0))
+    s.add("Reshape", s.value, s.ints(-1, 12, 2, 3), allowzero=1)
+    s.add("Reshape", s.value, s.ints(-1, 12, 6), allowzero=1)
+    causal_conv(s)
+    model, x = s.model(), s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="x[1]", dims={"T": 12}))
+    got = [session.run(x[:, k : k + 3])["y"] for k in range(0, 12, 3)]
+    close([np.concatenate(got, 1)], run_onnxruntime(model, {"x": x}))
+
+
+def test_steps_after_a_shape_without_zeros_that_stay():
+    """The length of a recurrent node is known then, so that it is unrolled."""
+    s = Stack(np.random.default_rng(0))
+    rows = s.add("Slice", s.add("Shape", "x"), s.ints(0), s.ints(2))
+    s.add("Reshape", "x", s.add("Concat", rows, s.ints(2, 3), axis=0), allowzero=1)
+    s.add("Reshape", s.value, s.add("Concat", rows, s.ints(6), axis=0), allowzero=1)
+    lstm(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    x = next(node.input[0] for node in model.graph.node if node.op_type == "LSTM")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, ["T", "N", 6]))
+    same_in_chunks(model, feeds, "T", s.rng, [2] * 6, step=2)
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_windows_of_delayed_frames(step):
+    """Behind a convolution that looks ahead, whose frames are fewer than those of a whole run."""
+    s = Stack(np.random.default_rng(2))
+    centred(s)
+    windows_by_index(s)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    options = {"delay": True} | ({} if step is None else {"step": step})
+    same_in_chunks(model, feeds, "T", s.rng, [1] * 12, **options)
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", **options))
+
+
+def test_a_delayed_shape_without_zeros_that_stay():
+    s = Stack(np.random.default_rng(0))
+    x = s.add("Slice", "x", s.ints(2), s.ints(2**62), s.ints(1))
+    rows = s.add("Slice", s.add("Shape", x), s.ints(0), s.ints(2))
+    s.add("Reshape", x, s.add("Concat", rows, s.ints(2, 3), axis=0))
+    s.add("Reshape", s.value, s.add("Concat", rows, s.ints(-1), axis=0), allowzero=1)
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    for lengths, options in (([1] * 12, {}), ([5, 1, 6], {}), ([1] * 12, {"step": 1})):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+
+
 @pytest.mark.parametrize("indices", [False, True])
 def test_a_length_that_only_a_reshape_has_is_freed(indices):
     """As an exporter writes one beside an input whose length is free."""
@@ -170,6 +246,27 @@ def test_a_length_that_only_a_reshape_has_is_freed(indices):
     model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
     for lengths, options in (([5, 1, 6], {}), ([1] * 12, {"step": 1})):
         same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+
+
+@pytest.mark.parametrize("opset", [10, 17])
+@pytest.mark.parametrize("layout", [(12, 1), (1, 12)], ids=["frames first", "windows first"])
+def test_windows_that_an_export_has_fixed(layout, opset):
+    """Their indices are constants, where it knew the length."""
+    s = Stack(np.random.default_rng(0), opset)
+    windows = np.arange(12).reshape(layout) + np.arange(3).reshape((1, 3) if layout[0] == 12 else (3, 1))
+    front = s.const(np.zeros((2, 2, 6), np.float32))
+    s.add("Gather", s.add("Concat", front, "x", axis=1), s.const(windows), axis=1)
+    s.add("ReduceSum", s.value, *([s.ints(layout.index(1) + 1)] if opset > 12 else []), keepdims=0,
+          **({} if opset > 12 else {"axes": [layout.index(1) + 1]}))  # fmt: skip
+    model, x = s.model(), s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)
+    if opset < 11:
+        with pytest.raises(rnn_lower.UnsupportedError, match=r"Gather 'Gather1' .*needs opset 11 or step"):
+            rnn_lower.stream(model, axis="x[1]", dims={"T": 12})
+    for step in (None, 2) if opset > 10 else (2,):
+        streaming = rnn_lower.stream(model, axis="x[1]", dims={"T": 12}, step=step)
+        session = rnn_lower.StreamingSession(streaming)
+        got = [session.run(x[:, k : k + 2])["y"] for k in range(0, 12, 2)]
+        close([np.concatenate(got, 1)], run_onnxruntime(model, {"x": x}))
 
 
 @pytest.mark.parametrize("sizes", [np.array(4), np.array([1, 5])], ids=["of a size", "of sizes"])
@@ -184,3 +281,18 @@ def test_a_sequence_of_parts(sizes):
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
     got = [session.run(feeds["x"][:, k : k + 1])["y"] for k in range(7)]
     close([np.concatenate(got, 1)], run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_nodes_that_wait_for_the_same_frames_have_one_state(step):
+    """As the products of a complex number have them."""
+    s = Stack(np.random.default_rng(0))
+    centred(s)
+    ahead, late = s.ahead, s.value
+    s.add("Add", s.add("Mul", "x", late), s.add("Sub", late, "x"))
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    options = {"delay": True} | ({} if step is None else {"step": step})
+    same_in_chunks(model, feeds, "T", s.rng, [1] * 12, **options)
+    plan = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T", **options)).plan
+    held = [state.input for state in plan.states if state.input.endswith("held_in")]
+    assert (len(held), plan.late) == (2, {"y": ahead})

@@ -80,3 +80,18 @@ def test_a_model_that_says_nothing_of_its_states():
     model = stack_of(CAUSAL[9]).model()
     with pytest.raises(rnn_lower.RnnLowerError, match="not a streaming model"):
         rnn_lower.prove_streaming(model, model)
+
+
+def test_more_frames_than_the_whole_are_not_proved():
+    """Of an output that a stream has fewer frames of."""
+    s = Stack(np.random.default_rng(0))
+    s.add("Slice", s.add("Pad", "x", s.ints(0, 0, 0, 0, 2, 0)), s.ints(2), s.ints(2**62), s.ints(1))
+    model = s.model()
+    wrong = rnn_lower.stream(model, axis="T", delay=True)
+    again = onnx.helper.make_node("Concat", ["y/once", "y/once"], ["y"], axis=1)
+    for node in wrong.graph.node:
+        node.output[:] = ["y/once" if name == "y" else name for name in node.output]
+    wrong.graph.node.append(again)
+    proof = rnn_lower.prove_streaming(model, wrong)
+    assert not proof.ok
+    assert "has shape" in proof.reason

@@ -312,12 +312,19 @@ def windows_ahead(s: Stack) -> None:
 
 
 def repeated(s: Stack) -> None:
-    """Each frame twice, and then every second one."""
+    """Each frame several times, by scales or by sizes, and then as many as before."""
     if s.ahead or s.cut:
         return
-    scales = s.const(np.array([1, 2, 1], np.float32))
-    s.add("Resize", s.value, "", scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-    s.add("Slice", s.value, s.ints(1), s.ints(2**62), s.ints(1), s.ints(2))
+    k, x = int(s.rng.integers(2, 5)), s.value
+    modes = [("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("pytorch_half_pixel", "round_prefer_ceil")]
+    mode, rounding = modes[int(s.rng.integers(3))]
+    sizes = [s.const(np.array([1, k, 1], np.float32))]
+    if s.rng.integers(2):
+        shape = s.add("Shape", x)
+        rows = s.add("Slice", shape, s.ints(0), s.ints(1))
+        sizes = ["", s.add("Concat", rows, s.add("Mul", _frames(s, x), s.ints(k)), s.ints(FEATURES), axis=0)]
+    s.add("Resize", x, "", *sizes, coordinate_transformation_mode=mode, nearest_mode=rounding)
+    s.add("Slice", s.value, s.ints(int(s.rng.integers(k))), s.ints(2**62), s.ints(1), s.ints(k))
 
 
 def stacked_frames(s: Stack) -> None:
@@ -464,21 +471,17 @@ def _windows(s: Stack, padded: str, count: str, k: int, frames: str) -> None:
 
 def windows_by_index(s: Stack) -> None:
     """The frames before each frame, gathered by their indices from what is padded in front, as Unfold has it."""
-    if s.cut:
-        return
     k, before = int(s.rng.integers(1, 5)), s.value
     front = k - 1 + int(s.rng.integers(2))
     padded = s.add("Pad", before, s.ints(0, front, 0, 0, 0, 0))
-    frames = _frames(s, before) if s.rng.integers(2) else s.add("Sub", _frames(s, padded), s.ints(front))
+    frames = _frames(s, before) if s.cut or s.rng.integers(2) else s.add("Sub", _frames(s, padded), s.ints(front))
     _windows(s, padded, frames if s.rng.integers(2) and not s.ahead else "", k, frames)
 
 
 def late_windows(s: Stack) -> None:
     """Windows that are not padded, or behind, too; perhaps as Slices; added to what went in where they are as many."""
-    if s.cut:
-        return
     k, before, frames = int(s.rng.integers(2, 5)), s.value, _frames(s, s.value)
-    if s.rng.integers(3) == 0:
+    if not s.cut and s.rng.integers(3) == 0:
         _windows(s, before, "", k, s.add("Sub", frames, s.ints(k - 1)))
         s.ahead += s.every * (k - 1)
         return
