@@ -84,7 +84,7 @@ InferredShape = Sequence["Size | None"]
 
 def _reshape(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     x, target = _input(node, 0), _target(node, 1, shape)
-    if x is None or target is None or get_attribute(node, "allowzero", _INT, 0) != 0:
+    if x is None or target is None or (size(0) in target and get_attribute(node, "allowzero", _INT, 0) != 0):
         return None
     have = shape(x) if {size(0), size(-1)} & {*target} else []
     if size(0) in target and (have is None or any(dim == size(0) for dim in target[len(have) :])):

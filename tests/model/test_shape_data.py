@@ -96,7 +96,8 @@ class Drawn:
             front = [self.given([0] * axis)] if axis else []
             back = [self.part(x, axis + 1, rank)] if axis + 1 < rank else []
             parts = [*front, self.given([-1]), *back]
-        return self.add("Reshape", [x, self.add("Concat", parts, axis=0) if len(parts) > 1 else parts[0]])
+        sizes = self.add("Concat", parts, axis=0) if len(parts) > 1 else parts[0]
+        return self.add("Reshape", [x, sizes], allowzero=int(kind == 1))
 
     def recurrent(self, x: str) -> str:
         rows = self.shape[-1]
@@ -147,13 +148,13 @@ def test_every_row_is_drawn():
 @pytest.mark.parametrize("what", ["other values", "allowzero"])
 def test_what_is_not_counted(what):
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["time", 1, 4])
-    tensors = {"s": [0], "e": [3], "step": [2], "axes": [0], "rest": [-1]}
+    tensors = {"s": [0], "e": [3], "step": [2], "axes": [0], "rest": [-1], "none": [0, 1, 4]}
     nodes = [helper.make_node("Shape", ["x"], ["shape"])]
     if what == "other values":
         nodes.append(helper.make_node("Neg", ["shape"], ["minus"]))
         nodes.append(helper.make_node("Abs", ["minus"], ["sizes"]))
     else:
-        nodes.append(helper.make_node("Identity", ["shape"], ["sizes"]))
+        nodes = [helper.make_node("Identity", ["none"], ["sizes"])]
     allow = {"allowzero": 1} if what == "allowzero" else {}
     nodes.append(helper.make_node("Reshape", ["x", "sizes"], ["y"], **allow))
     weights = [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in tensors.items()]
