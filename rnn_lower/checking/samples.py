@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from rnn_lower import untrusted
 from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
+from rnn_lower.ir.traits import DATA_MOVEMENT
 from rnn_lower.ir.walk import get_attribute
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import Symbol, required_inputs, symbol
@@ -35,11 +36,14 @@ large numbers end where a rounding takes them."""
 SCALES = ((1.0,), (0.1, 1.0, 10.0), (1.0, 10.0, 100.0, 1e4))
 """What numbers in [-1, 1] are multiplied with, each step or element with one of these, by run."""
 
+LARGEST_STATE = 100.0
+"""What initial states are multiplied with at most: a closed gate lets through its rounding, 6e-8, times the state."""
+
 LARGEST_DEFAULTS = 1 << 24
 """Bytes of defaults up to which other values are given in their place."""
 
 GROWN = (16, 64, 256, 512, 576, 1024, 1536, 4000, 16000)
-"""Sizes for the last axis of inputs where small ones do not do: frames and samples of sound."""
+"""Sizes for the last free axis of inputs, batches aside, where small ones do not do: frames and samples of sound."""
 
 RANKS = (3, 2, 1, 4, 0)
 """Ranks for inputs that declare no shape."""
@@ -114,7 +118,7 @@ def _defaults(model: ir.Model) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """How sizes are chosen. known: taken as they are.  common: one for all.  last: for last axes, others being 1."""
+    """How sizes are chosen. known: taken as is.  common: one for all.  last: for last free axes, others being 1."""
 
     known: Mapping[Symbol, int] = dataclasses.field(default_factory=dict)
     common: int | None = None
@@ -148,6 +152,8 @@ class Samples:
         self.direct = {str(value.name) for _, value in read}
         # Large weights make every rounding count: what the fused node gives is then no better than chance.
         self.weights = {str(value.name) for name, value in read if name in ("W", "R", "B", "P")}
+        initial = (node.inputs.get(name) for node in nodes for name in ("initial_h", "initial_c"))
+        self.states = {str(value.name) for state in initial for value in _sources(state, DATA_MOVEMENT)}
         times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
         self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
         self._accepted_sizes: dict[Symbol, int] = {}
@@ -206,12 +212,16 @@ class _Draw:
             raise RnnLowerError(f"input '{name}' has no known type; provide inputs (--inputs X.npz)")
         rank = samples.ranks.get(name, RANKS[self.attempt % len(RANKS)])
         fixed = [samples.fixed.get((name, axis)) for axis in range(rank)]
-        shape = [self.size(symbol(value, axis), axis == rank - 1) if n is None else n for axis, n in enumerate(fixed)]
+        sizes = [samples.ties.find(symbol(value, axis)) if n is None else n for axis, n in enumerate(fixed)]
+        free = [axis for axis, size in enumerate(sizes) if not isinstance(size, int) and (axis or rank == 1)]
+        last = free[-1] if free and name not in samples.states else None
+        shape = [self.size(size, axis == last) for axis, size in enumerate(sizes)]
         if name in samples.limits and (self.attempt % 2 == 0 or name in samples.direct):
             return self.lengths(name, shape).astype(value.dtype.numpy())
         if value.dtype.is_integer() and name in samples.ranges and self.attempt % 2 == 0:
             return np.asarray(self.rng.choice(samples.ranges[name], shape).astype(value.dtype.numpy()))
-        return self.array(value.dtype, shape, (1.0,) if name in samples.weights else self.scales)
+        largest = 1.0 if name in samples.weights else LARGEST_STATE if name in samples.states else math.inf
+        return self.array(value.dtype, shape, [scale for scale in self.scales if scale <= largest] or (1.0,))
 
     def non_default(self, name: str, default: np.ndarray) -> np.ndarray:
         """Another value than a default, of its kind; the same where nothing tells what else it may be."""
@@ -332,16 +342,18 @@ def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
     return limits
 
 
-def _sources(lengths: ir.Value | None) -> list[ir.Value]:
-    """The graph inputs that lengths are computed from; sizes of others do not count."""
+def _sources(result: ir.Value | None, through: Collection[str] | None = None) -> list[ir.Value]:
+    """The graph inputs that a value is computed from, or by some operators only; sizes of others do not count."""
     inputs, seen = list[ir.Value](), set[ir.Node]()
-    waiting = [] if lengths is None else [lengths]
+    waiting = [] if result is None else [result]
     while waiting:
         value = waiting.pop()
         node = value.producer()
         if value.is_graph_input() and value not in inputs and isinstance(value.type, ir.TensorType):
             inputs.append(value)
-        elif node is not None and node not in seen and node.op_type not in ("Shape", "Size"):
+        elif node is None or node in seen or node.op_type in ("Shape", "Size"):
+            continue
+        elif through is None or node.op_type in through:
             seen.add(node)
             waiting += [read for read in node.inputs if read is not None]
     return inputs

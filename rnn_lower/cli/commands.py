@@ -67,8 +67,10 @@ def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
     """Raise RnnLowerError where OUT of `IN OUT` may be a second input, as a shell makes of `*.onnx`."""
     from rnn_lower import api
 
-    output = arguments.output
-    if not arguments.is_positional or not os.path.isfile(output) or os.path.samefile(arguments.model, output):
+    model, output = arguments.model, arguments.output
+    if not arguments.is_positional or not os.path.isfile(output) or not os.path.exists(model):
+        return
+    if os.path.samefile(model, output):
         return
     try:
         nodes = api.inspect(output)

@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(BAD, f"error: {error}")
     except KeyboardInterrupt as error:
         return _fail(BAD, ", ".join(filter(None, ["interrupted", str(error)])))
-    except OSError as error:  # files are looked after where they are read and written, so this is stdout
+    except OSError as error:  # files are looked after where they are read and written, so one without a name is stdout
+        if error.filename is not None:
+            return _fail(BAD, f"error: {error.filename}: {error.strerror}")
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
         return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")
     except Exception as error:

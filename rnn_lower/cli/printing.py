@@ -334,7 +334,7 @@ def _record_row(record: Record) -> dict[str, Any]:
 
 def _print_records(arguments: argparse.Namespace, records: Sequence[Record]) -> None:
     if not records:
-        _print("no RNN, GRU or LSTM node to lower")
+        _print(f"no RNN, GRU or LSTM node {'was lowered' if arguments.keep_native else 'to lower'}")
     for record in records:
         why = f" ({record.why})" if arguments.verbose and record.why else ""
         _print(f"{_format_node(record.node)} -> {record.form}{why}, {_count(record.emitted, 'node')}")

@@ -133,6 +133,8 @@ class Plan:
             message, opset = new.site.node.describe(), new.site.scope.opset
             logger.debug("%s: form %s, %d nodes of opset %d", message, new.form, new.count, opset)
         for site in self.sites:
+            if self._options.keep_native:
+                logger.info("%s: not kept native: %s", site.node.describe(), self._target.verdict(site.node).why)
             for note in site.node.notes:
                 logger.info("%s: %s", site.node.describe(), note)
         return replacements

@@ -85,6 +85,14 @@ def one_step(document: Document) -> str | None:
     return CALLS
 
 
+def _runs_over(document: Document, axis: str) -> bool:
+    """Whether recurrent nodes run over an axis, and all that is done along it is causal."""
+    try:
+        return any(isinstance(edit, Recurrence) for edit in _carried(*opened(document.copied(), axis)))
+    except UnsupportedError:
+        return False
+
+
 def _carried(document: Document, axis: str, baked: int | None) -> list[Any]:
     analysis = CausalityAnalysis(document.model, document.shape_info, axes_of(document, axis), baked=baked)
     analysis.run()
@@ -112,17 +120,21 @@ def _fixed_axes(document: Document) -> list[str]:
 
 
 def stream_axis(document: Document, step: int | None) -> str:
-    """Which axis is the stream where nobody says so: the only free one, or that of the nodes; or CALLS."""
+    """Which axis is the stream where nobody says so: the free one, that of the nodes if there are several; or CALLS."""
     if external(document) and (axis := outside(document)) is not None:
         return axis
     if step == 1 and (axis := one_step(document)) is not None:
         return axis
     free = _free(document)
+    over = [name for name in free if _runs_over(document, name)] if len(free) > 1 else []
+    if len(over) == 1:
+        return over[0]
     if len(free) != 1:
         text = "no input has a symbolic size" if not free else f"the inputs have several sizes, {', '.join(free)}"
         if one_step(document) is not None:
             raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes (use --step 1)")
-        raise RnnLowerError(f"{text}; choose the axis of the stream (--time {free[0] if free else 'INPUT[AXIS]'})")
+        choices = " or ".join(f"--time {name}" for name in free or ("INPUT[AXIS]",))
+        raise RnnLowerError(f"{text}; choose the axis of the stream ({choices})")
     return free[0]
 
 

@@ -138,6 +138,11 @@ def absent(folder: Path) -> list[str]:
     return lowering(folder)
 
 
+def absent_beside_a_result(folder: Path) -> list[str]:
+    save(model_of(), folder / "out.onnx")
+    return ["lower", str(folder / "bad.onnx"), str(folder / "out.onnx")]
+
+
 def a_folder(folder: Path) -> list[str]:
     (folder / "bad.onnx").mkdir()
     return lowering(folder)
@@ -213,6 +218,7 @@ def too_deep(depth: int = 40) -> bytes:
 # fmt: off
 def no_files() -> Iterator[Bad]:
     yield Bad("file absent", absent, "no such file")
+    yield Bad("file absent beside an old result", absent_beside_a_result, "no such file")
     yield Bad("file a folder", a_folder, "not a file")
     yield Bad("file a fifo", a_fifo, "not a file")
     yield Bad("file a dangling link", dangling_link, "no such file")
@@ -1682,7 +1688,7 @@ def bad_streams() -> Iterator[Bad]:
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
-    yield Bad("stream of several sizes", streaming(free), "the inputs have several sizes, T, N; choose the axis of the stream (--time T)")
+    yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several sizes, T, N; choose the axis of the stream (--time T or --time N)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
     yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it counts frames for all rows together, so single rows cannot be reset; drop --reset")
     yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "carries what the stream remembers, and target tidl does not support it: ")

@@ -67,6 +67,37 @@ def test_sound_may_have_to_be_long(shortest):
     assert (report.ok, report.runs) == (True, 3)
 
 
+def test_frames_may_have_to_be_many():
+    """Their axis is the last free one, and none of a batch that is free as well."""
+    model = sound(40)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    size = helper.make_node("Constant", [], ["size"], value=numpy_helper.from_array(np.array([0, -1])))
+    model.graph.node.extend([size, helper.make_node("Reshape", ["spectrum", "size"], ["sound"]), *nodes])
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("spectrum", FLOAT, [None, "frames", 2]))
+    report = rnn_lower.check(model, rnn_lower.lower(model))
+    assert (report.ok, report.runs) == (True, 3)
+
+
+def test_initial_states_are_no_larger_than_what_a_closed_gate_holds_back():
+    """Through whatever only moves them: Slice and Squeeze of one input for both states."""
+    model = build(Case("LSTM", 17, optional=("initial_h", "initial_c")))[0]
+    weights = [numpy_helper.from_array(np.array([k]), f"k{k}") for k in range(3)]
+    model.graph.initializer.extend(weights)
+    states = [v for v in model.graph.input if v.name.startswith("initial")]
+    shape = [2, *[dim.dim_value for dim in states[0].type.tensor_type.shape.dim]]
+    for value in states:
+        model.graph.input.remove(value)
+    model.graph.input.append(helper.make_tensor_value_info("states", FLOAT, shape))
+    for k, value in enumerate(states):
+        model.graph.node.insert(0, helper.make_node("Squeeze", [f"part{k}", "k0"], [value.name]))
+        model.graph.node.insert(0, helper.make_node("Slice", ["states", f"k{k}", f"k{k + 1}", "k0"], [f"part{k}"]))
+    sampled = samples.Samples(ir.from_proto(model))
+    drawn = [next(sampled.candidates(index)) for index in range(3)]
+    assert max(np.abs(feeds["X"]).max() for feeds in drawn) > samples.LARGEST_STATE
+    assert max(np.abs(feeds["states"]).max() for feeds in drawn) <= samples.LARGEST_STATE
+
+
 def test_sizes_that_worked_are_kept():
     """They come right after sizes of the run's own, so later runs do not search again."""
     model = sound(512)
