@@ -45,7 +45,7 @@ R = TypeVar("R")
 @takes_options
 @public
 def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M | onnx.ModelProto:
-    """Replace the RNN, GRU and LSTM nodes of a model by primitive operators that compute the same values.
+    """Replace the RNN, GRU and LSTM nodes of a model with primitive operators that compute the same values.
 
     model: an onnx.ModelProto, which stays unchanged, or the path of a file; both return a new onnx.ModelProto. An
         onnx_ir.Model or a torch.onnx.ONNXProgram is lowered in place and returned. Any opset from 1 on; nodes in
@@ -477,7 +477,7 @@ def lint(
 def check(
     original: Any, lowered: Any, *, inputs: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL,
-    on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
+    on: str | None = None, counterexample: str | os.PathLike[str] | None = None, proof: Proof | None = None,
 ) -> CheckReport:  # fmt: skip
     """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
 
@@ -485,10 +485,10 @@ def check(
     branches and loops that these do not reach. By default, `seed` determines `runs` sets of inputs: symbolic sizes are
     sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
     numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
-    `check` first proves what it can within a few seconds, as `prove` does. A node that is another function is a
-    difference, unless other tools have changed the model since; a proved node need not run. Runs then test rounding
-    and the runtime. Where all nodes are proved and nothing else has changed, integers may differ, since they
-    depend on rounding.
+    `check` first proves what it can within a few seconds, as `prove` does, unless it is given the `proof`. A node that
+    is another function is a difference, unless other tools have changed the model since; a proved node need not run.
+    Runs then test rounding and the runtime. Where all nodes are proved and nothing else has changed, integers may
+    differ, since they depend on rounding.
     Every other replaced node must run three steps, with rows of different length where it has sequence_lens. `check`
     samples further inputs for it; a node that still has not run is listed as unreached, and the models do not agree.
     Nor do they if all outputs are empty, or the same in all runs, unless all nodes are proved.
@@ -509,7 +509,7 @@ def check(
     """
     from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
-    arguments = (original, lowered, inputs, runs, seed, rtol, atol, True, on, counterexample)
+    arguments = (original, lowered, inputs, runs, seed, rtol, atol, proof or True, on, counterexample)
     return subprocess_run.run_guarded(original, on, checker.compare_models, *arguments)
 
 

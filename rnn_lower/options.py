@@ -89,9 +89,13 @@ class Options:
             check_numbers(opset=self.opset)  # conversion checks whether it exists
         check_numbers(max_nodes=self.max_nodes)
         if self.keep_native and self.target is None:
-            raise RnnLowerError("keep_native keeps the nodes that a target runs right natively; name the target")
+            raise RnnLowerError(
+                "--keep-native keeps what a target runs right natively; name the target (--target RUNTIME)"
+            )
         if self.legalize_all and self.target is None:
-            raise RnnLowerError("legalize_all replaces nodes that a target does not support; name the target")
+            raise RnnLowerError(
+                "--legalize-all replaces what a target does not support; name the target (--target RUNTIME)"
+            )
         if self.select is not None and not callable(self.select):
             raise RnnLowerError("select must be callable; it is called with each RecurrentNode")
         for what, value, known in (("form", self.form, FORMS), *(("operator", op, OP_TYPES) for op in self.op_types)):

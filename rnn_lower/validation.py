@@ -45,7 +45,7 @@ def check_number(name: str, number: Any, kind: type = int, least: float = -math.
     if not number >= least:  # nor NaN
         raise RnnLowerError(f"{text}; it must be {least} or more")
     if number > most:
-        raise RnnLowerError(f"{text}; it must be {most} at most")
+        raise RnnLowerError(f"{text}; it must be at most {most}")
 
 
 def check_texts(**strings: Any) -> None:

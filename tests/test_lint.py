@@ -115,6 +115,7 @@ def test_only_what_needs_it_is_lowered(tmp_path, capsys):
     assert cli.main([*arguments, "--keep-native", "--check"]) == cli.DONE
     kept = [node.name for node in every_node(onnx.load(tmp_path / "out.onnx")) if node.op_type == "LSTM"]
     assert kept == ["a_node"]
+    assert "LSTM 'b_node' in main graph: not kept native: LSTM peepholes is silently wrong" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

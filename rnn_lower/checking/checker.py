@@ -44,16 +44,16 @@ INSTEAD = "--prove needs no runtime"
 
 
 def compare_models(
-    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float, exact: bool,
+    original: Any, lowered: Any, inputs: Any, runs: int, seed: int, rtol: float, atol: float, exact: bool | Proof,
     on: str | None = None, counterexample: str | os.PathLike[str] | None = None,
 ) -> CheckReport:  # fmt: skip
-    """See `rnn_lower.check`."""
+    """See `rnn_lower.check`. exact: whether to prove first, or the proof that there is already."""
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     check_texts(on=on)
     if counterexample is not None:
         samples.check_counterexample(counterexample, inputs)
     models = ModelPair(original, lowered, on)
-    proof = _proof(models) if exact else None
+    proof = exact if isinstance(exact, Proof) else _proof(models) if exact else None
     provided = [] if inputs is None else [samples.load_inputs(inputs, models.original.model)]
     is_same = proof is not None and bool(proof.nodes) and proof.ok
     comparison, node_runs = Comparison(rtol, atol, discrete=not is_same), NodeRuns(models.original, models.nodes)

@@ -194,7 +194,7 @@ def version(name: str) -> str:
 def open_runtime(name: str, document: Document) -> runners.Run:
     """A runner of one model. Raises RnnLowerError for a runtime that is not known or not installed."""
     if name not in RUNNERS:
-        raise RnnLowerError(f"unknown runtime '{name}'; known runtimes: {', '.join(RUNNERS)}")
+        raise RnnLowerError(f"--on {name}: models can be run on {', '.join(RUNNERS)} only")
     why = missing(name)
     if why is not None:
         raise RnnLowerError(f"--on {name}: {why}; pip install {RUNNERS[name][0]}")

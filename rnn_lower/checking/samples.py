@@ -20,7 +20,7 @@ from rnn_lower.checking.integers import ranges
 from rnn_lower.driver.plan import read_nodes
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.traits import DATA_MOVEMENT
-from rnn_lower.ir.walk import get_attribute
+from rnn_lower.ir.walk import get_attribute, subgraphs
 from rnn_lower.lowering.node import RecurrentNode, axes_of
 from rnn_lower.proving.model_inputs import Symbol, required_inputs, symbol
 
@@ -156,7 +156,18 @@ class Samples:
         self.states = {str(value.name) for state in initial for value in _sources(state, DATA_MOVEMENT)}
         times = (limit for limit in (*self.limits.values(), *map(_time, nodes)))
         self.times = {self.ties.find(limit) for limit in times if not isinstance(limit, int)}
+        self.grown = self._grown_axes()
         self._accepted_sizes: dict[Symbol, int] = {}
+
+    def _grown_axes(self) -> dict[str, int]:
+        """The axis of each input that may have to be long: last axes where some are free, else the last free ones."""
+        inputs = [(str(value.name), value) for value in self.inputs]
+        axes = {
+            name: [axis for axis in range(rank) if not isinstance(self.ties.find(symbol(value, axis)), int)]
+            for name, value in inputs if name not in self.states for rank in [self.ranks.get(name, 0)]
+        }  # fmt: skip
+        last = {name: free[-1] for name, free in axes.items() if free and free[-1] == self.ranks[name] - 1}
+        return last or {name: free[-1] for name, free in axes.items() if free and free[-1]}
 
     def candidates(self, index: int) -> Iterator[Feeds]:
         """Sets of inputs to be tried until the model takes one, for run number `index`.
@@ -213,9 +224,7 @@ class _Draw:
         rank = samples.ranks.get(name, RANKS[self.attempt % len(RANKS)])
         fixed = [samples.fixed.get((name, axis)) for axis in range(rank)]
         sizes = [samples.ties.find(symbol(value, axis)) if n is None else n for axis, n in enumerate(fixed)]
-        free = [axis for axis, size in enumerate(sizes) if not isinstance(size, int) and (axis or rank == 1)]
-        last = free[-1] if free and name not in samples.states else None
-        shape = [self.size(size, axis == last) for axis, size in enumerate(sizes)]
+        shape = [self.size(size, axis == samples.grown.get(name)) for axis, size in enumerate(sizes)]
         if name in samples.limits and (self.attempt % 2 == 0 or name in samples.direct):
             return self.lengths(name, shape).astype(value.dtype.numpy())
         if value.dtype.is_integer() and name in samples.ranges and self.attempt % 2 == 0:
@@ -344,16 +353,18 @@ def _length_limits(nodes: Sequence[RecurrentNode]) -> dict[str, Symbol]:
 
 def _sources(result: ir.Value | None, through: Collection[str] | None = None) -> list[ir.Value]:
     """The graph inputs that a value is computed from, or by some operators only; sizes of others do not count."""
-    inputs, seen = list[ir.Value](), set[ir.Node]()
+    inputs, seen = list[ir.Value](), set[ir.Value]()
     waiting = [] if result is None else [result]
     while waiting:
         value = waiting.pop()
         node = value.producer()
-        if value.is_graph_input() and value not in inputs and isinstance(value.type, ir.TensorType):
-            inputs.append(value)
-        elif node is None or node in seen or node.op_type in ("Shape", "Size"):
+        if value in seen:
             continue
-        elif through is None or node.op_type in through:
-            seen.add(node)
-            waiting += [read for read in node.inputs if read is not None]
+        seen.add(value)
+        if value.is_graph_input() and isinstance(value.type, ir.TensorType):
+            inputs.append(value)
+        elif node is not None and node.op_type not in ("Shape", "Size"):
+            followed = node.inputs if through is None or node.op_type in through else ()
+            branches = [body.outputs[value.index() or 0] for _, body in subgraphs(node)] if node.op_type == "If" else []
+            waiting += [read for read in (*followed, *branches) if read is not None]
     return inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -53,7 +54,14 @@ USAGE = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        self.exit(BAD, f"{self.prog}: error: {message}\n")
+        slip = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        near = difflib.get_close_matches(slip[1], self._flags(), 1) if slip else []
+        self.exit(BAD, f"{self.prog}: error: {message}{f'; similar: {near[0]}' if near else ''}\n")
+
+    def _flags(self) -> set[str]:
+        """Of all commands: an argument that a command does not know is refused by the parser of all."""
+        commands = [command for action in self._actions for command in dict(action.choices or {}).values()]
+        return {flag for parser in (self, *commands) for flag in parser._option_string_actions}
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
@@ -76,7 +84,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         added.add_argument("--json", action="store_true", help="print JSON")
         return added
 
-    _lower_arguments(add("lower", "replace recurrent nodes by primitive operators"))
+    _lower_arguments(add("lower", "replace recurrent nodes with primitive operators"))
     _stream_arguments(add("stream", "write a model that runs chunk by chunk, with its state as inputs and outputs"))
 
     _unstream_arguments(add("unstream", "turn a model that runs chunk by chunk into one over whole sequences"))
@@ -119,10 +127,10 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
     _form(parser)
     parser.add_argument(
-        "--include", action="append", default=[], metavar="GLOB", help="lower only nodes of this name or operator"
+        "--include", action="append", default=[], metavar="GLOB", help="lower only nodes whose name or operator fits"
     )
     parser.add_argument(
-        "--exclude", action="append", default=[], metavar="GLOB", help="keep nodes of this name or operator"
+        "--exclude", action="append", default=[], metavar="GLOB", help="keep nodes whose name or operator fits"
     )
     _sizes_and_limits(parser)
     _option(parser, "--keep-native", "keep_native", action="store_true")
@@ -154,7 +162,7 @@ def _prove_arguments(parser: argparse.ArgumentParser) -> None:
 def _kit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="a new folder")
     parser.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
-    parser.add_argument("--include", action="append", default=[], metavar="GLOB", help="only features of this name")
+    parser.add_argument("--include", action="append", default=[], metavar="GLOB", help="only features whose name fits")
     parser.add_argument(
         "--limit",
         type=float,
@@ -186,7 +194,7 @@ def _fixed_sizes(parser: argparse.ArgumentParser) -> None:
         dest="shapes",
         action="append",
         metavar="INPUT:SIZE,SIZE...",
-        help="fix all sizes of an input; accepts several",
+        help="fix all sizes of an input; takes several inputs",
     )
 
 
@@ -201,7 +209,7 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - reads stdin or writes stdout")
     parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
     _form(parser)
-    parser.add_argument("--time", metavar="NAME", help="the symbolic size that is the stream, or INPUT[AXIS]")
+    parser.add_argument("--time", metavar="NAME", help="the symbolic size of the axis of the stream, or INPUT[AXIS]")
     parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled")
     parser.add_argument(
         "--keep-native", action="store_true", help="keep the recurrent nodes, and only give them states"
@@ -219,7 +227,9 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
     _sizes_and_limits(parser)
     parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
     parser.add_argument(
-        "--prove", action="store_true", help="write only what is proved to be the original, chunk by chunk"
+        "--prove",
+        action="store_true",
+        help="write only what is proved equal to the original, chunk by chunk",
     )
     _runs_and_tolerance(parser)
 
@@ -346,7 +356,7 @@ def sizes(texts: Sequence[str], shapes: Sequence[str]) -> Dims:
     for text in texts:
         name, equals, size = text.rpartition("=")
         if not equals or not name or not _is_size(size):
-            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100")
+            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, a whole number, e.g. T=100")
         _set(dims, name, int(size))
     for text in shapes:
         name, colon, sizes = text.rpartition(":")

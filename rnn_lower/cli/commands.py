@@ -97,16 +97,19 @@ def _lower_one(arguments: argparse.Namespace) -> int:
     def accept(lowered: str) -> bool:
         selection.check()
         counts.extend(count_file(path) for path in (arguments.model, lowered))
+        proof: Proof | None = None
         with _unnamed(lowered):
             if arguments.prove:
                 before = arguments.model
                 if arguments.raise_loops:  # which was proved when it was done; from there on nodes are compared
                     before = api.raise_loops(arguments.model, dims=options.get("dims"))
-                reports.append(api.prove(before, lowered))
+                proof = api.prove(before, lowered)
+                reports.append(proof)
             if arguments.check:
                 from rnn_lower.proving import prover
 
-                report = api.check(arguments.model, lowered, **comparison(arguments))
+                held = None if arguments.raise_loops else proof
+                report = api.check(arguments.model, lowered, proof=held, **comparison(arguments))
                 changed = tuple(prover.changes(arguments.model, lowered))
                 reports.append(dataclasses.replace(report, changed=changed))
         return all(report.ok for report in reports)

@@ -207,7 +207,7 @@ def print_whole(
         print_json({"output": written, "states": states, "inputs": inputs, **_report_data(reports)})
         return
     for state in result.plan.states:
-        _print(f"state {state.input} -> {state.output} is now inside of the model")
+        _print(f"state {state.input} -> {state.output} is now inside the model")
     _print_reports(arguments, reports)
     _print(f"wrote {written}" if written else NOTHING_WRITTEN)
 

@@ -31,7 +31,7 @@ its place: the operator."""
 def legalize_rest(
     model: ir.Model, target: Target, shape_info: ShapeInfo, select: Callable[[ir.Node], bool] = lambda _: True
 ) -> int:  # fmt: skip
-    """How many selected nodes were replaced by ones that the target supports; the others stay as they are."""
+    """How many selected nodes were replaced with ones that the target supports; the others stay as they are."""
     if target.constraints.silent:
         return 0
     names, count = Names(used_names(model)), 0
@@ -48,7 +48,7 @@ def legalize_rest(
         for value in pool.initializers:
             model.graph.register_initializer(value)
     if count:
-        logger.info("replaced %d other node(s) by nodes that target %s supports", count, target.name)
+        logger.info("replaced %d other node(s) with nodes that target %s supports", count, target.name)
     return count
 
 

@@ -63,10 +63,10 @@ class Record:
 
 
 class LowerRecurrentPass(ir.passes.InPlacePass):
-    """Replace RNN, GRU and LSTM nodes by primitive operators.
+    """Replace RNN, GRU and LSTM nodes with primitive operators.
 
     Requires: a valid model of opset 1 or newer. Changes: the chosen nodes, wherever they are (main graph, subgraphs,
-    functions), and weights that nobody uses any more, which are removed. Everything else, the opset import included,
+    functions), and weights that nothing uses any more, which are removed. Everything else, the opset import included,
     stays, but for what the options `opset` and `dims` ask for. The result's `modified` tells whether any node was
     replaced; `records` of the pass tells which. Options as in `rnn_lower.lower`.
 

@@ -194,7 +194,7 @@ class Plan:
             unmet += [(site, requirements)] if requirements else []
         if unmet:
             (first, requirements), more_nodes = unmet[0], len(unmet) - 1
-            more = f" (and {more_nodes} more nodes have unmet requirements)" if more_nodes else ""
+            more = f" (and {more_nodes} more node{'s' * (more_nodes > 1)})" if more_nodes else ""
             message = "; ".join(requirement.what for requirement in requirements) + more
             everything = [requirement for _, requirements in unmet for requirement in requirements]
             raise UnmetRequirementError(f"{first.node.describe()}: {message}", everything)

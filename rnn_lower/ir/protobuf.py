@@ -175,9 +175,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     if not location or "\0" in location:
         raise RnnLowerError(f"{text} has external data without a location")
     if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
-        raise RnnLowerError(
-            f"{text}: its data is in '{location}'; only files below the model's folder are read, named without '..'"
-        )
+        raise RnnLowerError(f"{text}: its data is in '{location}'; only files in or below the model's folder are read")
     path = folder / location
     try:
         status = path.stat()

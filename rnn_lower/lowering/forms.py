@@ -199,7 +199,7 @@ def no_steps(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 
 def _check_count(b: GraphBuilder, seq_length: int, nodes: int, about: str = "") -> None:
     if b.max_nodes is not None and nodes > b.max_nodes:
-        what = f"unrolling {seq_length} steps takes {about}{nodes} nodes; the limit leaves {b.max_nodes}"
+        what = f"unrolling {seq_length} steps takes {about}{nodes} nodes; the limit (--max-nodes) leaves {b.max_nodes}"
         raise UnmetRequirementError(what, [Requirement(what, forms=("scan", "loop"), nodes=True)])
 
 

@@ -131,6 +131,8 @@ class Staged:
                 os.replace(self.path, self._destination)
                 _sync_folder(self.folder)
                 stale_files.remove(stale)
+        if self.data.exists():
+            logger.info("the weights are in %s", self.data)
         for name in unused:
             logger.warning("%s stays, although %s no longer refers to it", self.folder / name, self._destination)
 

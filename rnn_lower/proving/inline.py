@@ -31,7 +31,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     )
     if mismatched is not None:
         raise CallError(
-            f"function {mismatched.domain}.{mismatched.name} has another opset than the model that calls it"
+            f"function {mismatched.domain}.{mismatched.name} has a different opset from the model that calls it"
         )
     names = [(function.domain, function.name) for function in new_functions]
     try:

@@ -133,7 +133,7 @@ def _resize(call: Call) -> Array:
     if call.opset < 11 or call.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         raise OutOfScopeError("Resize before opset 11, or of a region")
     if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch" or call.attribute("antialias", 0):
-        raise OutOfScopeError("Resize that keeps the aspect ratio, or with antialias")
+        raise OutOfScopeError("Resize that keeps the aspect ratio or uses antialiasing")
     factors = None
     if sizes is None and scales is not None and scales.size:
         factors = constant(call.node.inputs[2])

@@ -58,7 +58,7 @@ def inspect_loops(document: Document) -> list[LoopInfo]:
         name, why = node.name or str(node.outputs[0].name), failed or reasons.get(describe(node), "")
         mend = why or "rnn-lower lower --loops unrolls it"
         if op_type := recognized.get(name, ""):
-            mend = f"rnn-lower raise replaces it by one {op_type}, proved"
+            mend = f"rnn-lower raise replaces it with one {op_type}, proved"
         trips = _trips(node, document.shape_info)
         infos.append(LoopInfo(name, node.op_type, scope.path, trips, _states(node), op_type, not why, mend))
     return infos

@@ -17,7 +17,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import count_nodes, known_tensor, subgraphs, with_bodies
 from rnn_lower.lowering.node import OUTPUTS, RecurrentNode
 
-MISSING = "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'"
+MISSING = "reports and drawings need further packages: pip install 'rnn_lower[report]', or '.[report]' in a clone"
 if sys.version_info < (3, 11):
     MISSING += " (Python 3.11 or newer)"
 

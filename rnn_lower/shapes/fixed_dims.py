@@ -164,7 +164,7 @@ def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
             yield name, size
             continue
         if name not in inputs:
-            raise RnnLowerError(f"there is no input '{name}'; there are {', '.join(inputs) or 'none'}")
+            raise RnnLowerError(f"no input is named '{name}'; inputs: {', '.join(inputs) or 'none'}")
         shape, text = inputs[name], ",".join(map(str, size))
         if shape is not None and len(shape) != len(size):
             raise RnnLowerError(f"input '{name}' has {len(shape)} axes; {name}:{text} gives {len(size)}")
@@ -176,7 +176,8 @@ def _parse_axis(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], 
     match = re.fullmatch(r"(.+)\[(\d{1,9})\]", name, re.DOTALL)
     if match is None or match[1] not in inputs:
         known = ", ".join(dict.fromkeys(symbol for *_, symbol in free_dims(inputs))) or "none"
-        raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}")
+        several = "; write several as --dim A=1 B=2" if "=" in name else ""
+        raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}{several}")
     owner, axis = match[1], int(match[2])
     shape = inputs[owner]
     if shape is None:

@@ -127,13 +127,22 @@ def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     return [b if a == ONE else a if b in (ONE, a) or (a.number or 0) > 1 else None for a, b in pairs]
 
 
+def _top_k(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
+    """Of as many elements as an input says, as those who sort sequences by their lengths write it."""
+    x, count = _input(node, 0), _target(node, 1, shape)
+    have, axis = None if x is None else shape(x), get_attribute(node, "axis", _INT, -1)
+    if have is None or count is None or len(count) != 1 or not -len(have) <= axis < len(have):
+        return None
+    return [count[0] if k == axis % len(have) else dim for k, dim in enumerate(have)]
+
+
 def _input(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
 SHAPES: dict[str, Callable[[ir.Node, int, Shape], InferredShape | None]] = {
     "Reshape": _reshape, "Transpose": _transpose, "Expand": _expand,
-    "ConstantOfShape": _constant_of_shape, **dict.fromkeys(OP_TYPES, _recurrent),
+    "ConstantOfShape": _constant_of_shape, "TopK": _top_k, **dict.fromkeys(OP_TYPES, _recurrent),
 }  # fmt: skip
 
 

@@ -116,9 +116,10 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         cut=tuple(name for name, info in last if info.cut),
         warm_up={name: info.late for name, info in last if info.late and step is not None},
     )  # fmt: skip
-    if not plan.states and not plan.left:
-        logger.info("no node carries anything over the stream; the model accepts chunks as it is")
     name = called(original.model, streams)
+    if not plan.states and not plan.left:
+        text = f"; is '{name}' the batch?" if _nothing_runs(analysis, work) else ""
+        logger.info("no node carries anything over the stream; the model accepts chunks as it is%s", text)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 

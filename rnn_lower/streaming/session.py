@@ -202,14 +202,12 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
     plan = read_plan(document.proto)
     if plan is not None and (unnamed := set(plan.left) - set(states or ())):
         name = min(unnamed)
-        raise RnnLowerError(
-            f"input '{name}' carries a state; name the output that returns it (states={{'{name}': OUTPUT}})"
-        )
+        raise RnnLowerError(f"input '{name}' carries a state; name the output that returns it (--state {name}=OUTPUT)")
     if plan is not None and states is None:
         return plan
     if states is None:
         raise RnnLowerError(
-            "not a streaming model; make one (rnn-lower stream), or name its states (states={INPUT: OUTPUT})"
+            "not a streaming model; make one (rnn-lower stream), or name its states (--state INPUT=OUTPUT)"
         )
     outputs = [value.name for value in document.proto.graph.output]
     inputs = [value.name for value in document.proto.graph.input]

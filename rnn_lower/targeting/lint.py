@@ -29,7 +29,7 @@ class Finding:
     node: its name, or that of its first output.  op: operator.  where: the graph it lies in.
     rule: what it breaks, with the source where the target's file tells one.
     mend: for recurrent nodes what lowering comes to, for others whether --legalize-all replaces it, else empty.
-    lowering_mends: whether it replaces the node by nodes that are taken.
+    lowering_mends: whether it replaces the node with nodes that are taken.
     """
 
     node: str

@@ -627,7 +627,7 @@ def of_constant(path: Path, model: Model) -> None:
 # fmt: off
 def bad_external() -> Iterator[Bad]:
     lost = "its data file …bad.weights cannot be read: No such file or directory"
-    below = "only files below the model's folder are read"
+    below = "only files in or below the model's folder are read"
     yield Bad("data file missing", external(lambda path, _: path.unlink()), lost)
     yield Bad("data file a dangling link", external(replaced(lambda path: path.symlink_to("nowhere"))), lost)
     yield Bad("data file a link to itself", external(replaced(lambda path: path.symlink_to(path.name))), "its data file …bad.weights cannot be read: Too many levels of symbolic links")
@@ -946,7 +946,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17")
     yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "the limit leaves 1000; use --form scan or --form loop, or add --max-nodes 500000")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "the limit (--max-nodes) leaves 1000; use --form scan or --form loop, or add --max-nodes 500000")
     yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 500000")
     yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than are left of the limit of 0; add --max-nodes 500000")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare a symbolic length")
@@ -970,7 +970,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
     yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute layout, which opset 13 does not define; lower this node too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
-        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE, e.g. --dim T=100", "--dim")
+        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, a whole number, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE, a whole number, e.g. T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
         yield Bad(f"dim of {len(text)} digits", asked("--dim", f"T={text}", dynamic=True), "of 'T' is too large", "T")
     yield Bad("dim beyond memory", asked("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
@@ -987,7 +987,7 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
     yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; set the same size for both")
     yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes; X:5,2 gives 2")
-    yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "there is no input 'x'; there are X")
+    yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "no input is named 'x'; inputs: X")
     yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' has two sizes, 5 and 6", "T")
     yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set twice, as 5 and as 6")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
@@ -1160,8 +1160,8 @@ def bad_comparisons() -> Iterator[Bad]:
         yield Bad(f"runs {runs_asked}", asked("--check", "--runs", runs_asked), words, "runs")
         yield Bad(f"stream's runs {runs_asked}", streaming(lambda: model_of("GRU", dynamic=True), "--time", "T", "--check", "--runs", runs_asked), words, "runs")
         yield Bad(f"report's runs {runs_asked}", reporting(model_of, "--runs", str(runs_asked)), words, "runs")
-    yield Bad("too many runs", asked("--check", "--runs", 10**7), "runs is 10000000; it must be 1000000 at most", "runs")
-    yield Bad("too many points", pair(fewer_outputs, "--points=1001", command="prove"), "points is 1001; it must be 1000 at most", "points")
+    yield Bad("too many runs", asked("--check", "--runs", 10**7), "runs is 10000000; it must be at most 1000000", "runs")
+    yield Bad("too many points", pair(fewer_outputs, "--points=1001", command="prove"), "points is 1001; it must be at most 1000", "points")
     for option in ("rtol", "atol"):
         for value in ("nan", "-1"):
             words = f"{option} is {value}; it must be 0 or more"
@@ -1177,7 +1177,7 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
     yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
     yield Bad("neither loads", changed(no_kernel, "--check"), "loads neither the original nor the lowered model: ")
-    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "unknown runtime 'abacus'; known runtimes: onnxruntime", "abacus")
+    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "--on abacus: models can be run on onnxruntime", "abacus")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
     yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")
     yield Bad("compare with nothing", pair(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
@@ -1341,7 +1341,7 @@ def bad_kits() -> Iterator[Bad]:
     manifest, results = "manifest.json", ("--results", "FOLDER/results")
     yield Bad("kit over something", occupied, "exists already; name a new folder", "kit")
     yield Bad("kit in a missing folder", lambda folder: ["kit", "-o", str(folder / "no" / "kit"), "--target", "portable"], ": cannot be written: No such file or directory", "no/kit")
-    yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature has this name; there are 'RNN plain'", "--include")
+    yield Bad("kit of no feature", kit("--target", "portable", "--include", "RNN plane"), "--include RNN plane: no feature has this name; similar: 'RNN plain'", "--include")
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
     yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
@@ -1946,7 +1946,7 @@ def _calls() -> Iterator[BadCall]:
         "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a string"),
         "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must list names"),
         "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which no attribute can hold"),
-        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps takes more than 1000000000 nodes; the limit leaves 200000; use scan or loop"),
+        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps takes more than 1000000000 nodes; the limit (max_nodes) leaves 200000; use scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
     yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); drop fold")
@@ -1969,7 +1969,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); drop fold")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "on tract: no-such-package is not installed; pip install no-such-package")
     yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
-    yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need packages that are not installed: pip install 'rnn_lower[report]'")
+    yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need further packages: pip install 'rnn_lower[report]', or '.[report]' in a clone")
     yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
@@ -2015,7 +2015,7 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "states is 'one'; it must be 'each' or 'packed'")
     yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state that is fed back")
     yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state, and check does not know which output to feed back")
-    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state; name the output that returns it (states={'first': OUTPUT})")
+    yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state; name the output that returns it (states={\"first\": \"OUTPUT\"})")
     yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
     yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace single nodes; opset, dims and as_function are for rnn_lower.lower")
 # fmt: on

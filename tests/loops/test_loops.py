@@ -346,7 +346,7 @@ def test_loops_are_listed(tmp_path, capsys):
     assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loops"][0]["recognized"] == "GRU"
     findings = rnn_lower.lint(keras_gru(), "rknn").findings
-    assert [one.mend for one in findings if one.op == "Loop"] == ["rnn-lower raise replaces it by one GRU, proved"]
+    assert [one.mend for one in findings if one.op == "Loop"] == ["rnn-lower raise replaces it with one GRU, proved"]
 
 
 def test_an_ir_model_is_unrolled_in_place_or_left():

@@ -73,6 +73,16 @@ class Drawn:
         )
         return self.add("Expand", [zeros, self.add("Concat", sizes[axis:], axis=0)])
 
+    def sorted(self, x: str) -> str:
+        """Along one axis, by as many as it has, or with one fewer."""
+        axis = int(self.rng.integers(len(self.shape)))
+        count = self.part(x, axis, axis + 1)
+        if isinstance(self.shape[axis], int) and self.shape[axis] > 1 and self.rng.random() < 0.5:
+            count, self.shape[axis] = self.given([self.shape[axis] - 1]), self.shape[axis] - 1
+        name = self.add("TopK", [x, count], axis=axis - len(self.shape) * int(self.rng.integers(2)))
+        self.nodes[-1].output.append(f"{name}/at")
+        return name
+
     def turned(self, x: str) -> str:
         perm = [int(axis) for axis in self.rng.permutation(len(self.shape))]
         self.shape = [self.shape[axis] for axis in perm]
@@ -115,7 +125,7 @@ def drawn(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         if len(made.shape) == 3 and made.rng.random() < 0.2:
             x = made.recurrent(x)
         else:
-            x = made.rng.choice([made.turned, made.reshaped, made.reshaped, made.filled])(x)
+            x = made.rng.choice([made.turned, made.reshaped, made.reshaped, made.filled, made.sorted])(x)
         values.append(x)
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in values]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["time", 1 if shape[1] == 1 else "batch", 4])]

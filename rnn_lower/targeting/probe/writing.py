@@ -77,10 +77,10 @@ def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float =
 def _chosen(only: Sequence[str]) -> list[str]:
     for pattern in only:
         if not fnmatch.filter(FEATURES, pattern):
-            near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4) or list(FEATURES)[:3]
-            raise RnnLowerError(
-                f"--include {pattern}: no feature has this name; there are {', '.join(map(repr, near))}"
-            )
+            near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4)
+            text = f"one of the {len(FEATURES)} is '{next(iter(FEATURES))}'"
+            text = f"similar: {', '.join(map(repr, near))}" if near else text
+            raise RnnLowerError(f"--include {pattern}: no feature has this name; {text}")
     return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, wanted) for wanted in only)]
 
 
