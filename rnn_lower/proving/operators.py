@@ -427,9 +427,11 @@ def _non_zero(call: Call) -> Array:
 
 
 def _dropout(call: Call) -> Array:
-    training = call.optional(2)
-    if training is not None and (training.dtype != np.bool_ or training.any()):
+    training, always = call.optional(2), call.opset < 7 and not call.attribute("is_test", 0)
+    if always or (training is not None and (training.dtype != np.bool_ or training.any())):
         raise OutOfScopeError("Dropout in training mode, whose output is random")
+    if any(value.uses() or value.is_graph_output() for value in call.node.outputs[1:]):
+        raise OutOfScopeError("the mask of a Dropout")
     return call[0]
 
 

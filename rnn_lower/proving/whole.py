@@ -16,9 +16,9 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.traits import DATA_MOVEMENT
+from rnn_lower.ir.traits import DATA_MOVEMENT, RANDOM
 from rnn_lower.ir.walk import NODE_MARK, Scope, constant, count_nodes, nodes, subgraphs
-from rnn_lower.loops.unrolling import LOOPS, NONDETERMINISTIC
+from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.field import Array, Field
@@ -152,8 +152,10 @@ class _Evaluator(ModelInterpreter):
 
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
-        if own and node.op_type in NONDETERMINISTIC:
+        if own and node.op_type in RANDOM:
             raise OutOfScopeError(f"{node.op_type}, whose output is random")
+        if own and node.op_type == "Dropout":  # random in training only, and no case for onnx's evaluator
+            return super()._results(node)
         operands = self._operands(node)
         if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
             self._use(operands)

@@ -59,6 +59,10 @@ DIFFER = {
     "infinity less itself": (
         "i = Constant <value = float {inf}> () a = Add (h, i) y = Sub (a, i)", "y = Identity (h)",
     ),
+    "what is dropped in training": (
+        "r = Constant <value = float {0.5}> () t = Constant <value = bool {1}> () y = Dropout (h, r, t)",
+        "r = Constant <value = float {0.5}> () t = Constant <value = bool {1}> () y = Dropout (h, r, t)",
+    ),
     "types that do not fit": ("y = Identity (h)", "c = Cast <to = 11> (h) y = Add (c, h)"),
     "an operator that does not exist": ("y = Identity (h)", "y = Identity (h) z = Nonsense (h)"),
 }  # fmt: skip
@@ -74,6 +78,7 @@ SAME = (
     "y = Identity (h)", "y = ArgMax <axis = 1> (h)", "y = Hardmax (h)", WHOLE + "y = Div (w, two)",
     "i = Constant <value = float {-inf}> () y = Max (h, i)", "l = Cast <to = 7> (k) y = Sub (l, l)",
     "t = Constant <value = float[3] {1.0, 2.0, 3.0}> () i = ArgMax <axis = 1> (h) y = Gather (t, i)",
+    "r = Constant <value = float {0.5}> () y, m = Dropout (h, r)",
 )  # fmt: skip
 
 
