@@ -30,7 +30,7 @@ def lowered(op: str, kind: str) -> onnx.ModelProto:
     if kind == "step":
         return rnn_lower.stream(recurrent(op, T="time"), axis="time", step=1, target="ethos-u")
     if kind == "lengths":
-        return rnn_lower.lower(recurrent(op, T=4, lengths=True), target="onnx2tf")
+        return rnn_lower.lower(recurrent(op, lengths=True), target="onnx2tf")
     model = recurrent(op, direction=kind)
     if (op, kind) == ("RNN", "bidirectional"):  # TFLite's quantizer fails where Y and Y_h share this operator's results
         model.graph.node[0].output[1] = ""
