@@ -30,7 +30,7 @@ from rnn_lower.proving.model_inputs import fixed_sizes, required_inputs
 from rnn_lower.proving.report import CheckReport, Proof
 from rnn_lower.proving.whole_model import inlined_document
 from rnn_lower.shapes.shape_info import plain_dim
-from rnn_lower.transforms.fold import dead_nodes
+from rnn_lower.transforms.fold import dead_nodes, is_folded
 from rnn_lower.validation import check_numbers, check_texts
 
 FURTHER_TRIES = 5
@@ -193,7 +193,11 @@ class ModelPair:
             index for index, node in enumerate(self.nodes)
             if (node.name, node.path) not in proved and not remaining & set(_results(node.node))
         ]  # fmt: skip
-        return [index for index in indices if index not in self._dead] if indices else []
+        live = [index for index in indices if index not in self._dead] if indices else []
+        if live and proof is not None and is_folded(self.lowered.proto):  # which renames nodes of branches
+            every = len(self.nodes) - len(self._dead)
+            return [] if len(proof.nodes) == every and all(node.ok for node in proof.nodes) else live
+        return live
 
     @functools.cached_property
     def _plain(self) -> ir.Model:

@@ -25,6 +25,7 @@ from rnn_lower.modelio import files, stale_files
 from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
+from rnn_lower.shapes.shape_info import ShapeInfo
 from rnn_lower.signals import signals_blocked
 from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
@@ -88,7 +89,7 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
         legalize_rest(ready.model, target, ready.shape_info, _is_made)
     records = lower_document(ready, remaining_options)
     if options.target is not None:
-        _check_made(ready.copied().fixed(remaining_options.dims) if remaining_options.dims else ready, target)
+        _check_made(ready.model, target)
     for name, frames in model.plan.late.items():
         logger.info("output '%s' is delayed by %d frames", name, frames)
     for name, frames in model.plan.warm_up.items():
@@ -101,10 +102,9 @@ def _is_made(node: ir.Node) -> bool:
     return (node.name or "").startswith(MADE)
 
 
-def _check_made(document: Document, target: Target) -> None:
+def _check_made(model: ir.Model, target: Target) -> None:
     """Raise UnsupportedError where the target does not support a node that carries what the stream remembers."""
-    again = Document(document.proto, document.folder)
-    for finding in unsupported(again.model, target, again.shape_info):
+    for finding in unsupported(model, target, ShapeInfo(model)):
         if finding.node.startswith(MADE):
             raise UnsupportedError(
                 f"{finding.op} '{finding.node}' carries what the stream remembers, and target {target.name} does not"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 from paths import ROOT
 from quantized_models import products
@@ -16,14 +17,22 @@ POINTS = 1.0
 """Of 100 that 8 bits may cost, with a cell state in 16."""
 
 
-CASES = [(op, task, 1000) for op in ("LSTM", "GRU", "RNN") for task in (example.shapes, example.sines)]
+def digits(count, seed):
+    """Pictures [count, 8, 8] of handwritten digits, and which each is: 1,297 to train with, or the other 500."""
+    held = pytest.importorskip("sklearn.datasets").load_digits()
+    part = slice(500) if seed else slice(500, None)
+    return (held.images[part][:count] / 16).astype(np.float32), held.target[part][:count]
+
+
+CASES = [(op, task, 1000) for op in ("LSTM", "GRU", "RNN") for task in (example.shapes, digits, example.sines)]
 SLOW = [pytest.param(*case, id=f"{case[0]}-{case[1].__name__}", marks=pytest.mark.soak) for case in CASES]
 
 
 @pytest.mark.parametrize(("op", "task", "samples"), [pytest.param("LSTM", example.shapes, 200, id="few"), *SLOW])
 def test_as_good_as_floats(op, task, samples, capsys):
     x, y = task(3000, 0)
-    model = example.train(op, x, y, hidden=64, epochs=8 if op != "RNN" else 12)
+    epochs = 30 if task is digits else 12 if op == "RNN" else 8
+    model = example.train(op, x, y, hidden=64, epochs=epochs)
     made = example.variants(model, {"x": x[:samples, :, None]})
     scores = {name: example.score(one, *task(500, 1)) for name, one in made.items()}
     with capsys.disabled():

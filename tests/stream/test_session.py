@@ -52,6 +52,16 @@ def test_one_step_on_other_runtimes(name, target):
     close([got], run_onnxruntime(model, {"x": x}))
 
 
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_one_step_at_an_opset_of_the_target(op):
+    model, feeds = build(Case(op, 21, T=4, N=1, optional=("B",)))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "time"
+    made = rnn_lower.stream(model, axis="time", step=1, target="ethos-u")
+    assert made.opset_import[0].version == 17
+    assert rnn_lower.lint(made, "ethos-u").ok
+    close(list(in_chunks(made, feeds, [1] * 4).values()), run_onnxruntime(model, feeds))
+
+
 def test_state_is_saved_and_restored():
     session, x = (
         rnn_lower.StreamingSession(rnn_lower.stream(ROOT / "models" / "torch_denoiser.onnx", axis="time")),
