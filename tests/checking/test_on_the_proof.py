@@ -99,6 +99,19 @@ def test_replaced_weights_are_seen_whatever_computes_the_lengths(way, exact):
         assert not wrong.outputs[0].ok, "rows of several steps have run"
 
 
+def test_nodes_in_branches_that_are_folded_away_are_found_again():
+    """Folding renames what it takes out of a branch; what it drops cannot run."""
+    model, _ = build(Case("GRU", 17, place="if"))
+    (choice,) = [node for node in model.graph.node if node.op_type == "If"]
+    model.graph.node.insert(0, helper.make_node("Equal", ["zero", "zero"], ["chosen"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0), "zero"))
+    choice.input[0] = "chosen"
+    lowered = rnn_lower.lower(model, fold=True)
+    assert not any(node.op_type == "If" for node in lowered.graph.node), "the branch is in the main graph"
+    report = rnn_lower.check(model, lowered)
+    assert report.ok, report.verdict
+
+
 def test_what_is_not_proved_has_to_run_three_steps():
     """Rows of one length say nothing of lengths."""
     model, feeds = build(Case("GRU", 17, T=5, N=2, optional=("sequence_lens",), lengths_as="input"))
