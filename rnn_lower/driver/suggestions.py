@@ -112,7 +112,7 @@ def _first_that_works(
     last: Exception | None = None
     hopeless: set[int] = set()
     opsets, sizes = _opsets(lacks, options, model), _sizes(lacks, options, model)
-    kinds = [opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
+    kinds = [_folding(lacks, options), opsets, _needed_forms(lacks), sizes, _limits(lacks, options)]
     if not any(text for changes in kinds for _, text in changes):
         return None, None
     attempts = max(1, min(ATTEMPTS, TRIED_NODES // (1 + sum(1 for _ in nodes(model)))))
@@ -175,6 +175,11 @@ def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
         return NOTHING
     forms = [form for form in ("scan", "loop", "unroll") if all(form in some for some in bound)]
     return [({"form": form}, f"--form {form}") for form in forms] or NOTHING
+
+
+def _folding(lacks: Sequence[Requirement], options: Options) -> list[Change]:
+    """Folding, which tells more sizes, and drops branches that are never taken; only where nothing less serves."""
+    return [*NOTHING, ({"fold": True}, "--fold")] if not options.fold and any(lack.sizes for lack in lacks) else NOTHING
 
 
 def _limits(lacks: Sequence[Requirement], options: Options) -> list[Change]:

@@ -157,6 +157,8 @@ class _Evaluator(ModelInterpreter):
         if own and node.op_type == "Dropout":  # random in training only, and no case for onnx's evaluator
             return super()._results(node)
         operands = self._operands(node)
+        if own and node.op_type == "Cast" and operands[0] is not None and self._keeps_type(node):
+            return [operands[0]]
         if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
             self._use(operands)
             return super()._results(node)
@@ -185,6 +187,11 @@ class _Evaluator(ModelInterpreter):
         if is_cast and operands[0] is not None:
             return [self.field.function(f"Cast {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
+
+    def _keeps_type(self, node: ir.Node) -> bool:
+        """Whether a Cast is to the type that there is, as of a comparison to truth values."""
+        to, x = node.attributes["to"], node.inputs[0]
+        return to.type == ir.AttributeType.INT and x is not None and self._shape_info.dtype(x) == to.as_int()
 
     def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
         """Whether integers are computed from floats: field elements, which know no division and no order."""

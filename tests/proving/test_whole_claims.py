@@ -88,6 +88,13 @@ def test_what_they_can_tell_is_proved(tail):
     assert proof.ok, proof.reasons
 
 
+def test_a_cast_to_the_type_that_there_is_changes_nothing():
+    chosen = "n = Constant <value = float {-1e10}> () y = Where (c, n, h)"
+    truth = f"z = Constant <value = float {{0.0}}> () e = Equal (x, z) c = Cast <to = 9> (e) {chosen}"
+    proof = rnn_lower.prove(model(LOOP, truth), model(UNROLLED, truth.replace("Cast <to = 9>", "Identity")))
+    assert proof.ok, proof.reasons
+
+
 def test_a_constant_too_large_to_be_made_is_out_of_scope():
     tail = "s = Constant <value = int64[2] {300000, 300000}> () z = ConstantOfShape (s) y = ReduceSum (z)"
     assert "elements" in str(rnn_lower.prove(model(LOOP, tail), model(UNROLLED, tail)).reasons)
