@@ -28,6 +28,7 @@ from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.whole_model import ModelInterpreter, limits_of
+from rnn_lower.proving.windows import SmallInputError
 from rnn_lower.transforms.evaluate import evaluate_node
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import misdeclared, sizes_of
@@ -49,6 +50,9 @@ FEW = 1 << 20
 
 SIZES = (3, 1, 2, 4, 7, 13, 0)
 """What free sizes of the inputs are, each some more than the one before it; the model may not run with all."""
+
+LONG_SIZES = (64, 640)
+"""What the last free sizes of inputs are where the model runs with none of these: many frames, or samples of sound."""
 
 SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 COMPARE = ("Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Pow")
@@ -181,6 +185,8 @@ class _Evaluator(ModelInterpreter):
         try:
             if not narrows:  # which rounds
                 return super()._results(node)
+        except SmallInputError as error:
+            raise _NotRunError(f"{node.op_type} '{node.name}': {error}") from None
         except (OutOfScopeError, WrongError) as error:  # a use of it that has no equation
             if own and node.op_type in MOVES:
                 raise OutOfScopeError(str(error)) from None
@@ -332,7 +338,9 @@ def _difference(
     draws = 1 if exact else INTEGER_DRAWS
     if exact_sizes and len(cases) > 1:
         cases += _beyond(models, cases[0])
-    for index, sizes in enumerate(cases):
+    for index, sizes in enumerate([*cases, *(() if exact_sizes else _long_sizes(models[1]))]):
+        if index >= len(cases) and count:
+            break
         for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
             field = Field(seed * 1000 + draw % points)
             rng = np.random.default_rng((seed, draw, index))
@@ -365,14 +373,24 @@ def _difference(
     return "", count
 
 
+def _free(value: ir.Value) -> list[str]:
+    """The free sizes of an input."""
+    symbols = (symbol(value, axis) for axis in range(len(value.shape or ())))
+    return [name for name in symbols if not isinstance(name, int)]
+
+
 def _sizes(model: ir.Model) -> Iterator[dict[str, int]]:
     """Numbers for the free sizes of the inputs."""
-    free = list(dict.fromkeys(
-        name for value in model.graph.inputs for axis in range(len(value.shape or ()))
-        if not isinstance(name := symbol(value, axis), int)
-    ))  # fmt: skip
+    free = list(dict.fromkeys(name for value in model.graph.inputs for name in _free(value)))
     for size in SIZES if free else SIZES[:1]:
         yield {name: size + index if size else 0 for index, name in enumerate(free)}
+
+
+def _long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
+    """Those for models that need many frames or samples, which are the last free sizes of inputs."""
+    free = [names for value in model.graph.inputs if (names := _free(value))]
+    for size in LONG_SIZES if free else ():
+        yield {name: 2 for names in free for name in names} | {names[-1]: size for names in free if len(names) > 1}
 
 
 def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:

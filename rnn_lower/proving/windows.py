@@ -17,6 +17,12 @@ from rnn_lower.proving.reductions import average, largest
 from rnn_lower.transforms.evaluate import evaluate
 
 ZERO = np.zeros((), np.uint64)
+
+
+class SmallInputError(WrongError):
+    """A window that is larger than its input."""
+
+
 EVERYTHING = (slice(None), slice(None))
 """Of the batch and the channels."""
 
@@ -50,7 +56,7 @@ def _extent(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
 
 def _sliding(x: Array, extent: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
     if any(n < r for n, r in zip(x.shape[2:], extent, strict=True)):
-        raise WrongError("a window that is larger than its input")
+        raise SmallInputError("a window that is larger than its input")
     windows = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(2, x.ndim)))
     return np.asarray(windows[(*EVERYTHING, *(slice(None, None, step) for step in (*strides, *dilations)))])
 

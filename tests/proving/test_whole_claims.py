@@ -6,6 +6,8 @@ import onnx
 import pytest
 
 import rnn_lower
+from rnn_lower.modelio.document import Document
+from rnn_lower.proving.whole import prove_whole
 
 LOOP = """
     trips = Constant <value = int64 {2}> ()
@@ -98,3 +100,18 @@ def test_a_cast_to_the_type_that_there_is_changes_nothing():
 def test_a_constant_too_large_to_be_made_is_out_of_scope():
     tail = "s = Constant <value = int64[2] {300000, 300000}> () z = ConstantOfShape (s) y = ReduceSum (z)"
     assert "elements" in str(rnn_lower.prove(model(LOOP, tail), model(UNROLLED, tail)).reasons)
+
+
+def test_models_of_many_frames_are_run_with_many():
+    kernel = "k = Constant <value = float[1, 1, 40] {%s}> ()" % ", ".join("0.5" for _ in range(40))
+    one, other = "h = Add (x, x) y = Conv (h, k)", "z = Identity (x) h = Add (z, x) y = Conv (h, k)"
+    wrong = "h = Mul (x, x) y = Conv (h, k)"
+
+    def framed(steps: str) -> onnx.ModelProto:
+        return onnx.parser.parse_model(f"""
+            <ir_version: 8, opset_import: ["": 17]>
+            main (float[N, 1, frames] x) => (y) {{ {kernel} {steps} }}
+        """)
+
+    assert prove_whole(*(Document(framed(steps)) for steps in (one, other)), 2, 0, 1e9).ok
+    assert not prove_whole(*(Document(framed(steps)) for steps in (one, wrong)), 2, 0, 1e9).ok
