@@ -103,7 +103,7 @@ def test_a_constant_too_large_to_be_made_is_out_of_scope():
 
 
 def test_models_of_many_frames_are_run_with_many():
-    kernel = "k = Constant <value = float[1, 1, 40] {%s}> ()" % ", ".join("0.5" for _ in range(40))
+    kernel = f"k = Constant <value = float[1, 1, 40] {{{', '.join(['0.5'] * 40)}}}> ()"
     one, other = "h = Add (x, x) y = Conv (h, k)", "z = Identity (x) h = Add (z, x) y = Conv (h, k)"
     wrong = "h = Mul (x, x) y = Conv (h, k)"
 
