@@ -44,7 +44,7 @@ def run(model: bytes, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], c
     without = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = tf.lite.Interpreter(model_content=model, experimental_op_resolver_type=without)
     interpreter.allocate_tensors()
-    types = {told["index"]: np.dtype(told["dtype"]) for told in interpreter.get_tensor_details()}
+    types = {details["index"]: np.dtype(details["dtype"]) for details in interpreter.get_tensor_details()}
     operators = interpreter._get_ops_details()
     tensors = [[types[i] for i in (*one["inputs"], *one["outputs"]) if i >= 0] for one in operators]
     floats = [
@@ -52,13 +52,13 @@ def run(model: bytes, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], c
     ]
     runner = interpreter.get_signature_runner()
     given = {}
-    for name, told in runner.get_input_details().items():
-        x, (scale, zero) = feeds[name], told["quantization"]
+    for name, details in runner.get_input_details().items():
+        x, (scale, zero) = feeds[name], details["quantization"]
         given[name] = np.clip(np.rint(x / scale + zero), -128, 127).astype(np.int8) if scale else x
-    results, told = runner(**given), runner.get_output_details()
+    results, details = runner(**given), runner.get_output_details()
     outputs = []
     for name in sorted(results):
-        scale, zero = told[name]["quantization"]
+        scale, zero = details[name]["quantization"]
         outputs.append((results[name].astype(np.float32) - zero) * np.float32(scale))
     return outputs, collections.Counter(one["op_name"] for one in operators), floats
 

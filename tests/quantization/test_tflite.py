@@ -16,8 +16,8 @@ from quantized_models import recurrent, samples
 import rnn_lower
 
 PYTHON = os.environ.get("ONNX2TF_PYTHON", sys.executable)
-ASKS = [PYTHON, "-c", "import importlib.metadata as m; m.version('onnx2tf')"]
-ABSENT = subprocess.run(ASKS, capture_output=True, check=False).returncode != 0
+QUERY = [PYTHON, "-c", "import importlib.metadata as m; m.version('onnx2tf')"]
+ABSENT = subprocess.run(QUERY, capture_output=True, check=False).returncode != 0
 SLOW = pytest.mark.soak
 KINDS = [
     pytest.param("step", id="step"), pytest.param("forward", id="20 steps"), pytest.param("reverse", marks=SLOW),
@@ -44,8 +44,10 @@ def test_no_float_operator_is_left(op, kind, tmp_path):
     command = [PYTHON, ROOT / "examples" / "tflite.py", "model.onnx", "samples.npz", "int8.tflite"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = re.search(r"^(\d+) operators in floats, \d+ bytes, largest difference ([\d.]+)$", done.stdout, re.MULTILINE)
-    assert told is not None, done.stdout
-    assert told[1] == "0"
-    assert float(told[2]) < (0.2 if op == "RNN" else 0.15)
+    summary = re.search(
+        r"^(\d+) operators in floats, \d+ bytes, largest difference ([\d.]+)$", done.stdout, re.MULTILINE
+    )
+    assert summary is not None, done.stdout
+    assert summary[1] == "0"
+    assert float(summary[2]) < (0.2 if op == "RNN" else 0.15)
     assert (tmp_path / "int8.tflite").stat().st_size < 0.6 * (tmp_path / "model.onnx").stat().st_size
