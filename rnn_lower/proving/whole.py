@@ -8,8 +8,9 @@ function of all that it reads: two models that agree then agree whatever it comp
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -60,6 +61,15 @@ MOST_COUNTED = 2000
 """Of integers that any operator but the first reads, and of floats that the others read, a graph may behave otherwise
 from some size on; the last is the largest such size that is looked at."""
 
+COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+"""Operators of which both outcomes must have been seen, where integers that the caller gives decide."""
+
+BENDS = ("BitShift", "Clip", "Div", "Max", "Min", "Mod", "Pow")
+"""Operators that do otherwise from some integer on, which is in the models where none that is tried reaches it."""
+
+TRIED_NUMBERS = 256
+"""Integers that inputs are given because something is compared with them."""
+
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators in whose first input a step may look up what it does, by its number."""
 
@@ -99,6 +109,7 @@ class _Evaluator(ModelInterpreter):
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
         self._fed: dict[int, Array] = {}
         self._symbols: dict[int, set[str]] = {}
+        self.outcomes: dict[ir.Node, set[bool]] = {}
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
         """See `ModelInterpreter.outputs`."""
@@ -176,6 +187,7 @@ class _Evaluator(ModelInterpreter):
             results = self._computed(node, numbers)
             if is_fed and node.op_type not in ("Shape", "Size"):
                 self._fed |= {id(array): array for array in results}
+                self._watch(node, operands, numbers, results[0])
             return results
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
@@ -193,6 +205,22 @@ class _Evaluator(ModelInterpreter):
         if is_cast and operands[0] is not None:
             return [self.field.function(f"Cast {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
+
+    def _watch(
+        self, node: ir.Node, operands: Sequence[Array | None], numbers: Sequence[np.ndarray | None], result: Array
+    ) -> None:
+        """Note what integers that the caller gives have decided; and, as symbols, constants that they may not reach."""
+        pairs = [(array, id(a) in self._fed) for a, array in zip(operands, numbers, strict=True) if array is not None]
+        constants = [array for array, is_fed in pairs if not is_fed]
+        if node.op_type in COMPARISONS:
+            self.outcomes.setdefault(node, set()).update(map(bool, np.unique(result)))
+        elif node.op_type in TABLES and not pairs[0][1]:
+            digest = hashlib.blake2b(np.ascontiguousarray(constants[0]).tobytes(), digest_size=8).hexdigest()
+            self.field.symbols.add(f"a table of shape {list(constants[0].shape)} ({digest})")
+        elif node.op_type in BENDS:
+            reach = max(np.abs(array.astype(np.float64)).max(initial=0) for array, is_fed in pairs if is_fed)
+            beyond = {number for array in constants for number in np.unique(array) if np.abs(number) > reach}
+            self.field.symbols |= {f"{node.op_type} with {number}" for number in beyond}
 
     def _keeps_type(self, node: ir.Node) -> bool:
         """Whether a Cast is to the type that there is, as of a comparison to truth values."""
@@ -333,44 +361,76 @@ def _difference(
     """Where two models part, or nothing; and how often they were evaluated."""
     count, models = 0, [document.model for document in documents]
     limits = set().union(*map(limits_of, documents))
-    cases = list(_sizes(models[1]))
+    cases, longer = list(_sizes(models[1])), [] if exact_sizes else list(_long_sizes(models[1]))
+    whole = [str(v.name) for v in required_inputs(models[1]) if v.dtype is not None and v.dtype.is_integer()]
     exact = all(value.dtype is None or value.dtype.is_floating_point() for value in models[1].graph.inputs)
     draws = 1 if exact else INTEGER_DRAWS
     if exact_sizes and len(cases) > 1:
         cases += _beyond(models, cases[0])
-    for index, sizes in enumerate([*cases, *(() if exact_sizes else _long_sizes(models[1]))]):
-        if index >= len(cases) and count:
-            break
-        for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
-            field = Field(seed * 1000 + draw % points)
-            rng = np.random.default_rng((seed, draw, index))
-            inputs = _draw(field, models[1], sizes, rng, exact_sizes or draw % 2 == 1)
-            results, symbols = list[list[Array]](), list[set[str]]()
-            for document in documents:
-                field.symbols.clear()
-                try:
-                    results.append(_Evaluator(field, document, folded, limits, deadline).outputs(inputs))
-                    symbols.append(set(field.symbols))
-                except NoStepsError:
-                    break
-                except (WrongError, _NotRunError):
-                    if results:
-                        raise
-                    break
-            if len(results) < len(documents):
-                continue  # of inputs with which the original does not run
-            count += 1
-            if symbols[0] != symbols[1]:
-                raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which is a constant of one model only")
-            for value, a, b in zip(models[0].graph.outputs, *results, strict=True):
-                empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
-                if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
-                    shapes = {name: array.shape for name, array in inputs.items()}
-                    return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}", count
-            check_time(deadline)
+    outcomes: dict[ir.Node, set[bool]] = {}
+
+    def undecided() -> list[ir.Node]:
+        return [node for node, seen in outcomes.items() if len(seen) == 1]
+
+    def differs(index: int, sizes: Mapping[str, int], draw: int, numbers: Mapping[str, int]) -> str:
+        """Where the models part with some inputs; nothing, too, where the original does not run with them."""
+        nonlocal count
+        field = Field(seed * 1000 + draw % points)
+        rng = np.random.default_rng((seed, draw, index))
+        inputs = _draw(field, models[1], sizes, rng, exact_sizes or draw % 2 == 1)
+        inputs |= {name: np.full(inputs[name].shape, number) for name, number in numbers.items()}
+        results, symbols = list[list[Array]](), list[set[str]]()
+        for document in documents:
+            field.symbols.clear()
+            evaluator = _Evaluator(field, document, folded, limits, deadline)
+            try:
+                results.append(evaluator.outputs(inputs))
+            except NoStepsError:
+                return ""
+            except (WrongError, _NotRunError):
+                if results:
+                    raise
+                return ""
+            symbols.append(set(field.symbols))
+            for node, seen in evaluator.outcomes.items():
+                outcomes.setdefault(node, set()).update(seen)
+        count += 1
+        if symbols[0] != symbols[1]:
+            raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which is a constant of one model only")
+        for value, a, b in zip(models[0].graph.outputs, *results, strict=True):
+            empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
+            if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
+                shapes = {name: array.shape for name, array in inputs.items()}
+                return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}"
+        check_time(deadline)
+        return ""
+
+    def trials() -> Iterator[tuple[int, Mapping[str, int], int, Mapping[str, int]]]:
+        for index, sizes in enumerate(cases):
+            for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
+                yield index, sizes, draw, {}
+        for sizes in () if count else longer:
+            yield from ((len(cases), sizes, draw, {}) for draw in range(max(points, draws)))
+        compared = sorted(set(_compared(undecided())))[:TRIED_NUMBERS]
+        for number, name, sizes in itertools.product(compared, whole, (*cases[:1], *longer)):
+            if undecided():
+                yield len(cases), sizes, 0, {name: number}
+
+    for trial in trials():
+        if reason := differs(*trial):
+            return reason, count
     if not count:
         raise OutOfScopeError("there are no sizes with which both run")
+    if left := undecided():
+        raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}', of which only one outcome was seen")
     return "", count
+
+
+def _compared(comparisons: Iterable[ir.Node]) -> Iterator[int]:
+    """Integers that something is compared with, and those next to them."""
+    for array in (constant(value) for node in comparisons for value in node.inputs):
+        if array is not None and array.size <= 4:
+            yield from (int(n) + more for n in array.ravel() if abs(n) < 2**31 for more in (-1, 0, 1))
 
 
 def _free(value: ir.Value) -> list[str]:

@@ -76,6 +76,46 @@ def test_what_field_elements_cannot_tell_is_not_proved(kind):
     assert not rnn_lower.prove(before, after).ok
 
 
+def chosen(steps: str, number: int, then: str, rest: str) -> onnx.ModelProto:
+    """What is done where an integer of the caller's is one number, and where not, with a row of a table."""
+    table = ", ".join(map(str, range(300)))
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 3] x, int64 k, int64[N] ids) => (y) {{ {steps}
+            n = Constant <value = int64 {{{number}}}> ()
+            t = Constant <value = float[300] {{{table}}}> ()
+            s = Constant <value = int64[2] {{100, 3}}> ()
+            rows = Reshape (t, s)
+            row = Gather (rows, ids)
+            c = Equal (k, n)
+            p = If (c) <then_branch = a () => (float[N, 3] u) {{ {then} }}, else_branch = b () => (float[N, 3] v) {{ {rest} }}>
+            y = Add (p, row)
+        }}
+    """)
+
+
+CHOICES = {
+    "the number": (16000, 8000, "u = Add (h, h)", "v = Neg (h)"),
+    "what is done with it": (16000, 16000, "u = Mul (h, h)", "v = Neg (h)"),
+    "what is done else": (16000, 16000, "u = Add (h, h)", "v = Mul (h, h)"),
+}
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_integers_of_the_caller_are_compared_with(what):
+    number, other, then, rest = CHOICES[what]
+    right = chosen(LOOP, number, "u = Add (h, h)", "v = Neg (h)")
+    assert rnn_lower.prove(right, chosen(UNROLLED, number, "u = Add (h, h)", "v = Neg (h)")).ok
+    assert not rnn_lower.prove(right, chosen(UNROLLED, other, then, rest)).ok
+
+
+def test_rows_of_a_table_that_no_input_reaches_count():
+    changed = chosen(UNROLLED, 5, "u = Add (h, h)", "v = Neg (h)")
+    (table,) = [node for node in changed.graph.node if list(node.output) == ["t"]]
+    table.attribute[0].t.float_data[250] += 1
+    assert not rnn_lower.prove(chosen(LOOP, 5, "u = Add (h, h)", "v = Neg (h)"), changed).ok
+
+
 SAME = (
     "y = Identity (h)", "y = ArgMax <axis = 1> (h)", "y = Hardmax (h)", WHOLE + "y = Div (w, two)",
     "i = Constant <value = float {-inf}> () y = Max (h, i)", "l = Cast <to = 7> (k) y = Sub (l, l)",
