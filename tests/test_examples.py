@@ -29,6 +29,7 @@ def example(name: str, *arguments: object, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.soak
 def test_export_torch(tmp_path):
     pytest.importorskip("torch")
     path = tmp_path / "lowered.onnx"
@@ -38,6 +39,7 @@ def test_export_torch(tmp_path):
     assert not remaining(onnx.load(path))
 
 
+@pytest.mark.soak
 def test_olive(tmp_path):
     if importlib.util.find_spec("olive") is None:  # imported in a process of its own
         pytest.skip("olive is not installed")

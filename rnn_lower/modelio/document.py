@@ -92,11 +92,8 @@ class Document:
             model = _read(self.proto)
         except MemoryError:
             raise
-        except Exception as error:  # onnx_ir raises whatever it trips over, and says why last
-            why: BaseException = error
-            while why.__cause__ is not None:
-                why = why.__cause__
-            raise _not_carried(f"all of it: {one_line(why)}") from None
+        except Exception as error:  # onnx_ir raises whatever it trips over
+            raise _not_carried(f"all of it: {_last_cause(error)}") from None
         if self.folder is not None:
             for value in values(model):
                 if isinstance(value.const_value, ir.ExternalTensor):
@@ -104,7 +101,10 @@ class Document:
         if not self._in_order:
             _sort(model)
         change(model)
-        proto: onnx.ModelProto = ir.serde.serialize_model(model)
+        try:
+            proto: onnx.ModelProto = ir.serde.serialize_model(model)
+        except ir.serde.SerdeError as error:
+            raise _not_carried(f"all of it: {_last_cause(error)}") from None
         inputs, output_infos = (
             {value.name for value in proto.graph.input},
             {info.name: info for info in self.proto.graph.output},
@@ -314,6 +314,13 @@ def _as_no_model() -> Iterator[None]:
         raise RnnLowerError("not an ONNX model: a name is not valid UTF-8") from None
     except Exception as error:  # onnx_ir raises whatever it trips over
         raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
+
+
+def _last_cause(error: BaseException) -> str:
+    """What onnx_ir says last, which is why."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return one_line(error)
 
 
 def _not_carried(what: str) -> UnsupportedError:

@@ -317,7 +317,8 @@ def prove_whole(
     verdict, reason, evaluations = DIFFERENT if wrong else OUT_OF_SCOPE, wrong, 0
     for folded in () if wrong else (True, False):
         try:
-            reason, evaluations = _difference(documents, points, seed, deadline, folded, exact_sizes)
+            comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
+            reason, evaluations = comparison.difference(), comparison.count
             verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
         except OutOfScopeError as error:
             verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
@@ -355,34 +356,61 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
             yield f"graph: the {what} differ"
 
 
-def _difference(
-    documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
-) -> tuple[str, int]:
-    """Where two models part, or nothing; and how often they were evaluated."""
-    count, models = 0, [document.model for document in documents]
-    limits = set().union(*map(limits_of, documents))
-    cases, longer = list(_sizes(models[1])), [] if exact_sizes else list(_long_sizes(models[1]))
-    whole = [str(v.name) for v in required_inputs(models[1]) if v.dtype is not None and v.dtype.is_integer()]
-    exact = all(value.dtype is None or value.dtype.is_floating_point() for value in models[1].graph.inputs)
-    draws = 1 if exact else INTEGER_DRAWS
-    if exact_sizes and len(cases) > 1:
-        cases += _beyond(models, cases[0])
-    outcomes: dict[ir.Node, set[bool]] = {}
+class _Comparison:
+    """Two models, evaluated side by side. count: how often both ran.  outcomes: those seen of each comparison that
+    integers of the caller's decide."""
 
-    def undecided() -> list[ir.Node]:
-        return [node for node, seen in outcomes.items() if len(seen) == 1]
+    def __init__(
+        self, documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
+    ) -> None:  # fmt: skip
+        self.documents, self.models = documents, [document.model for document in documents]
+        self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
+        self.limits = set().union(*map(limits_of, documents))
+        self.count, self.outcomes = 0, dict[ir.Node, set[bool]]()
 
-    def differs(index: int, sizes: Mapping[str, int], draw: int, numbers: Mapping[str, int]) -> str:
+    def difference(self) -> str:
+        """Where they part, or nothing. Raises OutOfScopeError."""
+        for trial in self._trials():
+            if reason := self._differ(*trial):
+                return reason
+        if not self.count:
+            raise OutOfScopeError("there are no sizes with which both run")
+        if left := self._undecided():
+            raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}', of which only one outcome was seen")
+        return ""
+
+    def _undecided(self) -> list[ir.Node]:
+        return [node for node, seen in self.outcomes.items() if len(seen) == 1]
+
+    def _trials(self) -> Iterator[tuple[int, Mapping[str, int], int, Mapping[str, int]]]:
+        """Number, sizes and draw of each, and integers that inputs are given."""
+        model = self.models[1]
+        cases, longer = list(_sizes(model)), [] if self.exact else list(_long_sizes(model))
+        if self.exact and len(cases) > 1:
+            cases += _beyond(self.models, cases[0])
+        real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)
+        draws = 1 if real else INTEGER_DRAWS
+        for index, sizes in enumerate(cases):
+            for draw in range(max(self.points, draws)) if index == 0 else range(index, index + draws):
+                yield index, sizes, draw, {}
+        for sizes in () if self.count else longer:
+            yield from ((len(cases), sizes, draw, {}) for draw in range(max(self.points, draws)))
+        whole = [str(v.name) for v in required_inputs(model) if v.dtype is not None and v.dtype.is_integer()]
+        compared = sorted(set(_compared(self._undecided())))[:TRIED_NUMBERS]
+        for number, name, sizes in itertools.product(compared, whole, (*cases[:1], *longer)):
+            if self._undecided():
+                yield len(cases), sizes, 0, {name: number}
+
+    def _differ(self, index: int, sizes: Mapping[str, int], draw: int, numbers: Mapping[str, int]) -> str:
         """Where the models part with some inputs; nothing, too, where the original does not run with them."""
-        nonlocal count
-        field = Field(seed * 1000 + draw % points)
-        rng = np.random.default_rng((seed, draw, index))
-        inputs = _draw(field, models[1], sizes, rng, exact_sizes or draw % 2 == 1)
+        field = Field(self.seed * 1000 + draw % self.points)
+        rng = np.random.default_rng((self.seed, draw, index))
+        inputs = _draw(field, self.models[1], sizes, rng, self.exact or draw % 2 == 1)
         inputs |= {name: np.full(inputs[name].shape, number) for name, number in numbers.items()}
         results, symbols = list[list[Array]](), list[set[str]]()
-        for document in documents:
+        for document in self.documents:
             field.symbols.clear()
-            evaluator = _Evaluator(field, document, folded, limits, deadline)
+            evaluator = _Evaluator(field, document, self.folded, self.limits, self.deadline)
             try:
                 results.append(evaluator.outputs(inputs))
             except NoStepsError:
@@ -393,37 +421,17 @@ def _difference(
                 return ""
             symbols.append(set(field.symbols))
             for node, seen in evaluator.outcomes.items():
-                outcomes.setdefault(node, set()).update(seen)
-        count += 1
+                self.outcomes.setdefault(node, set()).update(seen)
+        self.count += 1
         if symbols[0] != symbols[1]:
             raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which is a constant of one model only")
-        for value, a, b in zip(models[0].graph.outputs, *results, strict=True):
+        for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
             empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
             if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
                 shapes = {name: array.shape for name, array in inputs.items()}
                 return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}"
-        check_time(deadline)
+        check_time(self.deadline)
         return ""
-
-    def trials() -> Iterator[tuple[int, Mapping[str, int], int, Mapping[str, int]]]:
-        for index, sizes in enumerate(cases):
-            for draw in range(max(points, draws)) if index == 0 else range(index, index + draws):
-                yield index, sizes, draw, {}
-        for sizes in () if count else longer:
-            yield from ((len(cases), sizes, draw, {}) for draw in range(max(points, draws)))
-        compared = sorted(set(_compared(undecided())))[:TRIED_NUMBERS]
-        for number, name, sizes in itertools.product(compared, whole, (*cases[:1], *longer)):
-            if undecided():
-                yield len(cases), sizes, 0, {name: number}
-
-    for trial in trials():
-        if reason := differs(*trial):
-            return reason, count
-    if not count:
-        raise OutOfScopeError("there are no sizes with which both run")
-    if left := undecided():
-        raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}', of which only one outcome was seen")
-    return "", count
 
 
 def _compared(comparisons: Iterable[ir.Node]) -> Iterator[int]:

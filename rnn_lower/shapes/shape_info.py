@@ -148,7 +148,10 @@ class ShapeInfo:
     def _folded(self) -> dict[ir.Node, tuple[int | None, ...] | None]:
         from rnn_lower.transforms.fold import folded_shapes  # imports onnxscript's optimizer
 
-        shapes = folded_shapes(self._outline)
+        try:
+            shapes = folded_shapes(self._outline)
+        except ir.serde.SerdeError:  # as where inference fails on it
+            return {}
         ours = [node for node, _ in recurrent_nodes(self._model)]
         return dict(zip(ours, shapes, strict=True)) if len(ours) == len(shapes) else {}
 

@@ -113,6 +113,8 @@ def test_what_onnx_ir_cannot_write_tells_nothing():
     assert lowered.functions[0].SerializeToString() == odd.functions[0].SerializeToString()
     with pytest.raises(rnn_lower.UnsupportedError, match="needs a known sequence length"):
         rnn_lower.lower(odd, form="unroll")
+    with pytest.raises(rnn_lower.UnsupportedError, match="folding uses onnx_ir"):
+        rnn_lower.lower(odd, fold=True)
     model.ClearField("functions")
     close(run_onnxruntime(rnn_lower.lower(model), feeds), run_onnxruntime(model, feeds))
 
