@@ -53,6 +53,7 @@ TABLE = (
     Rule(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
           "ReduceLogSumExp", "ReduceSumSquare"), pointwise.reduce, lead=True),
     Rule(("ArgMax", "ArgMin"), pointwise.arg_reduce, lead=True),
+    Rule(("TopK",), pointwise.top, lead=True),
     Rule(("QuantizeLinear", "DequantizeLinear"), pointwise.quantize, lead=True),
     Rule(("Conv",), windows.convolution, lead=True),
     Rule(("MaxPool", "AveragePool", "LpPool"), windows.pooling, lead=True),

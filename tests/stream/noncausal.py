@@ -422,6 +422,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "sum over all": single("ReduceSum"),
     "L2 over time": single("ReduceL2", axes=[-2]),
     "argmax over time": single("ArgMax", axis=1),
+    "largest over time": single("TopK", ints(3), axis=1, count=2),
     "layer norm over time": single("LayerNormalization", weight(1), axis=1),
     "layer norm with a scale for each frame": single("LayerNormalization", weight(9, F), weight(F), axis=-1),
     "layer norm with a shift for each frame": single("LayerNormalization", weight(F), weight(9, 1), axis=-1),
