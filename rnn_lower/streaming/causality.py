@@ -41,6 +41,12 @@ class CausalityAnalysis:
     ) -> None:  # fmt: skip
         self._model, self.shape_info, self.streams = model, shape_info, streams
         self.delay, self.step, self.baked = delay, step, baked
+        self._names = {
+            str(dim)
+            for value in model.graph.inputs
+            for axis, dim in enumerate(map(plain_dim, value.shape or ()))
+            if streams.get(str(value.name)) != axis and dim not in (None, *NO_NAMES)
+        }
         self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
         self.constants = Constants()
@@ -98,10 +104,11 @@ class CausalityAnalysis:
         shape = self.shape_info.shape(value)
         if shape is None:
             return AxisInfo(None, last=last)
-        pairs = enumerate(shape)
-        return AxisInfo(
-            tuple(size(n if isinstance(n, int) else f"{value.name}#{axis}") for axis, n in pairs), last=last
-        )
+        return AxisInfo(tuple(size(self._known(value, axis, n)) for axis, n in enumerate(shape)), last=last)
+
+    def _known(self, value: ir.Value, axis: int, dim: Dim) -> int | str:
+        """A size that inference has found, with a symbol of its own unless inputs have it, too."""
+        return dim if isinstance(dim, int) else str(dim) if dim in self._names else f"{value.name}#{axis}"
 
     def _graph(self, scope: Scope) -> list[AxisInfo]:
         for node in scope.graph:

@@ -198,7 +198,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     behind = window.behind + x.trail
     made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late - lead
     trail, blame = 0, x.blame
-    if made_up > 0 and not late and not x.late and window.stride == 1 and fill == 0:
+    if made_up > 0 and not late and not x.late and fill == 0:
         trail, made_up = made_up, 0
     if (made_up > 0 and not ctx.analysis.delay) or (trail and window.behind):
         error = ctx.refuse(
