@@ -226,7 +226,7 @@ class RuleContext:
         shape = self.analysis.shape_info.shape(value)
         if shape is None or len(shape) != rank:
             shape = (None,) * rank
-        return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(shape)]
+        return [size(self.analysis.known_size(value, k, dim)) for k, dim in enumerate(shape)]
 
 
 def along(ctx: RuleContext, info: AxisInfo) -> int:

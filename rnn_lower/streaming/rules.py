@@ -60,6 +60,7 @@ TABLE = (
     Rule(("GlobalAveragePool", "GlobalMaxPool"), windows.global_pooling),
     Rule(("ConvTranspose",), windows.transposed_convolution, lead=True),
     Rule(("Pad",), windows.pad, lead=True),
+    Rule(("Scan",), recurrence.scan),
     Rule(("If",), recurrence.choice),
 )  # fmt: skip
 

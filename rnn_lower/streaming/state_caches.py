@@ -142,6 +142,27 @@ class Accumulated(Frames):
         work.hand_on(site, last_frames(b, sums, self.axis, 1, "sum"), state)
 
 
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What a Scan over the frames hands from step to step; shapes: of its first values."""
+
+    node: ir.Node
+    shapes: tuple[tuple[Size, ...], ...]
+    dtypes: tuple[ir.DataType, ...]
+
+    def __call__(self, work: GraphEditor) -> None:
+        site = work.at(self.node)
+        for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
+            try:
+                first, shape = work.first(site.owner, self.node.inputs[index], shape, dtype)
+            except FromInput as error:
+                raise UnsupportedError(f"{site.owner}: {error}; fix it (--set INPUT=VALUE)") from None
+            state, current = work.take_state(site, f"state{index}", first, shape, batch_axis(shape, 1))
+            work.replace_input(site, index, current)
+            final = site.output(index) if site.message.output[index] else site.divert("last", index)
+            work.hand_on(site, final, state)
+
+
 KEEPS_INDICES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Add", "Sub")
 """Operators whose output may be indices of frames plus constants where an input is."""
 
@@ -307,5 +328,5 @@ class DelayBuffer(Frames):
         site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, self.lead, -length, "delayed"))
 
 
-CARRIED = (Cache, Joined, Overlap, Accumulated, Position, DelayBuffer)
+CARRIED = (Cache, Joined, Overlap, Accumulated, Steps, Position, DelayBuffer)
 """What a chunk hands to the next one, the states of recurrent nodes aside."""

@@ -311,6 +311,29 @@ def test_a_strided_convolution_padded_on_both_sides():
     assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
 
 
+@pytest.mark.parametrize("step", [None, 1])
+@pytest.mark.parametrize("reset", [False, True])
+def test_steps_of_any_kind(step, reset):
+    """A selective state space or a gated sum, as exporters write a scan."""
+    s = Stack(np.random.default_rng(0))
+    gate = s.add("Sigmoid", s.add("MatMul", s.value, s.weight(6, 6)))
+    kinds = [(name, onnx.TensorProto.FLOAT, ["N", 6]) for name in ("state", "value", "gate", "next", "out")]
+    values = [onnx.helper.make_tensor_value_info(*kind) for kind in kinds]
+    nodes = [("Mul", "state", "gate", "kept"), ("Add", "kept", "value", "next"), ("Tanh", "next", "out")]
+    body = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, inputs, [output]) for op, *inputs, output in nodes],
+        "step", values[:3], values[3:],
+    )  # fmt: skip
+    rows = s.add("Slice", s.add("Shape", "x"), s.ints(0), s.ints(1))
+    first = s.add("Expand", s.weight(1, 6), s.add("Concat", rows, s.ints(6), axis=0))
+    s.add("Scan", first, "x", gate, count=2, body=body, num_scan_inputs=2, scan_input_axes=[1, 1], scan_output_axes=[1])
+    s.value = s.nodes[-1].output[1]
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    for lengths in ([1] * 7, *([[2, 5], [7]] if step is None else [])):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, step=step, reset=reset)
+    assert reset or rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", step=step))
+
+
 def test_the_largest_of_each_frame():
     def build(s: Stack) -> None:
         values = s.add("TopK", s.value, s.ints(3), count=2, axis=-1)
