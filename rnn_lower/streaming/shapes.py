@@ -310,7 +310,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return [AxisInfo(x.sized(ONE))]
     if start != 0 or end < WHOLE or step != 1:
         until = "the end" if end >= WHOLE else end
-        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream")
+        hint = "; to repeat the first frame in front, use Pad (mode edge)" if (start, end) == (0, 1) else ""
+        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream{hint}")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
 

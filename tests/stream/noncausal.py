@@ -522,6 +522,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "batch and time mixed up": merged_batch,
     "maximum of all": condition,
     "maximum of states": state_of_the_stream,
+    "edges behind": single("Pad", ints(0, 0, 2, 0, 0, 1), mode="edge", channels=True),
     "scan whose state grows": steps(1),
     "scan from the end": steps(2, scan_input_directions=[1]),
     "scan that reverses": steps(2, scan_output_directions=[1]),

@@ -313,6 +313,26 @@ def test_a_strided_convolution_padded_on_both_sides():
 
 @pytest.mark.parametrize("step", [None, 1])
 @pytest.mark.parametrize("reset", [False, True])
+def test_the_first_frame_repeated_in_front(step, reset):
+    """As a replication padding has it, or a moving average."""
+    s = Stack(np.random.default_rng(0))
+    x = s.add("Pad", s.add("Transpose", "x", perm=[0, 2, 1]), s.ints(0, 1, 4, 0, 1, 0), mode="edge")
+    s.add("Transpose", s.add("Conv", x, s.weight(6, 8, 5)), perm=[0, 2, 1])
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    for lengths in ([1] * 7, *([[2, 5], [7]] if step is None else [])):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, step=step, reset=reset)
+    made = rnn_lower.stream(model, axis="T", step=step, reset=reset)
+    assert reset or rnn_lower.prove_streaming(model, made)
+    if reset:
+        session = rnn_lower.StreamingSession(made)
+        session.run(feeds["x"][:, :1])
+        session.reset(rows=[1])
+        again = session.run(feeds["x"][:, :1])["y"]
+        close([again[1:]], [run_onnxruntime(model, {"x": feeds["x"][:, :1]})[0][1:]])
+
+
+@pytest.mark.parametrize("step", [None, 1])
+@pytest.mark.parametrize("reset", [False, True])
 def test_steps_of_any_kind(step, reset):
     """A selective state space or a gated sum, as exporters write a scan."""
     s = Stack(np.random.default_rng(0))
