@@ -147,7 +147,8 @@ def stream(
     """A model that processes a sequence chunk by chunk: states become inputs NAME/h_in, outputs NAME/h_out, and so on.
 
     Feeding the outputs back continues the sequence; `rnn_lower.StreamingSession` does that. The model stays unchanged.
-    axis: the symbolic size of the inputs that is the stream, or INPUT[AXIS]; not needed where there is only one.
+    axis: the symbolic size of the inputs that is the stream, or INPUT[AXIS], of several inputs separated by
+        commas; not needed where there is only one.
     step: the only length of chunks; the recurrent nodes are unrolled.  keep_native: do not lower them; with a target,
     keep those that it runs right.
     set_inputs: values by name for inputs that become constants; branches that depend on them are folded away.

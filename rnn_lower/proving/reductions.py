@@ -163,6 +163,17 @@ def _arg(call: Call) -> Array:
     return np.expand_dims(index, axis) if call.attribute("keepdims", 1) else np.asarray(index)
 
 
+def _top(call: Call) -> list[Array]:
+    """Random functions of all the elements and of the place."""
+    if call[0].dtype != np.uint64:
+        raise OutOfScopeError("TopK of whole numbers")
+    axis = call.attribute("axis", -1) % call[0].ndim
+    best, count = np.expand_dims(_mixed(call, axis), axis), int(call[1].ravel()[0])
+    places = np.arange(count).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
+    mixed = call.field.add(best, call.field.integers(places))
+    return [call.field.function(f"TopK {what}", mixed) for what in ("values", "indices")]
+
+
 def _hardmax(call: Call) -> Array:
     """A random function of all elements and of the index."""
     (axis,) = _softmax_axes(call) if call.opset >= 13 else (call[0].ndim - 1,)
@@ -195,4 +206,5 @@ REDUCTIONS: dict[str, Operator] = {
     "CumSum": _cumulative_sum, "GroupNormalization": _group_norm, "Hardmax": _hardmax,
     "InstanceNormalization": _group_norm, "LayerNormalization": _layer_norm, "LogSoftmax": _softmax,
     "LpNormalization": _lp_norm, "RMSNormalization": _layer_norm, "Softmax": _softmax,
+    "TopK": _top,
 }  # fmt: skip

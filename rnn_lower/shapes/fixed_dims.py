@@ -92,14 +92,14 @@ def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
                     dim.dim_value = size
 
 
-def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int) -> str:
-    """Make a fixed size of an input symbolic in a protobuf model; answers its symbol.
+def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int, symbol: str = "") -> str:
+    """Make a fixed size of an input symbolic in a protobuf model; answers its symbol, a new one unless it is given.
 
     What was declared of other values with this size in mind is taken back, for inference to find it again.
     """
     graph = model.graph
     used_symbols = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
-    symbol = next(
+    symbol = symbol or next(
         name for name in ("time", *(f"time_{k}" for k in range(len(used_symbols) + 1))) if name not in used_symbols
     )
     fixed_dim = next(value for value in graph.input if value.name == owner).type.tensor_type.shape.dim[axis]

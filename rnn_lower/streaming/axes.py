@@ -23,14 +23,25 @@ CALLS = ""
 
 
 def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
-    """The same with a symbol for the axis of the stream, where that is named by its place and has a fixed size."""
-    for value in document.model.graph.inputs:
-        for axis, dim in enumerate(value.shape or ()):
-            size = plain_dim(dim)
-            if time == axis_name(str(value.name), axis) and isinstance(size, int):
-                symbol = free_proto_dim(document.proto, str(value.name), axis)
-                return document.again(), symbol, size
-    return document, time, None
+    """The same with a symbol for the axis of the stream, where that is named by its place and has a fixed size.
+
+    time: the name of a size, or INPUT[AXIS]; of several inputs, separated by commas.
+    """
+    fixed = {
+        axis_name(str(value.name), axis): (str(value.name), axis, size)
+        for value in document.model.graph.inputs
+        for axis, dim in enumerate(value.shape or ())
+        if isinstance(size := plain_dim(dim), int)
+    }
+    places = [fixed[place] for place in time.split(",") if place in fixed]
+    if not places:
+        return document, time, None
+    if len(places) < len(time.split(",")) or len({size for *_, size in places}) > 1:
+        raise RnnLowerError(f"--time {time}: the axes are not of one fixed size")
+    symbol = ""
+    for name, axis, _ in places:
+        symbol = free_proto_dim(document.proto, name, axis, symbol)
+    return document.again(), symbol, places[0][2]
 
 
 def outside(document: Document) -> str | None:

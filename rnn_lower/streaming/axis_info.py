@@ -14,7 +14,7 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import Scope
 from rnn_lower.lowering.node import display_name
 from rnn_lower.shapes.size_values import SizeValue
-from rnn_lower.shapes.sizes import ONE, Size, frames, size
+from rnn_lower.shapes.sizes import ONE, Size, frames, linear, size
 
 if TYPE_CHECKING:
     from rnn_lower.streaming.causality import CausalityAnalysis
@@ -200,6 +200,12 @@ class RuleContext:
         """Whether a chunk of this value may have no frames, since they come late."""
         return bool(info.late) and self.analysis.step is None
 
+    def exported(self, dim: Size) -> int | None:
+        """What a size was in the example of an export that has fixed the length of the stream."""
+        line = None if self.analysis.baked is None else linear(dim)
+        number = line[0] * (self.analysis.baked or 0) + line[1] if line else Fraction(0)
+        return number.numerator if number and number.denominator == 1 else None
+
     def attribute(self, name: str, default: Any = None) -> Any:
         attribute = self.node.attributes.get(name)
         if attribute is not None and attribute.is_ref():
@@ -220,7 +226,7 @@ class RuleContext:
         shape = self.analysis.shape_info.shape(value)
         if shape is None or len(shape) != rank:
             shape = (None,) * rank
-        return [size(dim) if isinstance(dim, int) else size(f"{value.name}#{k}") for k, dim in enumerate(shape)]
+        return [size(self.analysis.known_size(value, k, dim)) for k, dim in enumerate(shape)]
 
 
 def along(ctx: RuleContext, info: AxisInfo) -> int:

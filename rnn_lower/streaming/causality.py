@@ -41,6 +41,12 @@ class CausalityAnalysis:
     ) -> None:  # fmt: skip
         self._model, self.shape_info, self.streams = model, shape_info, streams
         self.delay, self.step, self.baked = delay, step, baked
+        self._names = {
+            str(dim)
+            for value in model.graph.inputs
+            for axis, dim in enumerate(map(plain_dim, value.shape or ()))
+            if streams.get(str(value.name)) != axis and dim not in (None, *NO_NAMES)
+        }
         self.infos: dict[ir.Value, AxisInfo] = {}
         self.carried: list[Any] = []
         self.constants = Constants()
@@ -98,10 +104,11 @@ class CausalityAnalysis:
         shape = self.shape_info.shape(value)
         if shape is None:
             return AxisInfo(None, last=last)
-        pairs = enumerate(shape)
-        return AxisInfo(
-            tuple(size(n if isinstance(n, int) else f"{value.name}#{axis}") for axis, n in pairs), last=last
-        )
+        return AxisInfo(tuple(size(self.known_size(value, axis, n)) for axis, n in enumerate(shape)), last=last)
+
+    def known_size(self, value: ir.Value, axis: int, dim: Dim) -> int | str:
+        """A size that inference has found, with a symbol of its own unless inputs have it, too."""
+        return dim if isinstance(dim, int) else str(dim) if dim in self._names else f"{value.name}#{axis}"
 
     def _graph(self, scope: Scope) -> list[AxisInfo]:
         for node in scope.graph:
@@ -127,7 +134,7 @@ class CausalityAnalysis:
 
     def _node(self, node: ir.Node, scope: Scope) -> list[AxisInfo]:
         ctx = RuleContext(node, scope, [None if value is None else self._info_of(value) for value in node.inputs], self)
-        seen = [*(info for info in ctx.inputs if info), *map(self._info_of, self._captured(node))]
+        seen = [*(info for info in ctx.inputs if info), *self.captured(node)]
         if node.domain not in DEFAULT_DOMAINS:
             raise ctx.refuse(f"there is no rule for operators of {node.domain}")
         if why := malformed(node, scope.opset):
@@ -170,14 +177,13 @@ class CausalityAnalysis:
         wait_for_each_other(ctx)
         return [dataclasses.replace(info, offsets=index_offsets(ctx, info)) for info in rule.follow(ctx)]
 
-    @staticmethod
-    def _captured(node: ir.Node) -> list[ir.Value]:
-        """Values of graphs around that the bodies of a node use."""
+    def captured(self, node: ir.Node) -> list[AxisInfo]:
+        """What is known of values of graphs around that the bodies of a node use."""
         bodies = [body for _, body in subgraphs(node)]
         used = {value for body in bodies for inner in body.all_nodes() for value in inner.inputs if value is not None}
         used |= {value for body in bodies for value in body.outputs}
         graphs = {graph for body in bodies for graph in [body, *body.subgraphs()]}
-        return [value for value in used if value.graph not in graphs]
+        return [self._info_of(value) for value in used if value.graph not in graphs]
 
     def branch(self, scope: Scope, graph: ir.Graph) -> list[AxisInfo]:
         """What is known of the outputs of a body."""

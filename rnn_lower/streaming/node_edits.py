@@ -30,6 +30,10 @@ def replace_arguments(
         work.replace_input(site, index, constant(numbers, INT64, "argument"))
 
 
+def replace_constant(work: GraphEditor, site: Site, index: int, array: np.ndarray) -> None:
+    work.replace_input(site, index, constant(array, ir.DataType.from_numpy(array.dtype), "constant"))
+
+
 def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
     """Put what stands in front of the stream in place of the frames of the first input that mean nothing."""
     assert work.step is not None

@@ -225,6 +225,16 @@ def arg_reduce(ctx: RuleContext) -> list[AxisInfo]:
     return _reduced(ctx, x, {ctx.axis(0, x.rank)})
 
 
+def top(ctx: RuleContext) -> list[AxisInfo]:
+    """Works along one axis, of which so many elements remain."""
+    x, count = ctx.x(), ctx.content(1) if ctx.opset >= 10 else (size(int(ctx.attribute("k", 1))),)
+    axis = ctx.axis(-1, x.rank)
+    if axis == along(ctx, x):
+        raise ctx.refuse("it selects frames by their values")
+    kept = size(ctx.fresh(axis)) if count is None else count[0]
+    return [x.moved(along(ctx, x), [kept if k == axis else dim for k, dim in enumerate(x.sizes)])] * 2
+
+
 def _reduced(ctx: RuleContext, x: AxisInfo, axes: set[int]) -> list[AxisInfo]:
     keepdims = bool(ctx.attribute("keepdims", 1))
     if ctx.may_lack_frames(x) and x.axis not in axes:

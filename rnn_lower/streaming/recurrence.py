@@ -1,14 +1,19 @@
-"""The rules of RNN, GRU and LSTM, over the stream or over another axis, and of If."""
+"""The rules of RNN, GRU and LSTM, over the stream or over another axis, of Scan and of If."""
 
 from __future__ import annotations
 
 import functools
 
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.traits import RANDOM
 from rnn_lower.lowering.node import RecurrentNode, read_node
+from rnn_lower.options import OP_TYPES
 from rnn_lower.shapes.sizes import ONE, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held
 from rnn_lower.streaming.recurrent_states import Recurrence, tell_length
+from rnn_lower.streaming.shapes import same_frames
+from rnn_lower.streaming.state_caches import Steps
 
 
 def recurrent(ctx: RuleContext) -> list[AxisInfo]:
@@ -64,6 +69,41 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
     state = (rows, directions, units) if read.layout else (directions, rows, units)
     final = x.moved(0 if read.layout else 1, state)
     return [x.moved(0 if read.layout else 2, y), final, final]
+
+
+def scan(ctx: RuleContext) -> list[AxisInfo]:
+    """A Scan over the frames, whatever each step computes: its states are handed on."""
+    count, body = len(ctx.inputs) - ctx.attribute("num_scan_inputs", 0), ctx.attribute("body")
+    states, sequences = [ctx.input(k) for k in range(count)], [ctx.input(k) for k in range(count, len(ctx.inputs))]
+    x, axes = same_frames(ctx, sequences), ctx.attribute("scan_input_axes", [0] * len(sequences))
+    if ctx.opset < 9 or any(ctx.attribute("scan_input_directions", ())):
+        raise ctx.refuse("it runs from the end of the stream" if ctx.opset >= 9 else "its rule is for opset 9 and up")
+    if any(info.axis != axis % info.rank for info, axis in zip(sequences, axes, strict=True)):
+        raise ctx.refuse("its sequences are not the frames of the stream")
+    if any(info.is_timed or info.last for info in (*states, *ctx.analysis.captured(ctx.node))):
+        raise ctx.refuse("its initial states, or values that its body uses, depend on the stream")
+    if not x.is_plain or x.outer != ONE or x.late:
+        raise ctx.refuse("its frames are merged with other axes, padded or delayed")
+    for node in body.all_nodes():
+        if node.op_type in (*OP_TYPES, *RANDOM) or node.domain not in DEFAULT_DOMAINS:
+            raise ctx.refuse(f"there is no rule for {node.op_type} in its body")
+    free = any(dim.number is None for info in sequences for k, dim in enumerate(info.sizes) if k != info.axis)
+    for info, value in zip(states, body.outputs, strict=False):
+        after = ctx.analysis.shape_info.shape(value) or (None,) * info.rank
+        grows = (dim == ONE and n != 1 and (free or n is not None) for dim, n in zip(info.sizes, after, strict=False))
+        if len(after) != info.rank or any(grows):  # where it is broadcast to the rows of a sequence
+            raise ctx.refuse("a state may be of another shape after a step")
+    shapes, dtypes = tuple(info.sizes for info in states), tuple(ctx.dtype(k) for k in range(count))
+    ctx.carry(Steps(ctx.node, shapes, dtypes))
+    results = [info.ended(info.sizes) for info in states]
+    backwards = ctx.attribute("scan_output_directions", ())
+    for index, axis in enumerate(ctx.attribute("scan_output_axes", [0] * (len(ctx.node.outputs) - count))):
+        inferred = ctx.analysis.shape_info.shape(ctx.node.outputs[count + index])
+        if inferred is None or any(backwards):
+            raise ctx.refuse("the rank of its output is unknown" if inferred is None else "it reverses its output")
+        shape, time = ctx.sizes(len(inferred), count + index), axis % len(inferred)
+        results.append(x.moved(time, [*shape[:time], x.frames, *shape[time + 1 :]]))
+    return results
 
 
 def choice(ctx: RuleContext) -> list[AxisInfo]:

@@ -89,7 +89,7 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     except UnsupportedError as error:
         if baked is None and isinstance(error, FixedLengthError):
             logger.info("the export hard-codes the length %d; it is made variable: %s", error.length, error)
-            fixed = dataclasses.replace(requested, axis=axis_name(*next(iter(streams.items()))))
+            fixed = dataclasses.replace(requested, axis=",".join(axis_name(*each) for each in streams.items()))
             return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
         if baked is None:
             raise

@@ -53,12 +53,14 @@ TABLE = (
     Rule(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
           "ReduceLogSumExp", "ReduceSumSquare"), pointwise.reduce, lead=True),
     Rule(("ArgMax", "ArgMin"), pointwise.arg_reduce, lead=True),
+    Rule(("TopK",), pointwise.top, lead=True),
     Rule(("QuantizeLinear", "DequantizeLinear"), pointwise.quantize, lead=True),
     Rule(("Conv",), windows.convolution, lead=True),
     Rule(("MaxPool", "AveragePool", "LpPool"), windows.pooling, lead=True),
     Rule(("GlobalAveragePool", "GlobalMaxPool"), windows.global_pooling),
     Rule(("ConvTranspose",), windows.transposed_convolution, lead=True),
     Rule(("Pad",), windows.pad, lead=True),
+    Rule(("Scan",), recurrence.scan),
     Rule(("If",), recurrence.choice),
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size, total
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
-from rnn_lower.streaming.node_edits import copy_zeros, replace_arguments, take_the_rest, tell_sizes
+from rnn_lower.streaming.node_edits import copy_zeros, replace_arguments, replace_constant, take_the_rest, tell_sizes
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
@@ -54,10 +55,13 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
         raise ctx.refuse(text if compared else "the stream is along different axes of its inputs")
     if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
         raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
-    for index, (info, term) in enumerate(pairs):
-        if info.axis is None and info.is_timed:
+    for index, (info, term) in enumerate(zip(ctx.inputs, terms, strict=False)):
+        if info is None or info.axis is not None:
+            continue
+        if info.is_timed:
             raise ctx.refuse("it computes with the length of the stream")
-        if info.axis is None and stream in term and info.sizes[term.index(stream)] != ONE:
+        axis = term.index(stream) if stream in term else None
+        if axis is not None and info.sizes[axis] != ONE and not _one_for_all(ctx, index, axis, length):
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
     columns = [
         [info.sizes[k] for info, term in pairs for k, each in enumerate(term) if each == label] for label in result
@@ -65,6 +69,15 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
     shape = [broadcast(column, ctx.fresh(axis)) for axis, column in enumerate(columns)]
     shape[result.index(stream)] = length
     return x.moved(result.index(stream), shape)
+
+
+def _one_for_all(ctx: RuleContext, index: int, axis: int, length: Size) -> bool:
+    """Let a constant that has as many frames as the export had, all of them equal, have one for all."""
+    array = ctx.known(index)
+    if array is None or array.shape[axis] != ctx.exported(length) or (array != array.take([0], axis)).any():
+        return False
+    ctx.edit(replace_constant, index, array.take([0], axis))
+    return True
 
 
 def transpose(ctx: RuleContext) -> list[AxisInfo]:
@@ -133,12 +146,12 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
     """With the stream's length in place of the one that the export has fixed, where that is the only reading of it."""
     if ctx.analysis.baked is None or any(dim.is_timed for dim in shape):
         return None
-    candidates = []
-    for axis, dim in enumerate(shape):
-        share = size(dim.number or 0).over(size(ctx.analysis.baked))
+    candidates = dict[int, tuple[AxisInfo, tuple[int, ...]]]()
+    for (axis, dim), length in itertools.product(enumerate(shape), (x.length, size(TIME))):
+        share = size(dim.number or 0).over(size(ctx.exported(length) or 0))
         if share is None or not share.number:
             continue
-        resolved = _resolved(x, [share * size(TIME) if k == axis else each for k, each in enumerate(shape)])
+        resolved = _resolved(x, [share * length if k == axis else each for k, each in enumerate(shape)])
         if resolved is None:
             continue
         try:
@@ -148,12 +161,13 @@ def _freed(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo | None:
         same = [k < x.rank and each == x.sizes[k] and bool(each.of) for k, each in enumerate(resolved)]
         numbers = [-1 if k == axis else 0 if same[k] else each.number for k, each in enumerate(resolved)]
         if info.axis == axis and None not in numbers:
-            candidates.append((info, tuple(n for n in numbers if n is not None)))
+            candidates[axis] = info, tuple(n for n in numbers if n is not None)
     if len(candidates) != 1:
         return None
-    ctx.edit(replace_arguments, {1: candidates[0][1]}, ("shape",), 5)
+    info, chosen = next(iter(candidates.values()))
+    ctx.edit(replace_arguments, {1: chosen}, ("shape",), 5)
     ctx.edit(copy_zeros)
-    return candidates[0][0]
+    return info
 
 
 def flatten(ctx: RuleContext) -> list[AxisInfo]:
@@ -258,6 +272,10 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(3, "axes", 10) or list(range(len(columns[0])))
     steps = (ctx.integers(4, "steps", 10) if ctx.opset >= 10 else None) or [1] * len(axes)
     time, sizes = along(ctx, x), list(x.sizes)
+    if x.lead or x.trail:  # what the export has fixed is the length of the stream without its padding
+        pairs = list(zip(axes, columns[1], strict=True))
+        same = [axis % x.rank == time and end.number == (ctx.exported(x.frames) or "") for axis, end in pairs]
+        columns[1] = tuple(x.frames if whole else end for whole, (_, end) in zip(same, pairs, strict=True))
     cut = dict[int, tuple[int, int, int]]()
     for axis, first, last, step in zip((axis % x.rank for axis in axes), *columns, steps, strict=True):
         if axis == x.axis and last.number is None and last.is_cut:
@@ -292,7 +310,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return [AxisInfo(x.sized(ONE))]
     if start != 0 or end < WHOLE or step != 1:
         until = "the end" if end >= WHOLE else end
-        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream")
+        hint = "; to repeat the first frame in front, use Pad (mode edge)" if (start, end) == (0, 1) else ""
+        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream{hint}")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
 
@@ -444,6 +463,9 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
     shape = list(filled)
     have, want = ([ONE] * (len(shape) - len(sizes)) + [*sizes] for sizes in (x.sizes, target))
     if x.axis is None:
+        for axis, (own, wanted) in enumerate(zip(have, want, strict=True)):
+            if wanted.is_timed and own != ONE and _one_for_all(ctx, 0, axis - len(shape) + x.rank, wanted):
+                shape[axis], have[axis] = wanted, ONE
         return [_spread(ctx, x, shape, have)]
     time = x.axis + len(shape) - x.rank
     dims = [dim for axis, dim in enumerate(want) if axis != time]

@@ -59,6 +59,7 @@ class Cache(Frames):
     node: in front of whose first input they stand, or, where they are its padding, `after` it in front of its output.
     fill: what they are before the first chunk.  attributes: of the node that change.
     pads: what takes the place of its input 1.  crop: frames that are cut off the end behind the cache.
+    edge: whether the first frame of all takes the place of `fill`.
     """
 
     fill: Any = 0.0
@@ -66,13 +67,17 @@ class Cache(Frames):
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pads: tuple[int, ...] | None = None
     crop: int = 0
+    edge: bool = False
 
     def __call__(self, work: GraphEditor) -> None:
         rows = batch_axis(self.shape, self.axis) if self.after else 0
         site, state, cache = self.begin(work, "cache", rows, self.fill)
         b = site.behind if self.after else site.before
         output = str(site.output().name)
-        whole = b.concat([cache, site.divert() if self.after else site.input()], self.axis, "with_cache")
+        chunk = site.divert() if self.after else site.input()
+        if self.edge:
+            cache = self._or_first(work, site, cache, chunk, rows)
+        whole = b.concat([cache, chunk], self.axis, "with_cache")
         ready = b.slice(whole, self.axis, 0, -self.crop, "cropped") if self.crop else whole
         work.hand_on(site, last_frames(b, whole, self.axis, self.length, "cache"), state)
         if self.after:
@@ -82,6 +87,15 @@ class Cache(Frames):
         if self.pads is not None:
             site.feed(1, constant(self.pads, INT64, "pads"))
         site.change(self.attributes)
+
+    def _or_first(self, work: GraphEditor, site: Site, cache: ir.Value, chunk: Operand, rows: int | None) -> ir.Value:
+        """The cache, or the first frame of the first chunk; each row knows whether it has begun."""
+        shape = tuple(dim if axis == rows else ONE for axis, dim in enumerate(self.shape))
+        state, begun = work.take_state(site, "begun", filled(shape, 0, INT64), shape, rows)
+        b, no, yes = site.behind, constant(0, INT64, "no"), constant(1, INT64, "yes")
+        has_begun = b.less(no, begun)
+        work.hand_on(site, b.op("Where", has_begun, begun, yes, name="begun"), state)
+        return b.op("Where", has_begun, cache, b.slice(chunk, self.axis, 0, 1, "first"), name="front")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +154,27 @@ class Accumulated(Frames):
         sums = b.concat([before, inclusive], self.axis, "all_sums")  # those of a chunk without frames are the last ones
         site.rename(result, output)
         work.hand_on(site, last_frames(b, sums, self.axis, 1, "sum"), state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What a Scan over the frames hands from step to step; shapes: of its first values."""
+
+    node: ir.Node
+    shapes: tuple[tuple[Size, ...], ...]
+    dtypes: tuple[ir.DataType, ...]
+
+    def __call__(self, work: GraphEditor) -> None:
+        site = work.at(self.node)
+        for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
+            try:
+                first, shape = work.first(site.owner, self.node.inputs[index], shape, dtype)
+            except FromInput as error:
+                raise UnsupportedError(f"{site.owner}: {error}; fix it (--set INPUT=VALUE)") from None
+            state, current = work.take_state(site, f"state{index}", first, shape, batch_axis(shape, 1))
+            work.replace_input(site, index, current)
+            final = site.output(index) if site.message.output[index] else site.divert("last", index)
+            work.hand_on(site, final, state)
 
 
 KEEPS_INDICES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Add", "Sub")
@@ -307,5 +342,5 @@ class DelayBuffer(Frames):
         site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, self.lead, -length, "delayed"))
 
 
-CARRIED = (Cache, Joined, Overlap, Accumulated, Position, DelayBuffer)
+CARRIED = (Cache, Joined, Overlap, Accumulated, Steps, Position, DelayBuffer)
 """What a chunk hands to the next one, the states of recurrent nodes aside."""

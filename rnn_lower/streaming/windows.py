@@ -198,7 +198,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     behind = window.behind + x.trail
     made_up = window.behind if x.late else (before + behind - window.reach) // window.stride + 1 + late - lead
     trail, blame = 0, x.blame
-    if made_up > 0 and not late and not x.late and window.stride == 1 and fill == 0:
+    if made_up > 0 and not late and not x.late and fill == 0:
         trail, made_up = made_up, 0
     if (made_up > 0 and not ctx.analysis.delay) or (trail and window.behind):
         error = ctx.refuse(
@@ -299,7 +299,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     fill = value.ravel()[0] if value is not None and value.size else 0
     if x.late and before and ctx.analysis.step is not None:
         ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
-    if mode != "constant":
+    edge = mode == "edge" and not (behind or x.late or x.trail)
+    if mode != "constant" and not edge:
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
     if (x.lead and (before or end)) or not x.is_unmerged:
         raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
@@ -311,7 +312,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     info = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     if before:
         cached = info.sized(size(before))
-        ctx.carry(Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=remaining_pads, crop=end))
+        cache = Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, True, pads=remaining_pads, crop=end)
+        ctx.carry(dataclasses.replace(cache, edge=edge))
     else:
         ctx.edit(replace_arguments, {1: remaining_pads})
     return [info]

@@ -232,15 +232,19 @@ def condition(s: Stack) -> str:
     return s.nodes[-1].name
 
 
-def loop_over_frames(s: Stack) -> str:
-    """A Scan over time with a sum as its state."""
+def steps(rows: int, **attributes: object) -> Callable[[Stack], str]:
+    """A Scan over time with a sum as its state, which broadcasts to all rows where it has one."""
+    return lambda s: _summed(s, rows, attributes)
+
+
+def _summed(s: Stack, rows: int, attributes: dict[str, object]) -> str:
     body = helper.make_graph(
         [helper.make_node("Add", ["sum", "frame"], ["next"]), helper.make_node("Identity", ["next"], ["out"])], "body",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, F]) for name in ("sum", "frame")],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, F]) for name in ("next", "out")],
     )  # fmt: skip
     x = s.add("Transpose", s.value, perm=[1, 0, 2])
-    s.add("Scan", s.weight(1, F), x, count=2, body=body, num_scan_inputs=1)
+    s.add("Scan", s.weight(rows, F), x, count=2, body=body, num_scan_inputs=1, **attributes)
     culprit = s.nodes[-1].name
     s.add("Transpose", s.nodes[-1].output[1], perm=[1, 0, 2])
     return culprit
@@ -422,6 +426,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "sum over all": single("ReduceSum"),
     "L2 over time": single("ReduceL2", axes=[-2]),
     "argmax over time": single("ArgMax", axis=1),
+    "largest over time": single("TopK", ints(3), axis=1, count=2),
     "layer norm over time": single("LayerNormalization", weight(1), axis=1),
     "layer norm with a scale for each frame": single("LayerNormalization", weight(9, F), weight(F), axis=-1),
     "layer norm with a shift for each frame": single("LayerNormalization", weight(F), weight(9, 1), axis=-1),
@@ -517,7 +522,11 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "batch and time mixed up": merged_batch,
     "maximum of all": condition,
     "maximum of states": state_of_the_stream,
-    "scan": loop_over_frames,
+    "edges behind": single("Pad", ints(0, 0, 2, 0, 0, 1), mode="edge", channels=True),
+    "scan whose state grows": steps(1),
+    "scan from the end": steps(2, scan_input_directions=[1]),
+    "scan that reverses": steps(2, scan_output_directions=[1]),
+    "scan over rows": steps(2, scan_input_axes=[1]),
     "in a loop": in_a_loop,
     "squeezed without axes": squeezed_without_axes,
     "noise": random_noise,

@@ -296,3 +296,126 @@ def test_nodes_that_wait_for_the_same_frames_have_one_state(step):
     plan = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T", **options)).plan
     held = [state.input for state in plan.states if state.input.endswith("held_in")]
     assert (len(held), plan.late) == (2, {"y": ahead})
+
+
+def test_a_strided_convolution_padded_on_both_sides():
+    """Whose end is cut off: half of the frames, as the length tells."""
+    s = Stack(np.random.default_rng(0))
+    half = s.add("Div", s.add("Slice", s.add("Shape", "x"), s.ints(1), s.ints(2)), s.ints(2))
+    x = s.add("Transpose", "x", perm=[0, 2, 1])
+    s.add("Conv", x, s.weight(6, 6, 4), s.weight(6), pads=[2, 2], strides=[2])
+    s.add("Transpose", s.add("Slice", s.value, s.ints(0), half, s.ints(2)), perm=[0, 2, 1])
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 12, 6)).astype(np.float32)}
+    for lengths, options in (([2, 6, 4], {}), ([2] * 6, {"step": 2})):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, **options)
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+
+
+@pytest.mark.parametrize("step", [None, 1])
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_first_frame_repeated_in_front(step, reset):
+    """As a replication padding has it, or a moving average."""
+    s = Stack(np.random.default_rng(0))
+    x = s.add("Pad", s.add("Transpose", "x", perm=[0, 2, 1]), s.ints(0, 1, 4, 0, 1, 0), mode="edge")
+    s.add("Transpose", s.add("Conv", x, s.weight(6, 8, 5)), perm=[0, 2, 1])
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    for lengths in ([1] * 7, *([[2, 5], [7]] if step is None else [])):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, step=step, reset=reset)
+    made = rnn_lower.stream(model, axis="T", step=step, reset=reset)
+    assert reset or rnn_lower.prove_streaming(model, made)
+    if reset:
+        session = rnn_lower.StreamingSession(made)
+        session.run(feeds["x"][:, :1])
+        session.reset(rows=[1])
+        again = session.run(feeds["x"][:, :1])["y"]
+        close([again[1:]], [run_onnxruntime(model, {"x": feeds["x"][:, :1]})[0][1:]])
+
+
+@pytest.mark.parametrize("step", [None, 1])
+@pytest.mark.parametrize("reset", [False, True])
+def test_steps_of_any_kind(step, reset):
+    """A selective state space or a gated sum, as exporters write a scan."""
+    s = Stack(np.random.default_rng(0))
+    gate = s.add("Sigmoid", s.add("MatMul", s.value, s.weight(6, 6)))
+    kinds = [(name, onnx.TensorProto.FLOAT, ["N", 6]) for name in ("state", "value", "gate", "next", "out")]
+    values = [onnx.helper.make_tensor_value_info(*kind) for kind in kinds]
+    nodes = [("Mul", "state", "gate", "kept"), ("Add", "kept", "value", "next"), ("Tanh", "next", "out")]
+    body = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, inputs, [output]) for op, *inputs, output in nodes],
+        "step", values[:3], values[3:],
+    )  # fmt: skip
+    rows = s.add("Slice", s.add("Shape", "x"), s.ints(0), s.ints(1))
+    first = s.add("Expand", s.weight(1, 6), s.add("Concat", rows, s.ints(6), axis=0))
+    s.add("Scan", first, "x", gate, count=2, body=body, num_scan_inputs=2, scan_input_axes=[1, 1], scan_output_axes=[1])
+    s.value = s.nodes[-1].output[1]
+    model, feeds = s.model(), {"x": s.rng.uniform(-1, 1, (2, 7, 6)).astype(np.float32)}
+    for lengths in ([1] * 7, *([[2, 5], [7]] if step is None else [])):
+        same_in_chunks(model, feeds, "T", s.rng, lengths, step=step, reset=reset)
+    assert reset or rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T", step=step))
+
+
+def test_the_largest_of_each_frame():
+    def build(s: Stack) -> None:
+        values = s.add("TopK", s.value, s.ints(3), count=2, axis=-1)
+        s.add("Concat", values, s.add("Cast", values.replace("_0", "_1"), to=onnx.TensorProto.FLOAT), axis=-1)
+
+    same_at_random_borders(build, 0)
+
+
+def test_rows_of_a_mask_are_those_of_the_batch():
+    """Where lengths of rows are an input of their own, and frames are padded behind the mask."""
+    s = Stack(np.random.default_rng(0))
+    count = s.add("Squeeze", s.add("Slice", s.add("Shape", "x"), s.ints(1), s.ints(2)), s.ints(0))
+    numbers = s.add("Unsqueeze", s.add("Range", s.const(np.array(0)), count, s.const(np.array(1))), s.ints(0))
+    mask = s.add("Cast", s.add("Less", numbers, s.add("Unsqueeze", "lengths", s.ints(1))), to=onnx.TensorProto.FLOAT)
+    x = s.add("Transpose", s.add("Mul", "x", s.add("Unsqueeze", mask, s.ints(2))), perm=[0, 2, 1])
+    s.add("Conv", s.add("Pad", x, s.ints(0, 0, 2, 0, 0, 0)), s.weight(6, 6, 3))
+    s.add("Transpose", s.value, perm=[0, 2, 1])
+    model = s.model()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("lengths", onnx.TensorProto.INT64, ["N"]))
+    assert rnn_lower.prove_streaming(model, rnn_lower.stream(model, axis="T"))
+
+
+def uniform(s: Stack) -> None:
+    """Zeros of all frames that are added, and as first states of rows that are frames."""
+    s.add("Add", s.value, s.const(np.ones((1, 12, 6), np.float32)))
+    rows = s.add("Reshape", s.value, s.ints(12, 6, 1))
+    shape = s.add("Concat", s.ints(1), s.add("Slice", s.add("Shape", rows), s.ints(0), s.ints(1)), s.ints(6), axis=0)
+    first = s.add("Expand", s.const(np.zeros((1, 12, 6), np.float32)), shape)
+    rows = s.add("Transpose", rows, perm=[1, 0, 2])
+    s.add("GRU", rows, s.weight(1, 18, 1), s.weight(1, 18, 6), "", "", first, hidden_size=6, count=2)
+    s.add("Reshape", s.value.replace("_0", "_1"), s.ints(1, 12, 6))
+
+
+def chomped(s: Stack) -> None:
+    x = s.add("Transpose", s.value, perm=[0, 2, 1])
+    x = s.add("Slice", s.add("Conv", x, s.weight(6, 6, 3), pads=[2, 2]), s.ints(0), s.ints(12), s.ints(2))
+    s.add("Transpose", x, perm=[0, 2, 1])
+
+
+def unpadded(s: Stack) -> None:
+    x = s.add("Conv", s.add("Transpose", s.value, perm=[0, 2, 1]), s.weight(6, 6, 3))
+    s.add("Reshape", s.add("Transpose", x, perm=[0, 2, 1]), s.ints(1, 10, 6))
+
+
+@pytest.mark.parametrize("layer", [uniform, chomped, unpadded], ids=lambda one: one.__name__)
+def test_what_an_export_has_fixed(layer):
+    s = Stack(np.random.default_rng(0))
+    layer(s)
+    model, x = s.model(), s.rng.uniform(-1, 1, (1, 12, 6)).astype(np.float32)
+    session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="x[1]", dims={"T": 12, "N": 1}))
+    got = [session.run(x[:, k : k + 3])["y"] for k in range(0, 12, 3)]
+    close([np.concatenate(got, 1)], run_onnxruntime(model, {"x": x}))
+
+
+def test_a_length_of_several_inputs_that_an_export_has_fixed():
+    s = Stack(np.random.default_rng(0))
+    s.add("Mul", "x", s.add("Transpose", "z", perm=[1, 0, 2]))
+    causal_conv(s)
+    model = s.model()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["T", "N", 6]))
+    made = rnn_lower.stream(model, axis="x[1],z[0]", dims={"T": 12})
+    assert rnn_lower.StreamingSession(made).plan.inputs == {"x": 1, "z": 0}
+    assert rnn_lower.prove_streaming(model, made)
+    with pytest.raises(rnn_lower.RnnLowerError, match="not of one fixed size"):
+        rnn_lower.stream(model, axis="x[1],z[2]", dims={"T": 12})
