@@ -219,7 +219,10 @@ class Position:
         else:
             self._end_with_chunk(work, site)
             numbers, skipped = site.divert("numbers"), b.mul(before, constant([self.delta], INT64), "skipped")
-            total = b.add(before, b.op("Shape", numbers, name="frames"), "total")
+            frames: Operand = b.op("Shape", numbers, name="frames")
+            if work.step is not None:  # a number, since tract does not return what it computes from a shape
+                frames = constant([int(work.step / work.infos[self.node.outputs[0]].every)], INT64, "frames")
+            total = b.add(before, frames, "total")
             site.rename(b.add(numbers, b.cast(skipped, INT64, self.dtype, "offset"), "positions"), output)
         work.hand_on(site, total, state)
 

@@ -25,6 +25,7 @@ from layers import (
     windows_ahead,
     windows_by_index,
 )
+from runners import RUNNERS, missing
 from streams import same_in_chunks
 
 import rnn_lower
@@ -419,3 +420,23 @@ def test_a_length_of_several_inputs_that_an_export_has_fixed():
     assert rnn_lower.prove_streaming(model, made)
     with pytest.raises(rnn_lower.RnnLowerError, match="not of one fixed size"):
         rnn_lower.stream(model, axis="x[1],z[2]", dims={"T": 12})
+
+
+@pytest.mark.parametrize("target", ["openvino", "tract"])
+def test_counting_frames_elsewhere(target):
+    """A state that counts, where each chunk has one frame."""
+    if why := missing(target):
+        pytest.skip(why)
+    s, one = Stack(np.random.default_rng(0)), np.array(1)
+    count = s.add("Squeeze", s.add("Slice", s.add("Shape", "x"), s.ints(1), s.ints(2)), s.ints(0))
+    numbers = s.add("Range", s.const(one), s.add("Add", count, s.const(one)), s.const(one))
+    s.add("Div", "x", s.add("Unsqueeze", s.add("Cast", numbers, to=onnx.TensorProto.FLOAT), s.ints(1)))
+    made = rnn_lower.stream(s.model(), axis="T", step=1, target=target, dims={"N": 2})
+    sessions = [
+        rnn_lower.StreamingSession(made),
+        rnn_lower.StreamingSession(made, run=lambda feeds: RUNNERS[target][1](made, feeds)),
+    ]
+    for _ in range(4):
+        frame = s.rng.uniform(-1, 1, (2, 1, 6)).astype(np.float32)
+        wanted, got = (session.run(frame)["y"] for session in sessions)
+        close([got], [wanted])
