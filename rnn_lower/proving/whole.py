@@ -375,11 +375,11 @@ class _Comparison:
                 return reason
         if not self.count:
             raise OutOfScopeError("there are no sizes with which both run")
-        if left := self._undecided():
+        if left := self._one_sided():
             raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}', of which only one outcome was seen")
         return ""
 
-    def _undecided(self) -> list[ir.Node]:
+    def _one_sided(self) -> list[ir.Node]:
         return [node for node, seen in self.outcomes.items() if len(seen) == 1]
 
     def _trials(self) -> Iterator[tuple[int, Mapping[str, int], int, Mapping[str, int]]]:
@@ -395,10 +395,10 @@ class _Comparison:
                 yield index, sizes, draw, {}
         for sizes in () if self.count else longer:
             yield from ((len(cases), sizes, draw, {}) for draw in range(max(self.points, draws)))
-        whole = [str(v.name) for v in required_inputs(model) if v.dtype is not None and v.dtype.is_integer()]
-        compared = sorted(set(_compared(self._undecided())))[:TRIED_NUMBERS]
-        for number, name, sizes in itertools.product(compared, whole, (*cases[:1], *longer)):
-            if self._undecided():
+        integers = [str(v.name) for v in required_inputs(model) if v.dtype is not None and v.dtype.is_integer()]
+        compared = sorted(set(_compared(self._one_sided())))[:TRIED_NUMBERS]
+        for number, name, sizes in itertools.product(compared, integers, (*cases[:1], *longer)):
+            if self._one_sided():
                 yield len(cases), sizes, 0, {name: number}
 
     def _differ(self, index: int, sizes: Mapping[str, int], draw: int, numbers: Mapping[str, int]) -> str:
