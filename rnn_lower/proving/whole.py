@@ -151,7 +151,7 @@ class _Evaluator(ModelInterpreter):
             if array is not None and numbers is not None and id(array) in self._symbols:
                 wide = numbers.astype(np.float64)
                 if not (chosen & ~np.isfinite(wide)).any():
-                    operands[index] = self._known(np.where(np.isfinite(wide), wide, 0.0))
+                    operands[index] = self._known(np.where(np.isfinite(wide), numbers, 0).astype(numbers.dtype))
         return operands
 
     def _use(self, arrays: Sequence[Array | None]) -> None:

@@ -121,6 +121,8 @@ SAME = (
     "i = Constant <value = float {-inf}> () y = Max (h, i)", "l = Cast <to = 7> (k) y = Sub (l, l)",
     "t = Constant <value = float[3] {1.0, 2.0, 3.0}> () i = ArgMax <axis = 1> (h) y = Gather (t, i)",
     "r = Constant <value = float {0.5}> () y, m = Dropout (h, r)",
+    "n = Constant <value = float {nan}> () o = Constant <value = float {1.0}> () z = Constant <value = float {0.0}> () "
+    "c = Greater (o, z) w = Where (c, o, n) y = Mul (h, w)",
 )  # fmt: skip
 
 
