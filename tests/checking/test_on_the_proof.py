@@ -106,10 +106,13 @@ def test_nodes_in_branches_that_are_folded_away_are_found_again():
     model.graph.node.insert(0, helper.make_node("Equal", ["zero", "zero"], ["chosen"]))
     model.graph.initializer.append(numpy_helper.from_array(np.array(0), "zero"))
     choice.input[0] = "chosen"
+    model.graph.node.append(helper.make_node("NonZero", ["X"], ["places"]))  # whose size no proof of the whole knows
+    model.graph.output.append(helper.make_tensor_value_info("places", TensorProto.INT64, None))
     lowered = rnn_lower.lower(model, fold=True)
     assert not any(node.op_type == "If" for node in lowered.graph.node), "the branch is in the main graph"
     report = rnn_lower.check(model, lowered)
     assert report.ok, report.verdict
+    assert report.runs_of_unproved == (), "each node is proved"
 
 
 def test_what_is_not_proved_has_to_run_three_steps():
