@@ -164,14 +164,15 @@ def _arg(call: Call) -> Array:
 
 
 def _top(call: Call) -> list[Array]:
-    """Random functions of all the elements and of the place."""
+    """Random functions of all the elements and of the place, for each order."""
     if call[0].dtype != np.uint64:
         raise OutOfScopeError("TopK of whole numbers")
     axis = call.attribute("axis", -1) % call[0].ndim
-    best, count = np.expand_dims(_mixed(call, axis), axis), int(call[1].ravel()[0])
+    best, (count,) = np.expand_dims(_mixed(call, axis), axis), call.parameter("k", 1) or ()
+    order = [call.attribute(name, 1) for name in ("largest", "sorted")]
     places = np.arange(count).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
     mixed = call.field.add(best, call.field.integers(places))
-    return [call.field.function(f"TopK {what}", mixed) for what in ("values", "indices")]
+    return [call.field.function(f"TopK {order} {what}", mixed) for what in ("values", "indices")]
 
 
 def _hardmax(call: Call) -> Array:

@@ -65,6 +65,10 @@ DIFFER = {
         "r = Constant <value = float {0.5}> () t = Constant <value = bool {1}> () y = Dropout (h, r, t)",
         "r = Constant <value = float {0.5}> () t = Constant <value = bool {1}> () y = Dropout (h, r, t)",
     ),
+    "the smallest": (
+        "n = Constant <value = int64[1] {2}> () y, i = TopK (h, n)",
+        "n = Constant <value = int64[1] {2}> () y, i = TopK <largest = 0> (h, n)",
+    ),
     "types that do not fit": ("y = Identity (h)", "c = Cast <to = 11> (h) y = Add (c, h)"),
     "an operator that does not exist": ("y = Identity (h)", "y = Identity (h) z = Nonsense (h)"),
 }  # fmt: skip
@@ -117,6 +121,7 @@ def test_rows_of_a_table_that_no_input_reaches_count():
 
 
 SAME = (
+    "n = Constant <value = int64[1] {2}> () y, i = TopK <largest = 0> (h, n)",
     "y = Identity (h)", "y = ArgMax <axis = 1> (h)", "y = Hardmax (h)", WHOLE + "y = Div (w, two)",
     "i = Constant <value = float {-inf}> () y = Max (h, i)", "l = Cast <to = 7> (k) y = Sub (l, l)",
     "t = Constant <value = float[3] {1.0, 2.0, 3.0}> () i = ArgMax <axis = 1> (h) y = Gather (t, i)",
