@@ -510,7 +510,18 @@ def check(
     """
     from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
-    arguments = (original, lowered, inputs, runs, seed, rtol, atol, proof or True, on, counterexample)
+    arguments = (
+        original,
+        lowered,
+        inputs,
+        runs,
+        seed,
+        rtol,
+        atol,
+        True if proof is None else proof,
+        on,
+        counterexample,
+    )
     return subprocess_run.run_guarded(original, on, checker.compare_models, *arguments)
 
 

@@ -60,7 +60,8 @@ class _Parser(argparse.ArgumentParser):
 
     def _flags(self) -> set[str]:
         """Of all commands: an argument that a command does not know is refused by the parser of all."""
-        commands = [command for action in self._actions for command in dict(action.choices or {}).values()]
+        choices = (action.choices for action in self._actions if isinstance(action.choices, dict))
+        commands = [command for each in choices for command in each.values()]
         return {flag for parser in (self, *commands) for flag in parser._option_string_actions}
 
 

@@ -168,7 +168,8 @@ def _top(call: Call) -> list[Array]:
     if call[0].dtype != np.uint64:
         raise OutOfScopeError("TopK of whole numbers")
     axis = call.attribute("axis", -1) % call[0].ndim
-    best, (count,) = np.expand_dims(_mixed(call, axis), axis), call.parameter("k", 1) or ()
+    count = int(call.attribute("k", 0) or call.integers(1).ravel()[0])
+    best = np.expand_dims(_mixed(call, axis), axis)
     order = [call.attribute(name, 1) for name in ("largest", "sorted")]
     places = np.arange(count).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
     mixed = call.field.add(best, call.field.integers(places))

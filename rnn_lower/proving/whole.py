@@ -56,16 +56,16 @@ LONG_SIZES = (64, 640)
 """What the last free sizes of inputs are where the model runs with none of these: many frames, or samples of sound."""
 
 SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
-COMPARE = ("Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Pow")
-MOST_COUNTED = 2000
-"""Of integers that any operator but the first reads, and of floats that the others read, a graph may behave otherwise
-from some size on; the last is the largest such size that is looked at."""
-
 COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 """Operators of which both outcomes must have been seen, where integers that the caller gives decide."""
 
-BENDS = ("BitShift", "Clip", "Div", "Max", "Min", "Mod", "Pow")
-"""Operators that do otherwise from some integer on, which is in the models where none that is tried reaches it."""
+BENDS = ("Clip", "Max", "Min", "Mod", "Pow")
+"""Operators that do otherwise from some number on; a constant that no integer reaches must be in both models."""
+
+COMPARE = (*COMPARISONS, *BENDS)
+MOST_COUNTED = 2000
+"""Of integers that any operator but the first reads, and of floats that the others read, a graph may behave otherwise
+from some size on; the last is the largest such size that is looked at."""
 
 TRIED_NUMBERS = 256
 """Integers that inputs are given because something is compared with them."""
@@ -217,7 +217,7 @@ class _Evaluator(ModelInterpreter):
         elif node.op_type in TABLES and not pairs[0][1]:
             digest = hashlib.blake2b(np.ascontiguousarray(constants[0]).tobytes(), digest_size=8).hexdigest()
             self.field.symbols.add(f"a table of shape {list(constants[0].shape)} ({digest})")
-        elif node.op_type in BENDS:
+        elif node.op_type in (*BENDS, "BitShift", "Div"):
             reach = max(np.abs(array.astype(np.float64)).max(initial=0) for array, is_fed in pairs if is_fed)
             beyond = {number for array in constants for number in np.unique(array) if np.abs(number) > reach}
             self.field.symbols |= {f"{node.op_type} with {number}" for number in beyond}

@@ -312,8 +312,11 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     info = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     if before:
         cached = info.sized(size(before))
-        cache = Cache(ctx.node, cached, axis, before, ctx.dtype(0), fill, True, pads=remaining_pads, crop=end)
-        ctx.carry(dataclasses.replace(cache, edge=edge))
+        ctx.carry(
+            Cache(
+                ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=remaining_pads, crop=end, edge=edge
+            )
+        )
     else:
         ctx.edit(replace_arguments, {1: remaining_pads})
     return [info]
