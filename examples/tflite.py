@@ -51,11 +51,11 @@ def run(model: bytes, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], c
         one["op_name"] for one, dtypes in zip(operators, tensors, strict=True) if any(t.kind == "f" for t in dtypes)
     ]
     runner = interpreter.get_signature_runner()
-    given = {}
+    quantized = {}
     for name, details in runner.get_input_details().items():
         x, (scale, zero) = feeds[name], details["quantization"]
-        given[name] = np.clip(np.rint(x / scale + zero), -128, 127).astype(np.int8) if scale else x
-    results, details = runner(**given), runner.get_output_details()
+        quantized[name] = np.clip(np.rint(x / scale + zero), -128, 127).astype(np.int8) if scale else x
+    results, details = runner(**quantized), runner.get_output_details()
     outputs = []
     for name in sorted(results):
         scale, zero = details[name]["quantization"]

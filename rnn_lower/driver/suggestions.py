@@ -178,7 +178,7 @@ def _needed_forms(lacks: Sequence[Requirement]) -> list[Change]:
 
 
 def _folding(lacks: Sequence[Requirement], options: Options) -> list[Change]:
-    """Folding, which tells more sizes, and drops branches that are never taken; only where nothing less serves."""
+    """Folding, which finds more sizes and drops dead branches; only where nothing less suffices."""
     return [*NOTHING, ({"fold": True}, "--fold")] if not options.fold and any(lack.sizes for lack in lacks) else NOTHING
 
 

@@ -92,7 +92,7 @@ class Document:
             model = _read(self.proto)
         except MemoryError:
             raise
-        except Exception as error:  # onnx_ir raises whatever it trips over
+        except Exception as error:  # onnx_ir wraps errors of every kind
             raise _not_carried(f"all of it: {_last_cause(error)}") from None
         if self.folder is not None:
             for value in values(model):
@@ -312,12 +312,12 @@ def _as_no_model() -> Iterator[None]:
         raise
     except UnicodeDecodeError:
         raise RnnLowerError("not an ONNX model: a name is not valid UTF-8") from None
-    except Exception as error:  # onnx_ir raises whatever it trips over
+    except Exception as error:  # onnx_ir wraps errors of every kind
         raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
 
 
 def _last_cause(error: BaseException) -> str:
-    """What onnx_ir says last, which is why."""
+    """The text of the first cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return one_line(error)

@@ -68,7 +68,7 @@ MOST_COUNTED = 2000
 from some size on; the last is the largest such size that is looked at."""
 
 TRIED_NUMBERS = 256
-"""Integers that inputs are given because something is compared with them."""
+"""How many integers that something is compared with are tried as inputs."""
 
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators in whose first input a step may look up what it does, by its number."""
@@ -383,7 +383,7 @@ class _Comparison:
         return [node for node, seen in self.outcomes.items() if len(seen) == 1]
 
     def _trials(self) -> Iterator[tuple[int, Mapping[str, int], int, Mapping[str, int]]]:
-        """Number, sizes and draw of each, and integers that inputs are given."""
+        """Number, sizes and draw of each, and the integers of some inputs."""
         model = self.models[1]
         cases, longer = list(_sizes(model)), [] if self.exact else list(_long_sizes(model))
         if self.exact and len(cases) > 1:

@@ -93,7 +93,7 @@ def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
 
 
 def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int, symbol: str = "") -> str:
-    """Make a fixed size of an input symbolic in a protobuf model; answers its symbol, a new one unless it is given.
+    """Make a fixed size of an input symbolic in a protobuf model; answers its symbol, a new one unless it is provided.
 
     What was declared of other values with this size in mind is taken back, for inference to find it again.
     """

@@ -128,7 +128,7 @@ def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 
 def _top_k(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
-    """Of as many elements as an input says, as those who sort sequences by their lengths write it."""
+    """With as many elements as an input holds, as exporters write it that sort sequences by their lengths."""
     x, count = _input(node, 0), _target(node, 1, shape)
     have, axis = None if x is None else shape(x), get_attribute(node, "axis", _INT, -1)
     if have is None or count is None or len(count) != 1 or not -len(have) <= axis < len(have):

@@ -33,15 +33,15 @@ def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
         for axis, dim in enumerate(value.shape or ())
         if isinstance(size := plain_dim(dim), int)
     }
-    places = [fixed[place] for place in time.split(",") if place in fixed]
-    if not places:
+    axes = [fixed[name] for name in time.split(",") if name in fixed]
+    if not axes:
         return document, time, None
-    if len(places) < len(time.split(",")) or len({size for *_, size in places}) > 1:
+    if len(axes) < len(time.split(",")) or len({size for *_, size in axes}) > 1:
         raise RnnLowerError(f"--time {time}: the axes are not of one fixed size")
     symbol = ""
-    for name, axis, _ in places:
+    for name, axis, _ in axes:
         symbol = free_proto_dim(document.proto, name, axis, symbol)
-    return document.again(), symbol, places[0][2]
+    return document.again(), symbol, axes[0][2]
 
 
 def outside(document: Document) -> str | None:

@@ -72,7 +72,7 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
 
 
 def scan(ctx: RuleContext) -> list[AxisInfo]:
-    """A Scan over the frames, whatever each step computes: its states are handed on."""
+    """A Scan over the frames: the states of its last step are those of the next chunk, for any body."""
     count, body = len(ctx.inputs) - ctx.attribute("num_scan_inputs", 0), ctx.attribute("body")
     states, sequences = [ctx.input(k) for k in range(count)], [ctx.input(k) for k in range(count, len(ctx.inputs))]
     x, axes = same_frames(ctx, sequences), ctx.attribute("scan_input_axes", [0] * len(sequences))

@@ -300,7 +300,7 @@ def test_nodes_that_wait_for_the_same_frames_have_one_state(step):
 
 
 def test_a_strided_convolution_padded_on_both_sides():
-    """Whose end is cut off: half of the frames, as the length tells."""
+    """Whose end is cut off: half of the frames, computed from the length."""
     s = Stack(np.random.default_rng(0))
     half = s.add("Div", s.add("Slice", s.add("Shape", "x"), s.ints(1), s.ints(2)), s.ints(2))
     x = s.add("Transpose", "x", perm=[0, 2, 1])
