@@ -161,13 +161,13 @@ class Samples:
 
     def _grown_axes(self) -> dict[str, int]:
         """The axis of each input that may have to be long: last axes where some are free, else the last free ones."""
-        inputs = [(str(value.name), value) for value in self.inputs]
-        axes = {
-            name: [axis for axis in range(rank) if not isinstance(self.ties.find(symbol(value, axis)), int)]
-            for name, value in inputs if name not in self.states for rank in [self.ranks.get(name, 0)]
-        }  # fmt: skip
-        last = {name: free[-1] for name, free in axes.items() if free and free[-1] == self.ranks[name] - 1}
-        return last or {name: free[-1] for name, free in axes.items() if free and free[-1]}
+        last = dict[str, int]()
+        for value in self.inputs:
+            for axis in range(self.ranks.get(str(value.name), 0)):
+                if value.name not in self.states and not isinstance(self.ties.find(symbol(value, axis)), int):
+                    last[str(value.name)] = axis
+        ends = {name: axis for name, axis in last.items() if axis == self.ranks[name] - 1}
+        return ends or {name: axis for name, axis in last.items() if axis}
 
     def candidates(self, index: int) -> Iterator[Feeds]:
         """Sets of inputs to be tried until the model takes one, for run number `index`.
