@@ -18,26 +18,17 @@ from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import Graph, Interpreter
 from rnn_lower.proving.operators import Call, OutOfScopeError, WrongError, bounds_of
 
-BROADCASTS_BY_RULE, MAX_BROADCASTS = 7, 8
-"""Opsets from which on binary operators, and Max and Min, broadcast without being asked to."""
-
-
 COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 """Operators by which a graph may behave otherwise from some length on."""
 
 
 def _binary(call: Call) -> str:
-    """Two operands of one kind, the second of which the first one's opset can broadcast."""
+    """Two operands of one kind."""
     if len(call.node.inputs) != 2:
         return f"{call.node.op_type} of {len(call.node.inputs)} values"
     a, b = call[0], call[1]
     if a.dtype != b.dtype:
         raise WrongError(f"{call.node.op_type} of {a.dtype} and {b.dtype}")
-    newest = MAX_BROADCASTS if call.node.op_type in ("Max", "Min") else BROADCASTS_BY_RULE
-    if call.opset < newest and a.shape != b.shape:
-        on_request = call.attribute("broadcast", 0) and "axis" not in call.node.attributes
-        if not on_request or a.shape[a.ndim - b.ndim :] != b.shape:
-            raise WrongError(f"{call.node.op_type} of shapes {a.shape} and {b.shape} at opset {call.opset}")
     quotient = call.node.op_type == "Div" and a.dtype == np.int64  # of lengths, which may begin to differ later
     return f"{call.node.op_type} of {a.dtype}" if a.dtype == np.bool_ or quotient else ""
 

@@ -23,6 +23,7 @@ from rnn_lower.proving.operators import (
     OutOfScopeError,
     WrongError,
     between,
+    check_attributes,
     known,
 )
 from rnn_lower.proving.reductions import REDUCTIONS
@@ -160,6 +161,7 @@ class Interpreter:
         if node.domain not in DEFAULT_DOMAINS or node.op_type not in ALL_OPERATORS:
             raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
         result = ALL_OPERATORS[node.op_type](call)
+        check_attributes(call)
         return result if isinstance(result, list) else [result]
 
     def _group(self, node: ir.Node) -> Group | None:

@@ -16,6 +16,11 @@ def required_inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
+def overridable_inputs(model: ir.Model) -> list[ir.Value]:
+    """The inputs with a default, for which a caller may give something else: before IR 4 these are constants."""
+    return [value for value in model.graph.inputs if value.is_initializer() and (model.ir_version or 0) >= 4]
+
+
 def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
     """Sizes that are free in the inputs of the original and known in those of the lowered model, by input and axis."""
     known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}

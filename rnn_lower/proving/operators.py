@@ -50,6 +50,8 @@ class Call:
     node: ir.Node
     inputs: Sequence[Array | None]
     opset: int
+    looked_at: set[str] = dataclasses.field(default_factory=set)
+    """Attributes that were asked for."""
 
     def __getitem__(self, index: int) -> Array:
         operand = self.optional(index)
@@ -66,16 +68,21 @@ class Call:
         return [array for array in self.inputs if array is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
+        self.looked_at.add(name)
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.value
 
     def parameter(self, name: str, index: int) -> list[int] | None:
         """Integers that are an attribute at some versions and an input at others."""
-        if name in self.node.attributes:
-            value = self.attribute(name)
+        value = self.attribute(name)
+        if value is not None:
             return list(value) if isinstance(value, Sequence) else [int(value)]
         operand = self.optional(index)
         return None if operand is None else [int(number) for number in self.integers(index).ravel()]
+
+    def all_attributes(self) -> dict[str, Any]:
+        """Those that are there."""
+        return {name: self.attribute(name) for name in self.node.attributes}
 
     def number(self, name: str, default: float) -> Array:
         """A float attribute, exact."""
@@ -101,12 +108,28 @@ class Call:
 Operator = Callable[[Call], Any]
 """Answers an array, or a list of them for several outputs."""
 
+BROADCASTS_BY_RULE, MAX_BROADCASTS = 7, 8
+"""Opsets from which on binary operators, and those of any number of operands, broadcast without being asked to."""
+
+OF_ANY_NUMBER = ("Max", "Mean", "Min", "Sum")
+
+NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", "saturate", "seed", "stash_type"}
+"""Attributes that change rounding, or training, or nothing."""
+
+
+def check_attributes(call: Call) -> None:
+    """Raise OutOfScopeError where an attribute was not asked for, which may mean something."""
+    ignored = sorted(call.node.attributes.keys() - call.looked_at - NO_EFFECT)
+    if ignored:
+        raise OutOfScopeError(f"{call.node.op_type} with attribute '{ignored[0]}'")
+
+
 # -- elementwise -------------------------------------------------------------------------------------------------------
 
 
 def pointwise(call: Call) -> Array:
     """A random function of the elements at each position."""
-    attributes = sorted((name, repr(attribute.value)) for name, attribute in call.node.attributes.items())
+    attributes = sorted((name, repr(value)) for name, value in call.all_attributes().items())
     name, (first, *rest) = f"{call.node.op_type} {attributes}", call.elements()
     result = call.field.function(name, first)
     for operand in rest:
@@ -121,6 +144,7 @@ def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Cal
     """
 
     def run(call: Call) -> Array:
+        _check_broadcast(call)
         if all(array.dtype != np.uint64 for array in call.operands):
             return np.asarray(functools.reduce(whole, call.operands))
         return (
@@ -128,6 +152,17 @@ def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Cal
         )
 
     return run
+
+
+def _check_broadcast(call: Call) -> None:
+    """Raise WrongError for shapes that this opset does not broadcast, at least not in this way."""
+    newest = MAX_BROADCASTS if call.node.op_type in OF_ANY_NUMBER else BROADCASTS_BY_RULE
+    shapes = [array.shape for array in call.operands]
+    if call.opset >= newest or all(shape == shapes[0] for shape in shapes):
+        return
+    on_request = len(shapes) == 2 and call.attribute("broadcast", 0) and call.attribute("axis") is None
+    if not on_request or shapes[0][len(shapes[0]) - len(shapes[1]) :] != shapes[1]:
+        raise WrongError(f"{call.node.op_type} of shapes {' and '.join(map(str, shapes))} at opset {call.opset}")
 
 
 def _unary(real: Callable[[Field, Array], Array], whole: Callable[..., Any]) -> Operator:
@@ -188,6 +223,7 @@ def _mod(call: Call) -> Array:
 
 
 def _mean(call: Call) -> Array:
+    _check_broadcast(call)
     total = functools.reduce(call.field.add, call.elements())
     return call.field.multiply(total, call.field.inverse(call.field.integers(np.array(len(call.inputs)))))
 
@@ -238,7 +274,7 @@ def between(field: Field, condition: Array, a: Array, b: Array) -> Array:
 def bounds_of(call: Call) -> list[Array | None]:
     """The bounds of a Clip, which are attributes at some versions and inputs at others."""
     return [
-        call.number(name, 0.0) if name in call.node.attributes else call.optional(index)
+        call.optional(index) if call.attribute(name) is None else call.number(name, 0.0)
         for index, name in enumerate(("min", "max"), 1)
     ]
 
@@ -279,10 +315,9 @@ def _gemm(call: Call) -> Array:
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise WrongError(f"Gemm of shapes {a.shape} and {b.shape}")
     field = call.field
-    product = field.multiply(call.number("alpha", 1.0), field.matmul(a, b))
-    if call.optional(2) is None:
-        return product
-    return field.add(product, field.multiply(call.number("beta", 1.0), call.real(2)))
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    product = field.multiply(alpha, field.matmul(a, b))
+    return product if call.optional(2) is None else field.add(product, field.multiply(beta, call.real(2)))
 
 
 def _einsum(call: Call) -> Array:
@@ -321,9 +356,10 @@ def _slice(call: Call) -> Array:
 
 def _split(call: Call) -> list[Array]:
     x, axis, sizes = call[0], call.attribute("axis", 0), call.parameter("split", 1)
+    is_uneven = call.attribute("num_outputs") is not None
     if sizes is None:
         count = len(call.node.outputs)
-        if x.shape[axis] % count and "num_outputs" not in call.node.attributes:
+        if x.shape[axis] % count and not is_uneven:
             raise WrongError(f"Split of {x.shape[axis]} into {count} equal parts")
         each = -(-x.shape[axis] // count)
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
@@ -442,6 +478,7 @@ def _moved(call: Call) -> list[Array]:
     if call.attribute("reduction", "none") != "none":
         raise OutOfScopeError(f"{call.node.op_type} with a reduction")
     try:
+        call.all_attributes()  # all of them count there
         return evaluate_node(call.node, call.inputs, call.opset)
     except Exception as error:  # the evaluator raises whatever it stumbles over
         raise OutOfScopeError(f"{call.node.op_type} '{call.node.name}': {type(error).__name__}") from None

@@ -69,7 +69,7 @@ _REDUCTIONS: dict[str, tuple[Pointwise | None, Reduce, str, Any]] = {
 def _reduction(call: Call) -> Array:
     before, reduce, after, whole = _REDUCTIONS[call.node.op_type]
     x, axes = call[0], call.parameter("axes", 1)
-    if not axes and call.attribute("noop_with_empty_axes", 0):
+    if call.attribute("noop_with_empty_axes", 0) and not axes:
         return x
     positions = tuple(axis % x.ndim for axis in axes or range(x.ndim))
     keepdims = bool(call.attribute("keepdims", 1))
@@ -111,7 +111,7 @@ def _layer_norm(call: Call) -> Array:
 
 def _batch_norm(call: Call) -> Array:
     x, field = call.real(0), call.field
-    if call.attribute("training_mode", 0):
+    if call.attribute("training_mode", 0) or (call.opset < 7 and not call.attribute("is_test", 0)):
         raise OutOfScopeError("BatchNormalization in training mode")
     scale, shift, mean, variance = (call.real(index).reshape(_for_each_channel(x)) for index in range(1, 5))
     root = field.function("sqrt", field.add(variance, call.number("epsilon", 1e-5)))

@@ -24,7 +24,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
-from rnn_lower.proving.model_inputs import required_inputs, symbol
+from rnn_lower.proving.model_inputs import overridable_inputs, required_inputs, symbol
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
@@ -347,6 +347,7 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
     """What differs of inputs and outputs."""
     for what, old_values, new_values in (
         ("inputs", required_inputs(before), required_inputs(after)),
+        ("inputs with defaults", overridable_inputs(before), overridable_inputs(after)),
         ("outputs", before.graph.outputs, after.graph.outputs),
     ):
         typed = all(
@@ -358,7 +359,7 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
 
 class _Comparison:
     """Two models, evaluated side by side. count: how often both ran.  outcomes: those seen of each comparison that
-    integers of the caller's decide."""
+    integers of the caller's decide.  kept: inputs that never had another value than their default."""
 
     def __init__(
         self, documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
@@ -367,6 +368,7 @@ class _Comparison:
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, documents))
         self.count, self.outcomes = 0, dict[ir.Node, set[bool]]()
+        self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
     def difference(self) -> str:
         """Where they part, or nothing. Raises OutOfScopeError."""
@@ -375,6 +377,8 @@ class _Comparison:
                 return reason
         if not self.count:
             raise OutOfScopeError("there are no sizes with which both run")
+        if self.kept:
+            raise OutOfScopeError(f"input '{min(self.kept)}', with which both run by its default alone")
         if left := self._one_sided():
             raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}', of which only one outcome was seen")
         return ""
@@ -389,7 +393,7 @@ class _Comparison:
         if self.exact and len(cases) > 1:
             cases += _beyond(self.models, cases[0])
         real = all(value.dtype is None or value.dtype.is_floating_point() for value in model.graph.inputs)
-        draws = 1 if real else INTEGER_DRAWS
+        draws = INTEGER_DRAWS if not real else 2 if self.kept else 1
         for index, sizes in enumerate(cases):
             for draw in range(max(self.points, draws)) if index == 0 else range(index, index + draws):
                 yield index, sizes, draw, {}
@@ -407,6 +411,8 @@ class _Comparison:
         rng = np.random.default_rng((self.seed, draw, index))
         inputs = _draw(field, self.models[1], sizes, rng, self.exact or draw % 2 == 1)
         inputs |= {name: np.full(inputs[name].shape, number) for name, number in numbers.items()}
+        overridden = {} if draw % 2 == 0 else _overrides(field, self.models[1], rng)
+        inputs |= overridden
         results, symbols = list[list[Array]](), list[set[str]]()
         for document in self.documents:
             field.symbols.clear()
@@ -423,6 +429,7 @@ class _Comparison:
             for node, seen in evaluator.outcomes.items():
                 self.outcomes.setdefault(node, set()).update(seen)
         self.count += 1
+        self.kept -= overridden.keys()
         if symbols[0] != symbols[1]:
             raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which is a constant of one model only")
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
@@ -492,6 +499,19 @@ def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of an input, free sizes by their names."""
     symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
     return tuple(name if isinstance(name, int) else sizes[name] for name in symbols)
+
+
+def _overrides(field: Field, model: ir.Model, rng: np.random.Generator) -> dict[str, Array]:
+    """Values for inputs that have defaults: any floats, and for some of the others small integers."""
+    feeds: dict[str, Array] = {}
+    for value in overridable_inputs(model):
+        default = np.asarray(value.const_value.numpy())  # type: ignore[union-attr]
+        if default.dtype.kind in "fV":
+            feeds[str(value.name)] = field.random(default.shape)
+        elif rng.integers(2):
+            drawn = rng.integers(0, 2 if default.dtype == bool else INTEGERS, default.shape)
+            feeds[str(value.name)] = drawn.astype(bool if default.dtype == bool else np.int64)
+    return feeds
 
 
 def _draw(

@@ -162,3 +162,50 @@ def test_models_of_many_frames_are_run_with_many():
 
     assert prove_whole(*(Document(framed(steps)) for steps in (one, other)), 2, 0, 1e9).ok
     assert not prove_whole(*(Document(framed(steps)) for steps in (one, wrong)), 2, 0, 1e9).ok
+
+
+OLDER = {
+    "training": tuple(
+        f"a = Constant <value = float[3] {{1.0, 2.0, 3.0}}> () y = BatchNormalization <is_test = {n}> (h, a, a, a, a)"
+        for n in (1, 0)
+    ),
+    "the axis that broadcasts": tuple(
+        f"o = Constant <value = float[3] {{1.0, 2.0, 3.0}}> () r = Reshape <shape = [3, 3]> (h)"
+        f" y = Add <broadcast = 1, axis = {axis}> (r, o)" for axis in (0, 1)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_attributes_count_that_no_equation_looks_at(kind):
+    before, after = (model(steps, tail) for steps, tail in zip((LOOP, UNROLLED), OLDER[kind], strict=True))
+    same = model(UNROLLED, OLDER[kind][0])
+    for each in (before, after, same):
+        each.opset_import[0].version, each.ir_version = 6 if kind == "training" else 4, 3
+    assert not rnn_lower.prove(before, after).ok
+    assert kind != "training" or rnn_lower.prove(before, same).ok
+
+
+def with_default(steps: str, factor: str, value: float = 2.0, listed: bool = True) -> onnx.ModelProto:
+    """s = [value] is an input with a default, if listed."""
+    made = model(steps, f"c = Constant <value = float[1] {{2.0}}> () y = Mul (h, {factor})")
+    made.graph.initializer.append(onnx.helper.make_tensor("s", 1, [1], [value]))
+    if listed:
+        made.graph.input.append(onnx.helper.make_tensor_value_info("s", 1, [1]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "proved"),
+    [
+        (with_default(LOOP, "s"), with_default(UNROLLED, "s"), True),
+        (with_default(LOOP, "s"), with_default(UNROLLED, "c"), False),
+        (with_default(LOOP, "c"), with_default(UNROLLED, "s"), False),
+        (with_default(LOOP, "s"), with_default(UNROLLED, "s", 3.0), False),
+        (with_default(LOOP, "s"), with_default(UNROLLED, "s", listed=False), False),
+        (with_default(LOOP, "s", listed=False), with_default(UNROLLED, "s"), False),
+    ],
+    ids=["same", "ignored", "read", "another", "not listed", "listed"],
+)
+def test_what_a_caller_may_give_instead_of_a_default_counts(before, after, proved):
+    assert rnn_lower.prove(before, after).ok is proved
