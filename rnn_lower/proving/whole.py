@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.traits import DATA_MOVEMENT, RANDOM
-from rnn_lower.ir.walk import NODE_MARK, Scope, constant, count_nodes, nodes, subgraphs
+from rnn_lower.ir.walk import NODE_MARK, Scope, constant, count_nodes, nodes, recurrent_nodes, subgraphs
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
@@ -99,7 +99,12 @@ class _NotRunError(OutOfScopeError):
 
 class _Evaluator(ModelInterpreter):
     """Runs a whole model: known numbers are computed as floats, and an operator without an equation is a random
-    function."""
+    function.
+
+    narrow: types of recurrent nodes of either model, which emitted nodes compute in float32 and cast back.
+    """
+
+    narrow: Collection[int] = ()
 
     def __init__(
         self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
@@ -193,7 +198,8 @@ class _Evaluator(ModelInterpreter):
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
         is_cast = own and node.op_type == "Cast" and operands[0] is not None and operands[0].dtype == np.uint64
-        narrows = is_cast and node.attributes["to"].as_int() not in WIDE and NODE_MARK not in node.metadata_props
+        goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
+        narrows = is_cast and node.attributes["to"].as_int() not in goals
         try:
             if not narrows:  # which rounds
                 return super()._results(node)
@@ -367,6 +373,8 @@ class _Comparison:
         self.documents, self.models = documents, [document.model for document in documents]
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, documents))
+        recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
+        self.narrow = {value.dtype.value for node in recurrent if (value := node.inputs[0]) and value.dtype}
         self.count, self.outcomes = 0, dict[ir.Node, set[bool]]()
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
@@ -417,6 +425,7 @@ class _Comparison:
         for document in self.documents:
             field.symbols.clear()
             evaluator = _Evaluator(field, document, self.folded, self.limits, self.deadline)
+            evaluator.narrow = self.narrow
             try:
                 results.append(evaluator.outputs(inputs))
             except NoStepsError:

@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 import rnn_lower
+from rnn_lower.ir.walk import NODE_MARK
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.whole import prove_whole
 
@@ -209,3 +210,10 @@ def with_default(steps: str, factor: str, value: float = 2.0, listed: bool = Tru
 )
 def test_what_a_caller_may_give_instead_of_a_default_counts(before, after, proved):
     assert rnn_lower.prove(before, after).ok is proved
+
+
+def test_a_cast_to_16_bits_rounds_whoever_claims_to_have_emitted_it():
+    rounded = model(UNROLLED, "w = Cast <to = 10> (h) y = Cast <to = 1> (w)")
+    for node in rounded.graph.node:
+        node.metadata_props.add(key=NODE_MARK, value="x")
+    assert not rnn_lower.prove(model(LOOP, "y = Identity (h)"), rounded).ok
