@@ -122,12 +122,10 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     if not changes_all(document.model, options):
         return document, options
     requested = options.fold or options.loops
-    if not requested and _would_lose(document.proto):
-        return document, options
-    if document.proto.training_info:
-        raise UnsupportedError(
-            "the model has training_info, which refers to what folding removes; drop --fold and --loops"
-        )
+    if lost := _would_lose(document.proto):
+        if not requested:
+            return document, options
+        raise UnsupportedError(f"the model has {lost}, which refers to what folding removes; drop --fold and --loops")
     changed, notes = False, list[str]()
 
     def change(model: ir.Model) -> None:
@@ -161,10 +159,12 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     return rewritten, dataclasses.replace(remaining, dims=None)
 
 
-def _would_lose(proto: onnx.ModelProto) -> bool:
-    """Whether a model has what onnx_ir does not carry, and what refers to nodes that folding removes."""
+def _would_lose(proto: onnx.ModelProto) -> str:
+    """What of a model refers to nodes that folding removes, and is nothing that onnx_ir carries."""
     graphs = [holder for holder in protobuf.holders(proto) if isinstance(holder, onnx.GraphProto)]
-    return bool(proto.training_info) or any(graph.quantization_annotation for graph in graphs)
+    if proto.training_info:
+        return "training_info"
+    return "quantization_annotation" if any(graph.quantization_annotation for graph in graphs) else ""
 
 
 def unrolls_loops(model: ir.Model, options: Options) -> bool:

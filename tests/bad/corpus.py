@@ -1209,6 +1209,10 @@ def training(model: Model) -> None:
     model.training_info.add().algorithm.name = "step"
 
 
+def annotated(model: Model) -> None:
+    model.graph.quantization_annotation.add(tensor_name="Y")
+
+
 def sparse(model: Model) -> None:
     values = numpy_helper.from_array(np.array([1.5], np.float32), "sparse")
     indices = numpy_helper.from_array(np.array([1]))
@@ -1293,6 +1297,7 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link to itself", "out.onnx")
     yield Bad("states of something else", foreign_states, "the initial states would overwrite this file, which is not rnn_lower's; move it away", "out.state.npz")
     yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which refers to what folding removes; drop --fold and --loops")
+    yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which refers to what folding removes; drop --fold and --loops")
     yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding uses onnx_ir, which does not support a sparse initializer; drop --fold or --set")
     yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding uses onnx_ir, which does not support all of it: …; drop --fold or --set")
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
