@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
+from rnn_lower.proving.field import Array, Field
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 
 Symbol = int | str
 """A size, or what stands for it."""
+
+SMALL_INTEGERS = 4
+"""What integers instead of defaults are below."""
 
 
 def required_inputs(model: ir.Model) -> list[ir.Value]:
@@ -19,6 +24,19 @@ def required_inputs(model: ir.Model) -> list[ir.Value]:
 def overridable_inputs(model: ir.Model) -> list[ir.Value]:
     """The inputs with a default, for which a caller may give something else: before IR 4 these are constants."""
     return [value for value in model.graph.inputs if value.is_initializer() and (model.ir_version or 0) >= 4]
+
+
+def overrides(field: Field, model: ir.Model, rng: np.random.Generator) -> dict[str, Array]:
+    """Values for inputs that have defaults: any floats, and for some of the others small integers."""
+    feeds: dict[str, Array] = {}
+    for value in overridable_inputs(model):
+        default = np.asarray(value.const_value.numpy())  # type: ignore[union-attr]
+        if default.dtype.kind in "fV":
+            feeds[str(value.name)] = field.random(default.shape)
+        elif rng.integers(2):
+            drawn = rng.integers(0, 2 if default.dtype == bool else SMALL_INTEGERS, default.shape)
+            feeds[str(value.name)] = drawn.astype(bool if default.dtype == bool else np.int64)
+    return feeds
 
 
 def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:

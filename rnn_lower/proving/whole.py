@@ -24,7 +24,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError, check_time
-from rnn_lower.proving.model_inputs import overridable_inputs, required_inputs, symbol
+from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs, symbol
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
@@ -419,7 +419,7 @@ class _Comparison:
         rng = np.random.default_rng((self.seed, draw, index))
         inputs = _draw(field, self.models[1], sizes, rng, self.exact or draw % 2 == 1)
         inputs |= {name: np.full(inputs[name].shape, number) for name, number in numbers.items()}
-        overridden = {} if draw % 2 == 0 else _overrides(field, self.models[1], rng)
+        overridden = {} if draw % 2 == 0 else overrides(field, self.models[1], rng)
         inputs |= overridden
         results, symbols = list[list[Array]](), list[set[str]]()
         for document in self.documents:
@@ -508,19 +508,6 @@ def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of an input, free sizes by their names."""
     symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
     return tuple(name if isinstance(name, int) else sizes[name] for name in symbols)
-
-
-def _overrides(field: Field, model: ir.Model, rng: np.random.Generator) -> dict[str, Array]:
-    """Values for inputs that have defaults: any floats, and for some of the others small integers."""
-    feeds: dict[str, Array] = {}
-    for value in overridable_inputs(model):
-        default = np.asarray(value.const_value.numpy())  # type: ignore[union-attr]
-        if default.dtype.kind in "fV":
-            feeds[str(value.name)] = field.random(default.shape)
-        elif rng.integers(2):
-            drawn = rng.integers(0, 2 if default.dtype == bool else INTEGERS, default.shape)
-            feeds[str(value.name)] = drawn.astype(bool if default.dtype == bool else np.int64)
-    return feeds
 
 
 def _draw(

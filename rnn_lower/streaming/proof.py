@@ -17,6 +17,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.modelio.document import Document
 from rnn_lower.proving.field import Array, Field
 from rnn_lower.proving.interpreter import NoStepsError
+from rnn_lower.proving.model_inputs import overrides
 from rnn_lower.proving.operators import OutOfScopeError, WrongError, known
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED
 from rnn_lower.proving.whole_model import ModelInterpreter, inlined_document, limits_of
@@ -113,8 +114,12 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
     """Where chunks and the whole part, or None."""
     original, streaming = models
 
+    listed = {value.name for value in runs.made.proto.graph.input}
+    drawn = overrides(field, runs.original.model, np.random.default_rng([runs.seed, index])) if index % 2 else {}
+    instead = {name: array for name, array in drawn.items() if name in listed and array.dtype == np.uint64}
+
     def whole(feeds: Feeds) -> tuple[Feeds, dict[str, Array]]:
-        chunk = _random_elements(field, feeds)
+        chunk = _random_elements(field, feeds) | instead
         return chunk, dict(zip(_output_names(runs), original.outputs(chunk), strict=True))
 
     sampled = runs.sampled(index, runs.remembered + MORE, whole, WrongError)

@@ -95,3 +95,19 @@ def test_more_frames_than_the_whole_are_not_proved():
     proof = rnn_lower.prove_streaming(model, wrong)
     assert not proof.ok
     assert "has shape" in proof.reason
+
+
+def test_what_a_caller_may_give_instead_of_a_default_counts():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        m (float[1, T, 3] x, float[3] s) => (float[1, T, 3] y) <float[3] s = {1.0, 2.0, 3.0}> {
+            a = Mul (x, s) f = Constant <value = int64[6] {0, 1, 0, 0, 0, 0}> () b = Pad (a, f)
+            z = Constant <value = int64[1] {0}> () e = Constant <value = int64[1] {-1}> ()
+            t = Constant <value = int64[1] {1}> () c = Slice (b, z, e, t) y = Add (c, a)
+        }
+    """)
+    streaming = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, streaming)
+    streaming.graph.initializer.append(onnx.helper.make_tensor("by default", 1, [3], [1.0, 2.0, 3.0]))
+    next(node for node in streaming.graph.node if node.op_type == "Mul").input[1] = "by default"
+    assert not rnn_lower.prove_streaming(model, streaming)
