@@ -6,10 +6,11 @@ import dataclasses
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeAlias
 
+import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
@@ -17,6 +18,11 @@ from rnn_lower.errors import RnnLowerError
 
 Holder: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 EXTERNAL = onnx.TensorProto.EXTERNAL
+
+_HOLD_TENSORS = (
+    "GraphProto", "NodeProto", "AttributeProto", "FunctionProto", "TrainingInfoProto", "SparseTensorProto",
+    "TensorProto",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,38 +85,21 @@ def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor: initializers, sparse ones, and those in attributes, of graphs, functions and training."""
-    graphs = [model.graph, *(g for info in model.training_info for g in (info.initialization, info.algorithm))]
-    for graph in graphs:
-        yield from _of_graph(graph)
-    for function in model.functions:
-        yield from _of_nodes(function.node)
-        for attribute in function.attribute_proto:
-            yield from _of_attribute(attribute)
+    return _tensors_in(model)
 
 
-def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _of_nodes(graph.node)
+def _tensors_in(message: google.protobuf.message.Message) -> Iterator[onnx.TensorProto]:
+    if isinstance(message, onnx.TensorProto):
+        yield message
+    elif isinstance(message, onnx.SparseTensorProto):
+        yield from (message.values, message.indices)  # whether there or not: one that is not there is no tensor
+    else:
+        for field, value in message.ListFields():
+            if field.message_type is not None and field.message_type.name in _HOLD_TENSORS:
+                for part in [value] if isinstance(value, google.protobuf.message.Message) else value:
+                    yield from _tensors_in(part)
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            yield from _of_attribute(attribute)
-
-
-def _of_attribute(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
-    if attribute.HasField("t"):
-        yield attribute.t
-    yield from attribute.tensors
-    for sparse in ([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []) + [
-        *attribute.sparse_tensors
-    ]:
-        yield from (sparse.values, sparse.indices)
-    for graph in ([attribute.g] if attribute.HasField("g") else []) + [*attribute.graphs]:
-        yield from _of_graph(graph)
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -158,12 +147,6 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
         )
 
 
-def extent(tensor: onnx.TensorProto, size: int) -> tuple[int, int]:
-    """Offset and length of external data, as the tensor says or by its size in bytes. Raises ValueError."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    return int(entries.get("offset") or 0), int(entries["length"]) if entries.get("length") else size
-
-
 def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     """Where the data of an external tensor lies, links followed.
 
@@ -189,7 +172,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     if wanted is None:
         raise RnnLowerError(f"{text} holds strings, which external data cannot")
     try:
-        offset, length = extent(tensor, wanted)
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or wanted)
     except ValueError:
         raise RnnLowerError(f"{text}: offset or length of its external data is not a number") from None
     if offset < 0 or length != wanted:

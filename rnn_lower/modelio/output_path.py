@@ -66,10 +66,9 @@ def _owner(path: Path, protected: Collection[Inode]) -> str | None:
         return None
     with contextlib.suppress(OSError):
         for model in sorted(path.parent.glob("*.onnx")):
-            if model != path and stale_files.mentions(model, os.fsencode(path.name)):
-                paths = (path.parent / name for name in stale_files.data_spans(model))
-                if any(os.path.realpath(data) == os.fspath(path) for data in paths):
-                    return str(model)
+            paths = (path.parent / name for name in stale_files.data_names(model) if model != path)
+            if any(os.path.realpath(data) == os.fspath(path) for data in paths):
+                return str(model)
     return None
 
 

@@ -105,7 +105,7 @@ def remove_unfinished(path: Path) -> None:
 def unused_data(path: Path, protected: Collection[Inode]) -> list[str]:
     """Data files under names of the user's that only the model to be replaced needs, as far as is known; they stay."""
     pattern = _data_pattern(path)
-    names = [name for name in data_spans(path) if not pattern.fullmatch(name)]
+    names = [name for name in data_names(path) if not pattern.fullmatch(name)]
     return [name for name in names if (path.parent / name).is_file() and inode_of(path.parent / name) not in protected]
 
 
@@ -121,8 +121,7 @@ def stale_data(path: Path, current: Path, locked: bool, protected: Collection[In
     ]
     if not candidates:
         return {}
-    in_use = data_spans(current).keys()
-    replaced = data_spans(path).keys()
+    in_use, replaced = data_names(current), data_names(path)
     candidates = [
         candidate for candidate in candidates if candidate.name not in in_use and (locked or candidate.name in replaced)
     ]
@@ -197,28 +196,11 @@ def _may_be_model(path: Path) -> bool:
     return path.is_file() and (path.suffix in ("", ".ort") or suffixes(path.suffix) is not None)
 
 
-def data_spans(path: Path) -> dict[str, tuple[int, int]]:
-    """The files that a model names for its weights: where the first weight begins, and where the last one ends."""
+def data_names(path: Path) -> dict[str, None]:
+    """The files that a model names for its weights, in the order in which it does."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # not a model: it refers to nothing
         return {}
-    spans: dict[str, tuple[int, int]] = {}
-    for tensor in filter(protobuf.is_external, protobuf.tensors(model)):
-        location = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-        with contextlib.suppress(ValueError):
-            begin, length = protobuf.extent(tensor, protobuf.size_of(tensor) or 0)
-            first, last = spans.get(location, (begin, begin + length))
-            spans[location] = (min(first, begin), max(last, begin + length))
-    return spans
-
-
-def mentions(path: Path, name: bytes) -> bool:
-    """Whether a file holds a name; that is cheaper than parsing it, and errs on the side of keeping."""
-    overlap = b""
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            if name in overlap + piece:
-                return True
-            overlap = piece[-len(name) :]
-    return False
+    external = filter(protobuf.is_external, protobuf.tensors(model))
+    return {entry.value: None for tensor in external for entry in tensor.external_data if entry.key == "location"}
