@@ -97,7 +97,7 @@ class Staged:
     """
 
     def __init__(self, destination: Path, folder: Path, token: str, protected: Collection[Inode] = ()) -> None:
-        self._destination, self.folder, self._protected = destination, folder, protected
+        self.destination, self.folder, self._protected = destination, folder, protected
         name = f"{stale_files.stem_of(destination)}.{token}"
         self.path = folder / f".{name}{stale_files.TMP}"
         self.data = folder / f"{name}.data"
@@ -116,25 +116,25 @@ class Staged:
         try:
             self._commit()
         except OSError as error:
-            raise _unwritable(os.fspath(self._destination), error) from None
+            raise _unwritable(os.fspath(self.destination), error) from None
 
     def _commit(self) -> None:
-        exists = self._destination.exists()
+        exists = self.destination.exists()
         for path in (self.path, self.data):
             if exists and path.exists():
-                os.chmod(path, stat.S_IMODE(self._destination.stat().st_mode))
+                os.chmod(path, stat.S_IMODE(self.destination.stat().st_mode))
         with stale_files.folder_lock(self.folder) as locked:
-            unused = stale_files.unused_data(self._destination, self._protected) if exists else []
-            stale = stale_files.stale_data(self._destination, self.path, locked, self._protected)  # before signals wait
+            unused = stale_files.unused_data(self.destination, self._protected) if exists else []
+            stale = stale_files.stale_data(self.destination, self.path, locked, self._protected)  # before signals wait
             self._close_files()  # Windows renames no open file
             with signals_blocked():
-                os.replace(self.path, self._destination)
+                os.replace(self.path, self.destination)
                 _sync_folder(self.folder)
                 stale_files.remove(stale)
         if self.data.exists():
             logger.info("the weights are in %s", self.data)
         for name in unused:
-            logger.warning("%s stays, although %s no longer refers to it", self.folder / name, self._destination)
+            logger.warning("%s stays, although %s no longer refers to it", self.folder / name, self.destination)
 
     def _close_files(self) -> None:
         for file in self._open:
@@ -170,18 +170,11 @@ def staged(
     try:
         with contextlib.ExitStack() as stack:
             try:
-                path = checked_destination(destination, protected)
-                streamed = str(path) == "-" or (path.exists() and not path.is_file())
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
-                if not streamed:
-                    with stale_files.folder_lock(folder) as locked:
-                        if locked:
-                            stale_files.remove_unfinished(path)
-                result = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), protected)
-                stack.callback(result.close)
+                result = stack.enter_context(_begun(checked_destination(destination, protected), protected))
                 _write(document, result, progress, dims)
             except OSError as error:
                 raise _unwritable(text, error) from None
+            path, streamed = result.destination, isinstance(result, _Stream)
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
             if result.data.exists() and (streamed or linked):
                 way_out = f"a link cannot carry; write to {path}" if linked else "a stream cannot carry; name a file"
@@ -190,6 +183,21 @@ def staged(
     except KeyboardInterrupt:
         state = f"{text} was written" if result is not None and result.committed else "nothing written"
         raise KeyboardInterrupt(state) from None
+
+
+@contextlib.contextmanager
+def _begun(path: Path, protected: Collection[Inode] = ()) -> Iterator[Staged]:
+    """What is to be written to a checked destination, and what killed runs have left of it is gone."""
+    with contextlib.ExitStack() as stack:
+        streamed = str(path) == "-" or (path.exists() and not path.is_file())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if streamed else path.parent
+        if not streamed:
+            with stale_files.folder_lock(folder) as locked:
+                if locked:
+                    stale_files.remove_unfinished(path)
+        result = (_Stream if streamed else Staged)(path, folder, secrets.token_hex(8), protected)
+        stack.callback(result.close)
+        yield result
 
 
 def _unwritable(path: str, error: OSError) -> RnnLowerError:
@@ -201,11 +209,11 @@ class _Stream(Staged):
 
     def _commit(self) -> None:
         content = self.path.read_bytes()
-        if str(self._destination) == "-":
+        if str(self.destination) == "-":
             if not to_stdout(content):
                 raise RnnLowerError("-: stdout does not accept bytes; name a file")
             return
-        with open(self._destination, "wb") as stream:
+        with open(self.destination, "wb") as stream:
             stream.write(content)
 
 
@@ -227,18 +235,11 @@ def write_text(text: str, destination: str | os.PathLike[str]) -> None:
             sys.stdout.write(text)
         return
     try:
-        path = checked_destination(destination, text=True)
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        result = Staged(path, path.parent, secrets.token_hex(8))
-        try:
+        with _begun(checked_destination(destination, text=True)) as result:
             file = result.open(result.path)
             file.write(text.encode("utf-8"))
             sync(file)
             result.commit()
-        finally:
-            result.close()
     except OSError as error:
         raise _unwritable(message, error) from None
 
