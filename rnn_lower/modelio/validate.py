@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import graphlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,12 +40,12 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         raise RnnLowerError(
             "not an ONNX model: it " + ("imports no opset" if model.HasField("graph") else "has no graph")
         )
-    for entry in (*model.opset_import, *(entry for function in model.functions for entry in function.opset_import)):
-        if entry.domain in DEFAULT_DOMAINS and not 1 <= entry.version < 1 << 31:
-            raise UnsupportedError(f"the model imports opset {entry.version} of the default domain; opsets start at 1")
-    check_imports((entry.domain, entry.version) for entry in model.opset_import)
-    for function in model.functions:
-        check_imports((entry.domain, entry.version) for entry in function.opset_import)
+    for holder in (model, *model.functions):
+        for entry in holder.opset_import:
+            if entry.domain in DEFAULT_DOMAINS and not 1 <= entry.version < 1 << 31:
+                text = f"the model imports opset {entry.version} of the default domain; opsets start at 1"
+                raise UnsupportedError(text)
+        check_imports((entry.domain, entry.version) for entry in holder.opset_import)
     for tensor in protobuf.tensors(model):
         protobuf.check_data(tensor, folder)
     _check_functions(model)
@@ -78,13 +79,11 @@ def _check_functions(model: onnx.ModelProto) -> None:
         if count > 1:
             raise RnnLowerError(f"function {domain}.{name} is defined {count} times")
     calls = {key: _called(function.node) & set(keys) for key, function in zip(keys, model.functions, strict=True)}
-    while calls:  # take away, again and again, what calls nothing that is left
-        ends = [key for key, called in calls.items() if not called & calls.keys()]
-        if not ends:
-            domain, name, _ = min(calls)
-            raise RnnLowerError(f"function {domain}.{name} calls itself, directly or indirectly")
-        for key in ends:
-            del calls[key]
+    try:
+        graphlib.TopologicalSorter({key: sorted(called) for key, called in calls.items()}).prepare()
+    except graphlib.CycleError as error:
+        domain, name, _ = min(error.args[1])
+        raise RnnLowerError(f"function {domain}.{name} calls itself, directly or indirectly") from None
 
 
 def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
@@ -202,7 +201,8 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
     names = [attribute.name for attribute in node.attribute]
     if len(set(names)) < len(names):
         raise InvalidNodeError(f"{text}: attribute '{max(names, key=names.count)}' is set twice")
-    if not node.output and node.domain in DEFAULT_DOMAINS and _gives(node.op_type):
+    schema = None if node.output or node.domain not in DEFAULT_DOMAINS else schema_of(node.op_type, newest_opset())
+    if schema is not None and schema.min_output > 0:
         raise InvalidNodeError(f"{text}: it has no outputs")
     for attribute in node.attribute:
         own = _FIELDS.get(attribute.type)
@@ -218,9 +218,3 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
             raise InvalidNodeError(f"{text}: attribute '{attribute.name}' is of type {kind} and holds {contents}")
     if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS and len(node.attribute) != 1:
         raise InvalidNodeError(f"{text}: {len(node.attribute)} attributes; a Constant has exactly one")
-
-
-def _gives(op_type: str) -> bool:
-    """Whether an operator always gives something."""
-    schema = schema_of(op_type, newest_opset())
-    return schema is not None and schema.min_output > 0
