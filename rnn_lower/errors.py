@@ -124,3 +124,8 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 def one_line(error: BaseException) -> str:
     """What somebody else's error says, for a message of ours."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What an error was raised from, and that from, where onnx_ir has wrapped it."""
+    return error if error.__cause__ is None else first_cause(error.__cause__)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, NameFixPass
 
-from rnn_lower.errors import RnnLowerError, UnsupportedError, one_line
+from rnn_lower.errors import RnnLowerError, UnsupportedError, first_cause, one_line
 from rnn_lower.ir.walk import plain_imports, recurrent_nodes, with_bodies
 from rnn_lower.lowering.node import read_node
 from rnn_lower.shapes.shape_info import ShapeInfo
@@ -38,9 +38,7 @@ def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier])
     except MemoryError:
         raise
     except Exception as error:  # whatever stands in the way
-        while error.__cause__ is not None:
-            error = error.__cause__  # type: ignore[assignment]
-        raise RnnLowerError(f"inlining functions failed ({one_line(error)}); drop --fold") from None
+        raise RnnLowerError(f"inlining functions failed ({one_line(first_cause(error))}); drop --fold") from None
     for identifier in inlined & model.functions.keys():  # which nobody calls
         del model.functions[identifier]
 

@@ -15,7 +15,7 @@ import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
-from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, one_line
+from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, first_cause, one_line
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.uncollected import uncollected
@@ -93,7 +93,7 @@ class Document:
         except MemoryError:
             raise
         except Exception as error:  # onnx_ir wraps errors of every kind
-            raise _not_carried(f"all of it: {_last_cause(error)}") from None
+            raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
         if self.folder is not None:
             for value in values(model):
                 if isinstance(value.const_value, ir.ExternalTensor):
@@ -104,7 +104,7 @@ class Document:
         try:
             proto: onnx.ModelProto = ir.serde.serialize_model(model)
         except ir.serde.SerdeError as error:
-            raise _not_carried(f"all of it: {_last_cause(error)}") from None
+            raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
         inputs, output_infos = (
             {value.name for value in proto.graph.input},
             {info.name: info for info in self.proto.graph.output},
@@ -314,13 +314,6 @@ def _as_no_model() -> Iterator[None]:
         raise RnnLowerError("not an ONNX model: a name is not valid UTF-8") from None
     except Exception as error:  # onnx_ir wraps errors of every kind
         raise RnnLowerError(f"not an ONNX model: {one_line(error)}") from None
-
-
-def _last_cause(error: BaseException) -> str:
-    """The text of the first cause of an error."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return one_line(error)
 
 
 def _not_carried(what: str) -> UnsupportedError:
