@@ -40,7 +40,7 @@ def outline(proto: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelPro
     graph.node.extend(proto.graph.node)
     for field in ("input", "output", "value_info"):
         getattr(graph, field).extend(getattr(proto.graph, field))
-    _add_initializers(graph, proto.graph, folder)
+    graph.initializer.extend(_outlined_initializers(proto.graph, folder))
     _strip(graph, folder)
     view.functions.extend(proto.functions)
     for function in view.functions:
@@ -76,7 +76,11 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
     for function in copy.functions:
         function.ClearField("value_info")
     types = {info.name: info.type.tensor_type.elem_type for info in (*copy.graph.value_info, *copy.graph.output)}
-    _clear_shapes(copy.graph, [*copy.graph.output])
+    for graph in protobuf.graphs_in(copy.graph):
+        graph.ClearField("value_info")
+        for value in (*(() if graph is copy.graph else graph.input), *graph.output):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
     for holder in protobuf.holders(copy):
         for node in filter(is_quantized, holder.node):
             node.op_type, node.domain = "LSTM", ""  # whose sizes inference knows; it reads X and hidden_size
@@ -99,13 +103,13 @@ def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None 
 
 
 def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.ModelProto:
-    content = without_annotations(
-        proto, hints
-    ).SerializeToString()  # so that the copy is gone when the next ones are made
+    content = without_annotations(proto, hints).SerializeToString()  # the copy is gone when the next ones are made
     inferred_model: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
     del content
     del inferred_model.functions[:]
-    _drop_plain_nodes(inferred_model.graph)
+    for graph in protobuf.graphs_in(inferred_model.graph):
+        graph.ClearField("initializer")
+        protobuf.remove_if(graph.node, lambda node: not any(True for _ in protobuf.graphs_of(node)))
     return inferred_model
 
 
@@ -131,44 +135,18 @@ def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
     return [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
 
 
-def _drop_plain_nodes(graph: onnx.GraphProto) -> None:
-    graph.ClearField("initializer")
-    with_graphs = onnx.GraphProto(
-        node=[node for node in graph.node if next(protobuf.graphs_of(node), None) is not None]
-    )
-    del graph.node[:]
-    graph.node.extend(with_graphs.node)
-    for node in graph.node:
-        for body in protobuf.graphs_of(node):
-            _drop_plain_nodes(body)
-
-
-def _clear_shapes(graph: onnx.GraphProto, declared: Sequence[onnx.ValueInfoProto]) -> None:
-    graph.ClearField("value_info")
-    for value in declared:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    for node in graph.node:
-        for body in protobuf.graphs_of(node):
-            _clear_shapes(body, [*body.input, *body.output])
-
-
-def _add_initializers(view: onnx.GraphProto, proto: onnx.GraphProto, folder: Path | None) -> None:
-    for tensor in proto.initializer:
-        view.initializer.append(_outlined(tensor, folder))
-    for sparse in proto.sparse_initializer:
-        view.initializer.append(_outline(sparse.values.name, sparse.values.data_type, sparse.dims))
+def _outlined_initializers(graph: onnx.GraphProto, folder: Path | None) -> list[onnx.TensorProto]:
+    sparse = [_outline(each.values.name, each.values.data_type, each.dims) for each in graph.sparse_initializer]
+    return [*(_outlined(tensor, folder) for tensor in graph.initializer), *sparse]
 
 
 def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
-    if not protobuf.is_external(tensor):
-        return tensor if tensor.ByteSize() <= SHOWN else _outline(tensor.name, tensor.data_type, tensor.dims)
-    text = _outline(tensor.name, tensor.data_type, tensor.dims)
-    if folder is not None and (protobuf.size_of(tensor) or 0) <= SHOWN:
-        text.ClearField("data_location")
-        text.ClearField("external_data")
-        text.raw_data = protobuf.read(tensor, folder)
-    return text
+    if not protobuf.is_external(tensor) and tensor.ByteSize() <= SHOWN:
+        return tensor
+    if protobuf.is_external(tensor) and folder is not None and (protobuf.size_of(tensor) or 0) <= SHOWN:
+        data = protobuf.read(tensor, folder)
+        return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
+    return _outline(tensor.name, tensor.data_type, tensor.dims)
 
 
 def _outline(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
@@ -192,12 +170,10 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
         if protobuf.remove_if(node.attribute, _is_unseen):
             node.metadata_props.add(key=UNSEEN, value="yes")
         for body in protobuf.graphs_of(node):
-            copy = onnx.GraphProto()
-            _add_initializers(copy, body, folder)
-            body.ClearField("initializer")
-            body.ClearField("sparse_initializer")
-            body.ClearField("quantization_annotation")
-            body.initializer.extend(copy.initializer)
+            outlined = _outlined_initializers(body, folder)
+            for field in ("initializer", "sparse_initializer", "quantization_annotation"):
+                body.ClearField(field)
+            body.initializer.extend(outlined)
             _strip(body, folder)
 
 
