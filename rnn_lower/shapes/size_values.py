@@ -49,10 +49,8 @@ def computed_sizes(node: ir.Node, operands: Operands, unknown: Callable[[int], S
     """
     absent = SizeValue(1, ())
     pairs = zip(node.inputs, operands, strict=True)
-    rule, known = (
-        RULES.get(node.op_type),
-        [operand or absent for value, operand in pairs if value is None or operand is not None],
-    )
+    known = [operand or absent for value, operand in pairs if value is None or operand is not None]
+    rule = RULES.get(node.op_type)
     if rule is None or len(known) < len(operands) or not known:
         return None
     try:
@@ -181,19 +179,13 @@ def _divide(a: Size, b: Size) -> Size | None:
     return ratio
 
 
-def _numbers(function: Callable[[int, int], int]) -> Callable[[Size, Size], Size | None]:
-    """Arithmetic with numbers alone."""
-
-    def compute(a: Size, b: Size) -> Size | None:
-        x, y = a.number, b.number
-        return None if x is None or y is None else size(function(x, y))
-
-    return compute
-
-
 def _modulo(node: ir.Node, operands: Sequence[SizeValue]) -> SizeValue | None:
     whole = get_attribute(node, "fmod", _INT, 0) == 0
-    return _elementwise(_numbers(lambda a, b: a % b))(node, operands) if whole else None
+    return _elementwise(_remainder)(node, operands) if whole else None
+
+
+def _remainder(a: Size, b: Size) -> Size | None:
+    return None if a.number is None or b.number is None else size(a.number % b.number)
 
 
 def _equal(a: Size, b: Size) -> Size | None:
