@@ -100,6 +100,15 @@ def _tensors_in(message: google.protobuf.message.Message) -> Iterator[onnx.Tenso
                     yield from _tensors_in(part)
 
 
+def dims_of(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
+    """Sizes of the axes that are declared: an int, the name of a symbolic size, or None; None where there is no shape.
+
+    A negative size is a way of saying that it is unknown.
+    """
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    dims = value.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in dims]
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.errors import RnnLowerError
-from rnn_lower.ir.protobuf import graphs_in
+from rnn_lower.ir.protobuf import dims_of, graphs_in
 from rnn_lower.ir.walk import values
 from rnn_lower.lowering.node import LARGEST_SIZE, Dim
 from rnn_lower.options import Dims
@@ -78,15 +78,15 @@ def fix_dims(model: ir.Model, dims: Dims) -> None:
 
 def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
     """The same in a protobuf model, for what its values declare."""
-    fixed = _resolve({value.name: _declared(value) for value in model.graph.input}, dims)
+    fixed = _resolve({value.name: dims_of(value) for value in model.graph.input}, dims)
     for value in model.graph.input:
-        if value.type.HasField("tensor_type") and not _is_shaped(value):
+        if value.type.HasField("tensor_type") and dims_of(value) is None:
             for _ in range(fixed.axes(value.name)):
                 value.type.tensor_type.shape.dim.add()
     for graph in graphs_in(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             owner = value.name if graph is model.graph else None
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim if _is_shaped(value) else ()):
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
                 size = fixed.size(owner, axis, dim.dim_param or None)
                 if isinstance(size, int):
                     dim.dim_value = size
@@ -112,17 +112,6 @@ def free_proto_dim(model: onnx.ModelProto, owner: str, axis: int, symbol: str = 
                 if dim.dim_value == size:
                     dim.Clear()
     return symbol
-
-
-def _is_shaped(value: onnx.ValueInfoProto) -> bool:
-    return bool(value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"))
-
-
-def _declared(value: onnx.ValueInfoProto) -> list[Dim] | None:
-    if not _is_shaped(value):
-        return None
-    dims = value.type.tensor_type.shape.dim
-    return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in dims]
 
 
 def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:

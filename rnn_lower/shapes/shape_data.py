@@ -32,18 +32,14 @@ _NAMELESS = "\0size"
 """With which the symbols of sizes begin that have no name."""
 
 
-def computed_shape(value: ir.Value, shape_info: ShapeInfo, inferred_only: bool = False) -> Sequence[Dim] | None:
-    """The shape of a value as far as inference and computed sizes tell it; None where not even the rank is known.
-
-    inferred_only: names of sizes that are only declared do not count.
-    """
+def computed_shape(value: ir.Value, shape_info: ShapeInfo) -> Sequence[Dim] | None:
+    """The shape of a value as far as inference and computed sizes tell it; None where not even the rank is known."""
     known: dict[ir.Value, list[Size] | None] = {}  # each worked out once: every size of a Reshape asks again
-
-    text = shape_info.verified_shape if inferred_only else shape_info.shape
 
     def shape(value: ir.Value, depth: int) -> list[Size] | None:
         if value not in known:
-            known[value] = _followed(value, text(value), lambda source: shape(source, depth + 1), depth)
+            dims = shape_info.verified_shape(value)  # names of sizes that are only declared do not count
+            known[value] = _followed(value, dims, lambda source: shape(source, depth + 1), depth)
         return known[value]
 
     sizes = shape(value, 0)
@@ -61,32 +57,27 @@ def _dim(length: Size) -> Dim:
 
 def _followed(value: ir.Value, dims: Sequence[Dim] | None, shape: Shape, depth: int) -> list[Size] | None:
     producer = value.producer()
-    known = None
-    if dims is not None:
-        known = [size(f"{_NAMELESS}{value.name}#{axis}" if dim is None else dim) for axis, dim in enumerate(dims)]
+    found: InferredShape | None = None if dims is None else [None if dim is None else size(dim) for dim in dims]
     follow = None if producer is None or producer.domain not in DEFAULT_DOMAINS else SHAPES.get(producer.op_type)
-    if (dims is not None and None not in dims) or follow is None or producer is None or depth > DEEPEST:
-        return known
-    inferred = follow(producer, value.index() or 0, shape)
-    if inferred is None or (known is not None and len(known) != len(inferred)):
-        return known
-    sizes = [
-        size(f"{_NAMELESS}{value.name}#{axis}") if length is None else length for axis, length in enumerate(inferred)
-    ]
-    return [
-        new if dim is None else old
-        for dim, old, new in zip(dims or [None] * len(sizes), known or sizes, sizes, strict=True)
-    ]
+    if follow is not None and producer is not None and depth <= DEEPEST and (found is None or None in found):
+        inferred = follow(producer, value.index() or 0, shape)
+        if found is None:
+            found = inferred
+        elif inferred is not None and len(inferred) == len(found):
+            found = [new if old is None else old for old, new in zip(found, inferred, strict=True)]
+    if found is None:
+        return None
+    return [size(f"{_NAMELESS}{value.name}#{axis}") if dim is None else dim for axis, dim in enumerate(found)]
 
 
 InferredShape = Sequence["Size | None"]
 
 
 def _reshape(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
-    x, target = _input(node, 0), _target(node, 1, shape)
-    if x is None or target is None or (size(0) in target and get_attribute(node, "allowzero", _INT, 0) != 0):
+    target = _target(node, 1, shape)
+    if target is None or (size(0) in target and get_attribute(node, "allowzero", _INT, 0) != 0):
         return None
-    have = shape(x) if {size(0), size(-1)} & {*target} else []
+    have = _data(node, shape) if {size(0), size(-1)} & {*target} else []
     if size(0) in target and (have is None or any(dim == size(0) for dim in target[len(have) :])):
         return None
     copied = [have[axis] if dim == size(0) and have else dim for axis, dim in enumerate(target)]
@@ -96,8 +87,7 @@ def _reshape(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 
 def _transpose(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
-    x = _input(node, 0)
-    have = None if x is None else shape(x)
+    have = _data(node, shape)
     if have is None:
         return None
     perm = get_attribute(node, "perm", _INTS, range(len(have))[::-1])
@@ -106,20 +96,14 @@ def _transpose(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 def _recurrent(node: ir.Node, index: int, shape: Shape) -> InferredShape | None:
     """Y [T, num_directions, N, hidden_size], of layout 0; inference knows the others."""
-    x = _input(node, 0)
-    have = None if x is None else shape(x)
+    have = _data(node, shape)
     if have is None or len(have) != 3 or index != 0 or get_attribute(node, "layout", _INT, 0) != 0:
         return None
     return [have[0], None, have[1], None]
 
 
-def _constant_of_shape(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
-    return _target(node, 0, shape)
-
-
 def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
-    x, target = _input(node, 0), _target(node, 1, shape)
-    have = None if x is None else shape(x)
+    have, target = _data(node, shape), _target(node, 1, shape)
     if have is None or target is None:
         return None
     count = max(len(have), len(target))
@@ -129,26 +113,28 @@ def _expand(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
 
 def _top_k(node: ir.Node, _: int, shape: Shape) -> InferredShape | None:
     """With as many elements as an input holds, as exporters write it that sort sequences by their lengths."""
-    x, count = _input(node, 0), _target(node, 1, shape)
-    have, axis = None if x is None else shape(x), get_attribute(node, "axis", _INT, -1)
+    have, count, axis = _data(node, shape), _target(node, 1, shape), get_attribute(node, "axis", _INT, -1)
     if have is None or count is None or len(count) != 1 or not -len(have) <= axis < len(have):
         return None
     return [count[0] if k == axis % len(have) else dim for k, dim in enumerate(have)]
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 SHAPES: dict[str, Callable[[ir.Node, int, Shape], InferredShape | None]] = {
     "Reshape": _reshape, "Transpose": _transpose, "Expand": _expand,
-    "ConstantOfShape": _constant_of_shape, "TopK": _top_k, **dict.fromkeys(OP_TYPES, _recurrent),
+    "ConstantOfShape": lambda node, _, shape: _target(node, 0, shape), "TopK": _top_k,
+    **dict.fromkeys(OP_TYPES, _recurrent),
 }  # fmt: skip
+
+
+def _data(node: ir.Node, shape: Shape) -> Sequence[Size] | None:
+    """The shape of the first input."""
+    value = next(iter(node.inputs), None)
+    return None if value is None else shape(value)
 
 
 def _target(node: ir.Node, index: int, shape: Shape) -> Sequence[Size] | None:
     """What an input holds that is a shape; None where not even the number of its elements is known."""
-    value = _input(node, index)
+    value = node.inputs[index] if index < len(node.inputs) else None
     content = None if value is None else _value(value, shape, 0)
     return None if content is None else content.elements
 

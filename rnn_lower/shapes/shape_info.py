@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rnn_lower.builder.constant_operands import known
 from rnn_lower.builder.tensor_info import TensorInfo
 from rnn_lower.errors import RnnLowerError, UnsupportedError
-from rnn_lower.ir.protobuf import graphs_of
+from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import nodes, owner_of, recurrent_nodes, subgraphs, values
 from rnn_lower.lowering.node import Dim
@@ -61,34 +61,24 @@ class ShapeInfo:
 
     def verified_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """The same without the names of sizes that are only declared."""
-        constant = known(value)
-        if constant is not None or value in self._inputs or value.is_initializer():
+        if known(value) is not None or value in self._inputs or value.is_initializer():
             return self.shape(value)
-        inferred = self._inferred_type(value)
-        return (
-            tuple(map(self._dim, inferred.shape.dim)) if inferred is not None and inferred.HasField("shape") else None
-        )
+        return self._inferred_shape(value)
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         """Sizes of the axes: an int, the name of a symbolic size, or None; None when even the rank is unknown."""
-        shape = self._shape(value)
-        return None if shape is None else tuple(None if dim in NO_NAMES else dim for dim in shape)
-
-    def _shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
-        declared = None if value.shape is None else tuple(map(plain_dim, value.shape))
         constant = known(value)
         if constant is not None:  # before what is declared of it, which may be something else
             return constant.shape
+        dims = None if value.shape is None else map(plain_dim, value.shape)
+        declared = None if dims is None else tuple(None if dim in NO_NAMES else dim for dim in dims)
         if value in self._inputs or (declared is not None and value.is_initializer()):
             return declared
-        inferred = self._inferred_type(value)
+        inferred = self._inferred_shape(value)
         names = None if declared is None else tuple(dim if isinstance(dim, str) else None for dim in declared)
-        if inferred is None or not inferred.HasField("shape"):
-            return names
-        sizes = tuple(map(self._dim, inferred.shape.dim))
-        if names is None or len(names) != len(sizes):
-            return sizes
-        return tuple(name if new is None else new for new, name in zip(sizes, names, strict=True))
+        if inferred is None or names is None or len(names) != len(inferred):
+            return names if inferred is None else inferred
+        return tuple(name if new is None else new for new, name in zip(inferred, names, strict=True))
 
     def verified_dims(self, value: ir.Value) -> tuple[Dim, ...]:
         """The sizes that inference finds, else the declared ones without numbers that nothing verifies."""
@@ -123,17 +113,11 @@ class ShapeInfo:
             wrong = {name for name, verdict in verdicts.items() if verdict is False}
             yield from (value for node in (graph if wrong else ()) for value in node.outputs if value.name in wrong)
 
-    def _dim(self, dim: onnx.TensorShapeProto.Dimension) -> Dim:
-        """A size, but for the names that inference makes up for what it cannot tell."""
-        if dim.HasField("dim_value"):
-            return int(dim.dim_value) if dim.dim_value >= 0 else None
-        return str(dim.dim_param) if dim.dim_param in self.symbols else None
-
     @functools.cached_property
     def symbols(self) -> set[str]:
         """The names of symbolic sizes, wherever the model says one."""
         dims = (plain_dim(dim) for value in values(self._model) for dim in value.shape or ())
-        return {dim for dim in dims if isinstance(dim, str)}
+        return {dim for dim in dims if isinstance(dim, str)} - {*NO_NAMES}
 
     def folded_sizes(self, node: ir.Node, layout: int) -> dict[str, int]:
         """seq_length and batch_size of a recurrent node as far as folding constants tells them; it takes its time."""
@@ -164,8 +148,8 @@ class ShapeInfo:
             return value.const_value.dtype
         if value in self._arguments:
             return self._argument_dtype(value)
-        inferred = self._inferred_type(value)
-        return ir.DataType(inferred.elem_type) if inferred is not None and inferred.elem_type else None
+        inferred = self._inferred_dtype(value)
+        return ir.DataType(inferred) if inferred else None
 
     def kind(self, value: ir.Value) -> str | None:
         """The type as schemas write it, say tensor(float) or seq(tensor(int64)); None when unknown."""
@@ -211,9 +195,18 @@ class ShapeInfo:
                 arguments.setdefault(parameter, []).append(argument)
         return arguments
 
-    def _inferred_type(self, value: ir.Value) -> onnx.TypeProto.Tensor | None:
+    def _inferred_shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """As inferred, but for the names that inference makes up for what it cannot tell."""
         info = self._inferred_info(value)
-        return info.type.tensor_type if info is not None and info.type.HasField("tensor_type") else None
+        dims = None if info is None else protobuf.dims_of(info)
+        if dims is None:
+            return None
+        return tuple(dim if isinstance(dim, int) or dim in self.symbols else None for dim in dims)
+
+    def _inferred_dtype(self, value: ir.Value) -> int:
+        """The number of the element type, 0 where it is unknown."""
+        info = self._inferred_info(value)
+        return 0 if info is None else info.type.tensor_type.elem_type
 
     def _inferred_info(self, value: ir.Value) -> onnx.ValueInfoProto | None:
         return self._inferred.get(owner_of(value), {}).get(value.name)
@@ -243,13 +236,12 @@ class ShapeInfo:
             if node.op_type not in SHAPES or node.domain not in DEFAULT_DOMAINS:
                 continue
             for value in node.outputs:
-                info = self._inferred_type(value)
-                if not value.name or info is None or not info.elem_type:
+                dtype, known = self._inferred_dtype(value), self._inferred_shape(value)
+                if not value.name or not dtype or (known is not None and None not in known):
                     continue
-                known = tuple(map(self._dim, info.shape.dim)) if info.HasField("shape") else None
-                shape = computed_shape(value, self, inferred_only=True) if known is None or None in known else None
+                shape = computed_shape(value, self)
                 if shape is not None and (known is None or list(shape) != list(known)):
-                    hints[value.name] = info.elem_type, [None if dim in NO_NAMES else dim for dim in shape]
+                    hints[value.name] = dtype, shape
         return hints
 
     @functools.cached_property
@@ -284,7 +276,7 @@ def _same_graphs(graph: ir.Graph, proto: onnx.GraphProto) -> Iterator[tuple[ir.G
     """Both forms of a graph and of every body in it: nodes with bodies stand in the same order in both."""
     yield graph, proto
     ours = [body for node in graph for _, body in subgraphs(node)]
-    theirs = [body for node in proto.node for body in graphs_of(node)]
+    theirs = [body for node in proto.node for body in protobuf.graphs_of(node)]
     if len(ours) == len(theirs):
         for one, message in zip(ours, theirs, strict=True):
             yield from _same_graphs(one, message)

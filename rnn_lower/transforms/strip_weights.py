@@ -129,10 +129,8 @@ def _infer_strictly(proto: onnx.ModelProto) -> bytes:
 
 def sizes_of(info: onnx.ValueInfoProto) -> list[int | None] | None:
     """The sizes of a value as far as they are numbers; None where not even the rank is known."""
-    if not info.type.tensor_type.HasField("shape"):
-        return None
-    dims = info.type.tensor_type.shape.dim
-    return [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims]
+    dims = protobuf.dims_of(info)
+    return None if dims is None else [dim if isinstance(dim, int) else None for dim in dims]
 
 
 def _outlined_initializers(graph: onnx.GraphProto, folder: Path | None) -> list[onnx.TensorProto]:
