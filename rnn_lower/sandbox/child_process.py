@@ -7,6 +7,7 @@ it could hang, all is done here. What has limits, and comes many times in a call
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import pickle
@@ -26,6 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _DONE = b"/done"
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
 
 STOP = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
 """Tells a child to stop; of the others each may be ignored, as nohup has it."""
@@ -52,20 +55,14 @@ def run_in_subprocess(function: Callable[P, R], *arguments: P.args, **keywords: 
     """
     if not may_fork():
         return function(*arguments, **keywords)
-    alive = os.pipe()
 
     def work() -> bytes:
-        _end_with(alive)
         try:
             return pickle.dumps((function(*arguments, **keywords), None, ""))
         except Exception as error:
             return pickle.dumps((None, _picklable(error), traceback.format_exc()))
 
-    try:
-        result, error, trace = pickle.loads(_in_child(work))
-    finally:
-        for end in alive:
-            os.close(end)
+    result, error, trace = pickle.loads(_in_child(work))
     if error is not None:
         raise error from (None if isinstance(error, RnnLowerError) else InChild(trace))
     return result  # type: ignore[no-any-return]
@@ -79,20 +76,29 @@ def may_fork() -> bool:
 
 
 def forked(work: Callable[[], object]) -> int:
-    """The number of a child that does this and ends. All signals wait in it until it has seen to them."""
+    """The number of a child that does this and ends, at once where its parent does. All signals wait in it until it
+    has seen to them."""
     # Python's own hooks around a fork hold locks, and do not release them where a handler raises.
     with signals_blocked(signal.valid_signals()), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child touches none
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child:
             return child
         status = 1
         try:
+            _end_with(parent)
             gc.freeze()  # what the parent has dropped, a session with its threads perhaps, is not for the child to end
             work()
             status = 0
         finally:
             os._exit(status)
+
+
+def _end_with(parent: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):  # where it cannot, it ends when it has done its work
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before that
+        os._exit(1)
 
 
 def _in_child(work: Callable[[], bytes]) -> bytes:
@@ -144,18 +150,6 @@ def _stop(child: int) -> None:
             time.sleep(0.01)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def _end_with(alive: tuple[int, int]) -> None:
-    """Let this child end when its parent does, which alone holds the other end of a pipe."""
-    reader, writer = alive
-    os.close(writer)
-
-    def watch() -> None:
-        os.read(reader, 1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _picklable(error: Exception) -> Exception:

@@ -7,7 +7,6 @@ one child does all that a call of the library asks for, and ends with that call.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import select
@@ -46,8 +45,6 @@ HEARD = ("SIGXCPU", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS"
 
 _LENGTH = struct.Struct("<Q")
 _DONE, _ERROR = b"+", b"-"
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux."""
 
 
 def run_with_limits(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
@@ -175,8 +172,6 @@ def _let_go(line: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {getattr(signal, name) for name in HEARD})
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(AttributeError, OSError):  # where it cannot, it ends when it has done its work
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
