@@ -79,21 +79,15 @@ def create_locked(path: Path) -> BinaryIO:
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[bool]:
     """Lock a folder, since concurrent commits could delete each other's data; yields whether it can be locked."""
-    handle = None
-    try:
-        if fcntl is not None:
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            locked = True
-        else:
-            locked = False
-    except OSError:
-        locked = False
-    try:
+    locked = False
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            if fcntl is not None:
+                handle = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, handle)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                locked = True
         yield locked
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def remove_unfinished(path: Path) -> None:
