@@ -128,8 +128,6 @@ def size_of(tensor: onnx.TensorProto) -> int | None:
 
 
 _VALUES = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-_FIELD = {"FLOAT": "float_data", "COMPLEX64": "float_data", "DOUBLE": "double_data", "COMPLEX128": "double_data",
-          "INT64": "int64_data", "UINT64": "uint64_data", "UINT32": "uint64_data", "STRING": "string_data"}  # fmt: skip
 
 
 def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
@@ -143,7 +141,7 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
         length, unit = len(tensor.raw_data), "bytes"
     else:
         dtype = ir.DataType(tensor.data_type)
-        field = _FIELD.get(dtype.name, "int32_data")
+        field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
         stray = [name for name in _VALUES if name != field and len(getattr(tensor, name))]
         if stray or (wanted is None and tensor.HasField("raw_data")):
             raise RnnLowerError(f"tensor '{tensor.name}' of type {dtype.name} holds {', '.join(stray) or 'raw_data'}")
@@ -195,16 +193,13 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     return Place(Path(os.path.realpath(path)), offset, length)
 
 
-def as_ir(tensor: onnx.TensorProto, folder: Path | None) -> ir.TensorProtocol:
-    """The tensor for onnx_ir; its data stays where it is."""
+def as_ir(tensor: onnx.TensorProto, folder: Path | None) -> ir.TensorProtocol | None:
+    """The tensor for onnx_ir; its data stays where it is. None where that is in a file of an unknown folder."""
     if not is_external(tensor):
         return ir.serde.TensorProtoTensor(tensor)
-    dtype, shape = ir.DataType(tensor.data_type), ir.Shape(list(tensor.dims))
     if folder is None:
-        raise RnnLowerError(
-            f"tensor '{tensor.name}' has its data in a file, and the folder is unknown; provide the path of the model"
-        )
-    extent = locate(tensor, folder)
+        return None
+    dtype, shape, extent = ir.DataType(tensor.data_type), ir.Shape(list(tensor.dims)), locate(tensor, folder)
     return ir.ExternalTensor(str(extent.path), extent.offset, extent.length, dtype, shape=shape, name=tensor.name)
 
 

@@ -33,8 +33,6 @@ MAX_NESTING = 29
 DEEP = MAX_NESTING - 5
 """From here on what lies in the innermost graph decides whether the model can be read: a shape takes five levels."""
 
-_A = onnx.AttributeProto
-
 
 class Document:
     """A protobuf model with its view.
@@ -154,23 +152,15 @@ class Document:
         """Remember which message each graph and node of the view came from, and attach the weights."""
         for node, message in zip(graph, proto.node, strict=True):
             self._origin[node] = message
+            for (_, inner), body in zip(subgraphs(node), protobuf.graphs_of(message), strict=True):
+                self._pair(inner, body)
             for attribute in message.attribute:
-                if attribute.ref_attr_name:
-                    continue
-                if attribute.type == _A.GRAPH:
-                    self._pair(node.attributes[attribute.name].as_graph(), attribute.g)
-                elif attribute.type == _A.GRAPHS:
-                    for inner, body in zip(node.attributes[attribute.name].as_graphs(), attribute.graphs, strict=True):
-                        self._pair(inner, body)
-                elif attribute.type == _A.TENSOR and protobuf.is_external(attribute.t) and self.folder is not None:
-                    held = protobuf.as_ir(attribute.t, self.folder)
+                held = protobuf.as_ir(attribute.t, self.folder) if protobuf.is_external(attribute.t) else None
+                if held is not None:
                     node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
         if isinstance(graph, ir.Graph):
-            for tensor in proto.initializer:
-                if not protobuf.is_external(tensor) or self.folder is not None:
-                    graph.initializers[tensor.name].const_value = protobuf.as_ir(tensor, self.folder)
-                else:  # nobody knows where its data is; it is carried along, as known at run time only
-                    graph.initializers[tensor.name].const_value = None
+            for tensor in proto.initializer:  # where nobody knows the folder of its data, it is known at run time only
+                graph.initializers[tensor.name].const_value = protobuf.as_ir(tensor, self.folder)
             for sparse in proto.sparse_initializer:
                 graph.initializers[sparse.values.name].const_value = None
         self._pairs.append((graph, proto))  # bodies before the graphs that they lie in

@@ -49,16 +49,11 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
     for tensor in protobuf.tensors(model):
         protobuf.check_data(tensor, folder)
     _check_functions(model)
-    _check_imports("main graph", model.graph.node, model.opset_import)
-    free, in_order = _graph(model.graph, "main graph", Around(), folder)
-    if free:
-        raise InvalidNodeError(f"main graph: nothing computes '{min(free)}'")
-    for function in model.functions:
-        path = f"function {function.domain}.{function.name}"
-        _check_imports(path, function.node, function.opset_import)
-        around = Around(dict.fromkeys(_made_by(function.node), LATER) | dict.fromkeys(function.input))
-        free, its_order = _nodes(function.node, set(function.input), path, around, folder)
-        free |= set(function.output) - set(function.input) - _made_by(function.node)
+    in_order = True
+    functions = [(f"function {f.domain}.{f.name}", f, f.opset_import) for f in model.functions]
+    for path, holder, imports in [("main graph", model.graph, model.opset_import), *functions]:
+        _check_imports(path, holder, imports)
+        free, its_order = _graph(holder, path, Around(), folder)
         if free:
             raise InvalidNodeError(f"{path}: nothing computes '{min(free)}'")
         in_order &= its_order
@@ -78,7 +73,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
     for (domain, name, _), count in collections.Counter(keys).items():
         if count > 1:
             raise RnnLowerError(f"function {domain}.{name} is defined {count} times")
-    calls = {key: _called(function.node) & set(keys) for key, function in zip(keys, model.functions, strict=True)}
+    calls = {key: _called(function) & set(keys) for key, function in zip(keys, model.functions, strict=True)}
     try:
         graphlib.TopologicalSorter({key: sorted(called) for key, called in calls.items()}).prepare()
     except graphlib.CycleError as error:
@@ -86,17 +81,14 @@ def _check_functions(model: onnx.ModelProto) -> None:
         raise RnnLowerError(f"function {domain}.{name} calls itself, directly or indirectly") from None
 
 
-def _called(nodes: Iterable[onnx.NodeProto]) -> set[tuple[str, str, str]]:
-    operators = {(node.domain, node.op_type, node.overload) for node in nodes}
-    for node in nodes:
-        for body in protobuf.graphs_of(node):
-            operators |= _called(body.node)
-    return operators
+def _called(holder: protobuf.Holder) -> set[tuple[str, str, str]]:
+    nodes = (node for graph in protobuf.graphs_in(holder) for node in graph.node)
+    return {(node.domain, node.op_type, node.overload) for node in nodes}
 
 
-def _check_imports(path: str, nodes: Iterable[onnx.NodeProto], imports: Iterable[onnx.OperatorSetIdProto]) -> None:
+def _check_imports(path: str, holder: protobuf.Holder, imports: Iterable[onnx.OperatorSetIdProto]) -> None:
     missing = all(entry.domain not in DEFAULT_DOMAINS for entry in imports)
-    if missing and any(domain in DEFAULT_DOMAINS for domain, *_ in _called(nodes)):
+    if missing and any(domain in DEFAULT_DOMAINS for domain, *_ in _called(holder)):
         raise RnnLowerError(f"{path} has nodes of the default domain, but imports no opset for it")
 
 
@@ -117,28 +109,36 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
             raise InvalidNodeError(f"{path}: '{twice[0]}' is defined twice")
 
 
-def _graph(graph: onnx.GraphProto, path: str, around: Around, folder: Path | None) -> tuple[set[str], bool]:
-    """Names that a graph takes from outside, and whether its nodes stand in order."""
-    _check_values(graph, path)
-    for tensor in graph.initializer:  # of two that differ onnxruntime takes now the one and now the other
-        if tensor.name in around and not _is_same(tensor, around[tensor.name], folder):
-            raise InvalidNodeError(f"{path}: '{tensor.name}' is defined twice, here and in an outer scope")
-    provided = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    provided |= {sparse.values.name for sparse in graph.sparse_initializer}
-    held = {tensor.name: tensor for tensor in graph.initializer}
-    seen = around.new_child(dict.fromkeys(_made_by(graph.node), LATER) | {name: held.get(name) for name in provided})
+def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | None) -> tuple[set[str], bool]:
+    """Names that a graph or function takes from outside, and whether its nodes stand in order.
+
+    around: empty for what is no body.
+    """
+    held = dict[str, onnx.TensorProto]()
+    if isinstance(graph, onnx.FunctionProto):
+        provided, outputs = set(graph.input), set(graph.output)
+    else:
+        _check_values(graph, path)
+        held = {tensor.name: tensor for tensor in graph.initializer}
+        sparse = [tensor.values.name for tensor in graph.sparse_initializer]
+        provided, outputs = {*(value.name for value in graph.input), *held, *sparse}, {v.name for v in graph.output}
+    for name, tensor in held.items():  # of two that differ onnxruntime takes now the one and now the other
+        if name in around and not _is_same(tensor, around[name], folder):
+            raise InvalidNodeError(f"{path}: '{name}' is defined twice, here and in an outer scope")
+    made = {name for node in graph.node for name in node.output if name}
+    seen = around.new_child(dict.fromkeys(made, LATER) | {name: held.get(name) for name in provided})
     free, in_order = _nodes(graph.node, provided, path, seen, folder)
-    outside = {value.name for value in graph.output} - provided - _made_by(graph.node)
-    if outside and path != "main graph":
+    outside = outputs - provided - made
+    if outside and around:
         raise InvalidNodeError(f"{path}: it does not compute its output '{min(outside)}'")
     return free | outside, in_order
 
 
 def _is_same(tensor: onnx.TensorProto, twin: onnx.TensorProto | None, folder: Path | None) -> bool:
     """Whether two initializers hold the same, in whatever field, and wherever in a file."""
-    if twin is None or (folder is None and (protobuf.is_external(tensor) or protobuf.is_external(twin))):
+    ours, theirs = (None if held is None else protobuf.as_ir(held, folder) for held in (tensor, twin))
+    if ours is None or theirs is None:
         return bool(tensor == twin)
-    ours, theirs = protobuf.as_ir(tensor, folder), protobuf.as_ir(twin, folder)
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return False
     if ours.dtype == ir.DataType.STRING:
@@ -157,10 +157,6 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
 
 def _described(node: onnx.NodeProto, path: str) -> str:
     return f"{node.op_type} '{node.name or next(iter(node.output), '')}' in {path}"
-
-
-def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    return {name for node in nodes for name in node.output if name}
 
 
 def _nodes(
