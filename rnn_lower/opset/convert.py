@@ -20,7 +20,6 @@ from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, of_another_type, schema_of, signature_of
 from rnn_lower.ir.walk import (
     Scope,
-    default_opset,
     known_tensor,
     nodes,
     recurrent_nodes,
@@ -202,23 +201,17 @@ def _converted(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -
     if isinstance(changed, str):
         raise _refusal(node, current, opset, changed)
     alone, at = _alone(node, current, opset, shape_info)
+    try:
+        model = ir.serde.deserialize_model(alone) if at == opset else _with_onnx(alone, opset)
+    except Exception as error:  # converters raise whatever their adapters raise
+        raise _refusal(node, current, opset, error) from None
     kinds = {value.name: shape_info.kind(value) for value in (*node.inputs, *node.outputs) if value is not None}
-    first_error: Exception | str | None = None
-    for convert in (_as_it_is, _with_onnx):
-        try:
-            model = convert(alone, at, opset)
-        except Exception as error:  # converters raise whatever their adapters raise
-            first_error = first_error or error
-            continue
-        if model is None or default_opset(model.opset_imports) != opset:
-            continue
-        wrong = [_wrong_at(new, opset, kinds) for new in model.graph]
-        if not any(wrong):
-            for new in model.graph:
-                new.attributes.update(changed if new.op_type in (node.op_type, "Resize") else {})
-            return model.graph
-        first_error = first_error or next(filter(None, wrong))
-    raise _refusal(node, current, opset, first_error or "no converter supports it")
+    for why in (_wrong_at(new, opset, kinds) for new in model.graph):
+        if why:
+            raise _refusal(node, current, opset, why)
+    for new in model.graph:
+        new.attributes.update(changed if new.op_type in (node.op_type, "Resize") else {})
+    return model.graph
 
 
 def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None]) -> str:
@@ -230,21 +223,7 @@ def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None])
     )
 
 
-def _as_it_is(model: onnx.ModelProto, current: int, opset: int) -> ir.Model | None:
-    """The node where it has been stepped down all the way."""
-    op_type = model.graph.node[0].op_type
-    older, newer = schema_of(op_type, opset), schema_of(op_type, current)
-    same = older is not None and newer is not None and signature_of(older) == signature_of(newer)
-    if current != opset and not (current > opset >= 8 and same):
-        return None
-    model.opset_import[0].version = opset
-    try:
-        return ir.serde.deserialize_model(model)
-    finally:
-        model.opset_import[0].version = current
-
-
-def _with_onnx(model: onnx.ModelProto, current: int, opset: int) -> ir.Model:
+def _with_onnx(model: onnx.ModelProto, opset: int) -> ir.Model:
     try:
         content = run_with_limits(onnx.version_converter.convert_version, model, opset)  # which dies of some nodes
     except RnnLowerError as error:

@@ -34,13 +34,14 @@ Step = Callable[[Restated], bool]
 def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int, shape_info: ShapeInfo) -> Restated:
     """The node stepped down from its opset towards another, as far as the table leads."""
     done = Restated(node, proto, current, shape_info)
-    while done.opset > opset:
-        schema = schema_of(node.op_type, done.opset)
-        since = 0 if schema is None else schema.since_version
+    while done.opset > opset and (schema := schema_of(node.op_type, done.opset)) is not None:
+        since = schema.since_version
+        if since <= opset:  # the other opset has the same version
+            return dataclasses.replace(done, opset=opset)
         step = STEPS.get((node.op_type, since)) or _only_types(node.op_type, since)
         older = dataclasses.replace(done, proto=onnx.NodeProto(), opset=since - 1)
         older.proto.CopyFrom(done.proto)
-        if step is None or since <= opset or not step(older):
+        if step is None or not step(older):
             break
         done = older
     return done
