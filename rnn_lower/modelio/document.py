@@ -19,7 +19,7 @@ from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, values
+from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs
 from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
@@ -93,9 +93,8 @@ class Document:
         except Exception as error:  # onnx_ir wraps errors of every kind
             raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
         if self.folder is not None:
-            for value in values(model):
-                if isinstance(value.const_value, ir.ExternalTensor):
-                    value.const_value.base_dir = self.folder
+            for graph in (model.graph, *(function.graph for function in model.functions.values())):
+                ir.external_data.set_base_dir(graph, self.folder)
         if not self._in_order:
             _sort(model)
         change(model)
@@ -103,16 +102,13 @@ class Document:
             proto: onnx.ModelProto = ir.serde.serialize_model(model)
         except ir.serde.SerdeError as error:
             raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
-        inputs, output_infos = (
-            {value.name for value in proto.graph.input},
-            {info.name: info for info in self.proto.graph.output},
-        )
+        inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
         weights = {tensor.name for tensor in proto.graph.initializer}  # which say of themselves what they are
         weights -= {info.name for info in self.proto.graph.value_info}
         protobuf.remove_if(proto.graph.value_info, lambda info: info.name in weights)
         for output in proto.graph.output:
-            if output.name in inputs & output_infos.keys():  # which says nothing of the input
-                output.CopyFrom(output_infos[output.name])
+            if output.name in inputs & declared.keys():  # which says nothing of the input
+                output.CopyFrom(declared[output.name])
         return Document(proto, self.folder)
 
     def fixed(self, sizes: Dims) -> Document:

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.modelio.document import Document
+from rnn_lower.modelio.files import load
 from rnn_lower.sandbox import child_process
 from rnn_lower.transforms import fold
 
@@ -363,3 +364,30 @@ def test_a_slice_backwards_from_before_the_first_element():
     model.graph.output[0].name = "Z"
     lowered = rnn_lower.lower(model, fold=True)
     close(run_onnxruntime(lowered, feeds), run_onnxruntime(model, feeds))
+
+
+def test_a_constant_is_read_from_the_folder_of_its_model(tmp_path, monkeypatch):
+    """And not from a file of that name where the program runs."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    model, feeds = build(Case("GRU", 14, T=5))
+    x = model.graph.node[0].input[0]
+    offsets = np.full(feeds[x].shape, 0.5, np.float32)
+    for folder, held in (("model", offsets), ("elsewhere", offsets + 100)):
+        (tmp_path / folder / "offsets.bin").write_bytes(held.tobytes())
+    tensor = TensorProto(data_type=TensorProto.FLOAT, dims=offsets.shape, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="offsets.bin")
+    added = [
+        helper.make_node("Constant", [], ["offsets"], value=tensor),
+        helper.make_node("Neg", ["offsets"], ["minus"]),
+        helper.make_node("Sub", [x, "minus"], ["moved"]),
+    ]
+    model.graph.node[0].input[0] = "moved"
+    nodes = [*added, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    source, result = tmp_path / "model" / "source.onnx", tmp_path / "model" / "result.onnx"
+    source.write_bytes(model.SerializeToString())
+    rnn_lower.lower_file(source, result, fold=True)
+    close(*(run_onnxruntime(load(path).embedded(), feeds) for path in (result, source)))
