@@ -170,7 +170,7 @@ def staged(
     try:
         with contextlib.ExitStack() as stack:
             try:
-                result = stack.enter_context(_begun(checked_destination(destination, protected), protected))
+                result = stack.enter_context(_prepared(checked_destination(destination, protected), protected))
                 _write(document, result, progress, dims)
             except OSError as error:
                 raise _unwritable(text, error) from None
@@ -186,7 +186,7 @@ def staged(
 
 
 @contextlib.contextmanager
-def _begun(path: Path, protected: Collection[Inode] = ()) -> Iterator[Staged]:
+def _prepared(path: Path, protected: Collection[Inode] = ()) -> Iterator[Staged]:
     """What is to be written to a checked destination, and what killed runs have left of it is gone."""
     with contextlib.ExitStack() as stack:
         streamed = str(path) == "-" or (path.exists() and not path.is_file())
@@ -235,7 +235,7 @@ def write_text(text: str, destination: str | os.PathLike[str]) -> None:
             sys.stdout.write(text)
         return
     try:
-        with _begun(checked_destination(destination, text=True)) as result:
+        with _prepared(checked_destination(destination, text=True)) as result:
             file = result.open(result.path)
             file.write(text.encode("utf-8"))
             sync(file)
@@ -285,14 +285,8 @@ class _DataFile:
         offset = self._begin(value.name or "")
         assert self.file is not None
         self.file.write(tensor.tobytes())
-        return ir.ExternalTensor(
-            self._made.data.name,
-            offset,
-            tensor.nbytes,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=value.name or "",
-        )
+        location, shape = self._made.data.name, ir.Shape(tensor.shape.numpy())
+        return ir.ExternalTensor(location, offset, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or "")
 
     def move(self, model: onnx.ModelProto, folder: Path, inline_too: bool) -> None:
         """Take along what lies in the files of the source."""
