@@ -17,6 +17,9 @@ from rnn_lower.sandbox.resource_limits import run_with_limits
 SHOWN = 4096
 """Tensors up to this many bytes keep their data: shape inference and converters read axes and shapes from them."""
 
+NO_FILE = "rnn_lower.stripped/no/file"
+"""Where a larger tensor of an outline claims to have its data; nobody reads it."""
+
 UNSEEN = "rnn_lower.unseen"
 """Marks the nodes of an outline that lack an attribute; nobody but their own message can stand for them."""
 
@@ -58,7 +61,7 @@ def outline_of(model: ir.Model) -> onnx.ModelProto:
         for value in graph.initializers.values():
             if value.const_value is not None and value.const_value.nbytes > SHOWN:
                 shape, dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
-                value.const_value = ir.ExternalTensor("weights", 0, 0, dtype, shape=shape, name=value.name or "")
+                value.const_value = ir.ExternalTensor(NO_FILE, 0, 0, dtype, shape=shape, name=value.name or "")
     proto = ir.serde.serialize_model(copy)
     _strip(proto.graph, None)
     return proto
@@ -150,7 +153,7 @@ def _outlined(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto
 def _outline(name: str, data_type: int, dims: Sequence[int]) -> onnx.TensorProto:
     """A tensor of which nothing but shape and type is known."""
     text = onnx.TensorProto(name=name, data_type=data_type, dims=dims, data_location=protobuf.EXTERNAL)
-    text.external_data.add(key="location", value="weights")
+    text.external_data.add(key="location", value=NO_FILE)
     return text
 
 
@@ -167,6 +170,9 @@ def _strip(view: onnx.GraphProto | onnx.FunctionProto, folder: Path | None) -> N
         node.ClearField("device_configurations")
         if protobuf.remove_if(node.attribute, _is_unseen):
             node.metadata_props.add(key=UNSEEN, value="yes")
+        for attribute in node.attribute:
+            if folder is not None and protobuf.is_external(attribute.t):  # or it would be looked for where we run
+                attribute.t.CopyFrom(_outlined(attribute.t, folder))
         for body in protobuf.graphs_of(node):
             outlined = _outlined_initializers(body, folder)
             for field in ("initializer", "sparse_initializer", "quantization_annotation"):

@@ -391,3 +391,32 @@ def test_a_constant_is_read_from_the_folder_of_its_model(tmp_path, monkeypatch):
     source.write_bytes(model.SerializeToString())
     rnn_lower.lower_file(source, result, fold=True)
     close(*(run_onnxruntime(load(path).embedded(), feeds) for path in (result, source)))
+
+
+def test_a_shape_is_read_from_the_folder_of_its_model(tmp_path, monkeypatch):
+    """And not from a file of that name where the program runs, which tells another length."""
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model, feeds = build(Case("GRU", 14, T=5))
+    x = model.graph.input[0]
+    shape = np.array(feeds[x.name].shape, np.int64)
+    (tmp_path / "model" / "shape.bin").write_bytes(shape.tobytes())
+    (tmp_path / "shape.bin").write_bytes((shape - [1, 0, 0]).tobytes())
+    tensor = TensorProto(data_type=TensorProto.INT64, dims=shape.shape, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="shape.bin")
+    added = [
+        helper.make_node("Constant", [], ["held"], value=tensor),
+        helper.make_node("Abs", ["held"], ["shape"]),
+        helper.make_node("Reshape", [x.name, "shape"], ["shaped"]),
+    ]
+    model.graph.node[0].input[0] = "shaped"
+    nodes = [*added, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    x.type.tensor_type.shape.dim[0].dim_param = "time"
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    source, result = tmp_path / "model" / "source.onnx", tmp_path / "model" / "result.onnx"
+    source.write_bytes(model.SerializeToString())
+    rnn_lower.lower_file(source, result, form="unroll")
+    close(*(run_onnxruntime(load(path).embedded(), feeds) for path in (result, source)))
