@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -171,9 +172,9 @@ def default_opset(imports: Mapping[str, int]) -> int | None:
     return imports.get("", imports.get("ai.onnx"))
 
 
-def opset_of(model: onnx.ModelProto) -> int | None:
-    """The opset of the default domain that a model imports."""
-    return default_opset({entry.domain: entry.version for entry in model.opset_import})
+def opset_of(holder: onnx.ModelProto | onnx.FunctionProto) -> int | None:
+    """The opset of the default domain that a model or function imports."""
+    return default_opset({entry.domain: entry.version for entry in holder.opset_import})
 
 
 def plain_imports(imports: Mapping[str, int]) -> dict[str, int]:
@@ -219,9 +220,5 @@ def values(model: ir.Model) -> Iterator[ir.Value]:
 
 def used_names(model: ir.Model) -> Iterator[str]:
     """The names of all values and nodes."""
-    for value in values(model):
-        if value.name:
-            yield value.name
-    for node, _ in nodes(model):
-        if node.name:
-            yield node.name
+    names = itertools.chain((value.name for value in values(model)), (node.name for node, _ in nodes(model)))
+    return (name for name in names if name)

@@ -19,7 +19,7 @@ from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError, 
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.uncollected import uncollected
-from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs
+from rnn_lower.ir.walk import default_opset, owner_of, roots, subgraphs, with_bodies
 from rnn_lower.modelio import validate
 from rnn_lower.options import Dims
 from rnn_lower.shapes.fixed_dims import fix_dims, fix_proto_dims
@@ -250,19 +250,16 @@ class Document:
 
     def _write_imports(self) -> None:
         self.proto.ir_version = self.model.ir_version
-        holders = [(self.model.opset_imports, self.proto)]
-        holders += [
-            (ours.opset_imports, function)
-            for ours, function in zip(self.model.functions.values(), self.proto.functions, strict=False)
-        ]
-        for imports, proto in holders:
+        functions = list(self.model.functions.values())
+        own = [self.model.opset_imports, *(function.opset_imports for function in functions)]
+        for imports, proto in zip(own, (self.proto, *self.proto.functions), strict=False):
             for entry in proto.opset_import:
                 if entry.domain in DEFAULT_DOMAINS:
                     entry.version = default_opset(imports)
             there = {entry.domain for entry in proto.opset_import}
             for domain in imports.keys() - there - set(DEFAULT_DOMAINS):  # of functions that lowering has added
                 proto.opset_import.add(domain=domain, version=imports[domain])
-        for function in list(self.model.functions.values())[len(self.proto.functions) :]:
+        for function in functions[len(self.proto.functions) :]:
             self.proto.functions.append(ir.serde.serialize_function(function))
 
 
@@ -334,10 +331,9 @@ def _redeclare(info: onnx.ValueInfoProto, shape: ir.Shape, everywhere: bool) -> 
 
 def _weights_of(nodes: list[ir.Node]) -> Iterator[ir.Value]:
     """Initializers of the bodies of new nodes."""
-    for node in nodes:
+    for node in with_bodies(nodes):
         for _, body in subgraphs(node):
             yield from body.initializers.values()
-            yield from _weights_of(list(body))
 
 
 def _nesting(graph: ir.Graph | ir.Function) -> int:

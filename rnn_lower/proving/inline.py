@@ -7,7 +7,7 @@ import onnx.inliner
 
 from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir import protobuf
-from rnn_lower.ir.walk import NODE_MARK, default_opset, opset_of
+from rnn_lower.ir.walk import NODE_MARK, opset_of
 from rnn_lower.opset.convert import ir_version_of
 
 
@@ -26,9 +26,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
     if not new_functions:
         return after
     opset = opset_of(after)
-    mismatched = next(
-        (f for f in new_functions if default_opset({e.domain: e.version for e in f.opset_import}) != opset), None
-    )
+    mismatched = next((function for function in new_functions if opset_of(function) != opset), None)
     if mismatched is not None:
         raise CallError(
             f"function {mismatched.domain}.{mismatched.name} has a different opset from the model that calls it"

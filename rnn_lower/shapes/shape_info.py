@@ -223,7 +223,7 @@ class ShapeInfo:
             hints: dict[str, tuple[int, Sequence[Dim]]] = {}
             for _ in range(ROUNDS):
                 more = self._hints()
-                if not more.keys() - hints.keys() and all(more[name] == hints[name] for name in more):
+                if hints | more == hints:
                     break
                 hints |= more
                 self._found = self._infer(False, hints)
