@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeAlias
 
-import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
@@ -18,11 +18,6 @@ from rnn_lower.errors import RnnLowerError
 
 Holder: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
 EXTERNAL = onnx.TensorProto.EXTERNAL
-
-_HOLD_TENSORS = (
-    "GraphProto", "NodeProto", "AttributeProto", "FunctionProto", "TrainingInfoProto", "SparseTensorProto",
-    "TensorProto",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +42,7 @@ def graphs_in(holder: Holder) -> Iterator[Holder]:
     while waiting:
         graph = waiting.pop()
         yield graph
-        waiting += [body for node in graph.node for body in graphs_of(node)]
+        waiting += [body for node in graph.node if node.attribute for body in graphs_of(node)]
 
 
 def holders(model: onnx.ModelProto) -> Iterator[Holder]:
@@ -85,19 +80,21 @@ def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor: initializers, sparse ones, and those in attributes, of graphs, functions and training."""
-    return _tensors_in(model)
+    training = (graph for info in model.training_info for graph in (info.initialization, info.algorithm))
+    for holder in itertools.chain(holders(model), *map(graphs_in, training)):
+        own = () if isinstance(holder, onnx.GraphProto) else holder.attribute_proto
+        if isinstance(holder, onnx.GraphProto):
+            yield from holder.initializer
+            yield from _parts(holder.sparse_initializer)
+        for attribute in itertools.chain((each for node in holder.node for each in node.attribute), own):
+            yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
+            sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else attribute.sparse_tensors
+            yield from _parts(sparse)
 
 
-def _tensors_in(message: google.protobuf.message.Message) -> Iterator[onnx.TensorProto]:
-    if isinstance(message, onnx.TensorProto):
-        yield message
-    elif isinstance(message, onnx.SparseTensorProto):
-        yield from (message.values, message.indices)  # whether there or not: one that is not there is no tensor
-    else:
-        for field, value in message.ListFields():
-            if field.message_type is not None and field.message_type.name in _HOLD_TENSORS:
-                for part in [value] if isinstance(value, google.protobuf.message.Message) else value:
-                    yield from _tensors_in(part)
+def _parts(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
+    for sparse in tensors:
+        yield from (sparse.values, sparse.indices)
 
 
 def dims_of(value: onnx.ValueInfoProto) -> list[int | str | None] | None:

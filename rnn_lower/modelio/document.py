@@ -148,6 +148,8 @@ class Document:
         """Remember which message each graph and node of the view came from, and attach the weights."""
         for node, message in zip(graph, proto.node, strict=True):
             self._origin[node] = message
+            if not message.attribute:
+                continue
             for (_, inner), body in zip(subgraphs(node), protobuf.graphs_of(message), strict=True):
                 self._pair(inner, body)
             for attribute in message.attribute:

@@ -66,9 +66,10 @@ def _owner(path: Path, protected: Collection[Inode]) -> str | None:
         return None
     with contextlib.suppress(OSError):
         for model in sorted(path.parent.glob("*.onnx")):
-            paths = (path.parent / name for name in stale_files.data_names(model))
-            if any(os.path.realpath(data) == os.fspath(path) for data in paths):
-                return str(model)
+            if model != path and stale_files.mentions(model, os.fsencode(path.name)):
+                paths = (path.parent / name for name in stale_files.data_names(model))
+                if any(os.path.realpath(data) == os.fspath(path) for data in paths):
+                    return str(model)
     return None
 
 

@@ -198,3 +198,14 @@ def data_names(path: Path) -> dict[str, None]:
         return {}
     external = filter(protobuf.is_external, protobuf.tensors(model))
     return {entry.value: None for tensor in external for entry in tensor.external_data if entry.key == "location"}
+
+
+def mentions(path: Path, name: bytes) -> bool:
+    """Whether a file holds a name; that is cheaper than parsing it, and errs on the side of keeping."""
+    overlap = b""
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):
+            if name in overlap + piece:
+                return True
+            overlap = piece[-len(name) :]
+    return False
