@@ -300,11 +300,8 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         sizes[time] = size(-start)
         return [x.ended(sizes)]
     behind = -end if end < 0 else 0 if end >= WHOLE else None
-    padded = x.lead or (x.trail and not start and not (ctx.analysis.delay and (behind or 0) > x.trail))
-    if step == 1 and start >= 0 and behind is not None and padded:
+    if step == 1 and start >= 0 and behind is not None and (start or behind or x.lead or x.trail):
         return [_trimmed(ctx, x, (start, behind), cut, sizes)]
-    if step == 1 and start >= 0 and behind is not None and (start or behind):
-        return [_shortened(ctx, x, (start, behind), cut, sizes)]
     x = settled(x, ctx.analysis.delay)
     if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain and _is_used_by(ctx, "Shape"):
         return [AxisInfo(x.sized(ONE))]
@@ -373,33 +370,24 @@ def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> Axi
 def _trimmed(
     ctx: RuleContext, x: AxisInfo, off: tuple[int, int], cut: Mapping[int, tuple[int, int, int]], sizes: list[Size]
 ) -> AxisInfo:
-    """Frames are cut off what is padded in front of and behind the stream.
+    """The frames but for the first and the last ones.
 
-    Behind, a chunk has none of the padding, so that less is cut off; what is cut off beyond it shifts the stream, whose
-    padding in front becomes shorter.
+    What is padded behind is not there anyway, so that less is cut off at the end; what is cut off beyond it shifts the
+    stream, whose padding in front becomes shorter. Where there is less padding, frames come late.
     """
     (start, behind), time = off, along(ctx, x)
-    end = max(0, behind - x.trail)
+    end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
     lead = x.lead - start - end
-    if not x.is_unmerged:
+    if (x.lead or x.trail) and not x.is_unmerged:
         raise ctx.refuse("it cuts frames off axes that are merged with the stream")
-    if lead < 0 and start > x.lead:
-        return _shortened(ctx, x, off, cut, sizes)
-    if lead < 0:
+    if lead >= 0:
+        if end != behind:
+            _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})
+        return x.changed(sizes, lead=lead, trail=trail)
+    if x.lead and start <= x.lead:
         raise ctx.refuse(
             f"it selects frames {start} to {-behind or 'the end'} of the stream, of which {x.lead} are left padding"
         )
-    if end != behind:
-        _keep_ranges(ctx, {**cut, time: (start, -end if end else WHOLE, 1)})
-    return x.changed(sizes, lead=lead, trail=max(0, x.trail - behind))
-
-
-def _shortened(
-    ctx: RuleContext, x: AxisInfo, off: tuple[int, int], cut: Mapping[int, tuple[int, int, int]], sizes: list[Size]
-) -> AxisInfo:
-    """The frames but for the first and the last ones; what is padded behind is not there anyway."""
-    (start, behind), time = off, along(ctx, x)
-    end, trail = max(0, behind - x.trail), max(0, x.trail - behind)
     if end and not start and x.is_plain and not x.late and _is_used_by(ctx, "Concat", 1, time - x.rank):
         _keep_ranges(ctx, {**cut, time: (0, WHOLE, 1)})
         blame = f"it drops the last {end} frames, but no chunk knows which frames are the last"
