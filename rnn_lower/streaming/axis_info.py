@@ -181,9 +181,6 @@ class RuleContext:
             return None
         array = self.known(index)
         if array is None:
-            held = self.input(index).size_value
-            if held is not None and held.numbers is not None:
-                return held.numbers
             raise self.refuse(f"its {attribute} are computed")
         if array.dtype.kind not in "iu" or array.ndim > 1:
             raise self.refuse(f"its {attribute} must be a list of integers")

@@ -115,6 +115,7 @@ class CausalityAnalysis:
             infos = self._node(node, scope)
             for value, info in zip(node.outputs, infos, strict=False):
                 self.infos[value] = self._refined(value, info)
+                self.constants.put(value, info, self.shape_info.dtype(value))
             for value in node.outputs[len(infos) :]:
                 if value.uses() or value.is_graph_output():
                     text = f"{node.op_type} '{display_name(node)}' in {scope.path}"
@@ -157,7 +158,6 @@ class CausalityAnalysis:
         if node.op_type != "Shape":  # which takes no frames
             settle(ctx, passes=rule is not None and rule.lead)
         if (content := content_of(ctx)) is not None:
-            self.constants.put(node.outputs[0], content)
             return [content]
         if node.op_type in RANDOM:
             raise ctx.refuse("its output is random")

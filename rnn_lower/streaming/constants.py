@@ -87,11 +87,11 @@ class Constants:
         tensor = known_tensor(value)
         return None if tensor is None else tensor.numpy()
 
-    def put(self, value: ir.Value, info: AxisInfo) -> None:
+    def put(self, value: ir.Value, info: AxisInfo, dtype: ir.DataType | None) -> None:
         """Keep the sizes that a value holds, where all of them are known."""
         held = info.size_value
-        if held is not None and held.numbers is not None and value.dtype in (ir.DataType.INT64, None):
-            self._found[value] = np.array(held.numbers, np.int64).reshape((-1,) if held.rank else ())
+        if held is not None and held.numbers is not None and dtype is not None and dtype.is_integer():
+            self._found[value] = np.array(held.numbers, dtype.numpy()).reshape((-1,) if held.rank else ())
 
     def compute(self, node: ir.Node, opset: int) -> None:
         """Compute the results of a node whose inputs are all small and known."""
