@@ -21,7 +21,7 @@ from rnn_lower.lowering.node import display_name
 from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming.axis_info import AxisInfo
-from rnn_lower.streaming.initial_states import FromInput, evaluate
+from rnn_lower.streaming.initial_states import evaluate
 from rnn_lower.streaming.plan import State
 
 MADE = "stream/"
@@ -164,10 +164,8 @@ class GraphEditor:
             return filled(shape, 0, dtype), shape
         try:
             array, known = evaluate(self.document, self.infos, value, shape)
-        except FromInput:
-            raise
         except UnsupportedError as error:
-            raise UnsupportedError(f"{owner}: {error}") from None
+            raise type(error)(f"{owner}: {error}") from None
         return array.astype(dtype.numpy()), known
 
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:

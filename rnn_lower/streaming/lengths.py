@@ -13,7 +13,6 @@ from rnn_lower.lowering.node import RecurrentNode, display_name
 from rnn_lower.options import OP_TYPES
 from rnn_lower.shapes.sizes import Size
 from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site
-from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.plan import State
 
 INT32, DOUBLE, BOOL = ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.BOOL
@@ -51,10 +50,7 @@ def _count(work: GraphEditor, site: Site, read: RecurrentNode, batch: Size) -> t
         result, remaining_steps = work.names.unique(f"{site.name}/lengths_out"), ir.Value(name=lengths.name)
         state = State(str(root.name), result, shape, root.dtype.name, site.owner, 0)
     else:
-        try:
-            first, shape = work.first(read.describe(), lengths, shape, INT32)
-        except FromInput as error:
-            raise UnsupportedError(f"{read.describe()}: sequence_lens: {error}") from None
+        first, shape = work.first(f"{read.describe()}: sequence_lens", lengths, shape, INT32)
         state, remaining_steps = work.take_state(site, "lengths", first, shape, 0)
 
     def above_zero(value: Operand, name: str) -> Operand:

@@ -111,9 +111,9 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
 
 
 def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
-    """A state that the model takes from an input and gives back in ways of its own."""
+    """A state that the model takes from an input and gives back in ways of its own; reason: names the node."""
     if "sequence_lens" in read.inputs:
-        raise UnsupportedError(f"{read.describe()}: {reason}; this is not supported together with sequence_lens")
+        raise UnsupportedError(f"{reason}; this is not supported together with sequence_lens")
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
@@ -123,14 +123,14 @@ def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
             continue
         if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
             raise UnsupportedError(
-                f"{read.describe()}: {reason}, and its state is not returned unchanged; give the node an initial state"
+                f"{reason}, and its state is not returned unchanged; give the node an initial state"
                 " that is an input of its own, or fix it (--set INPUT=VALUE)"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
         for initial in inputs_of(model, start):
             work.left.add(str(initial.name))
             work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)
-    work.notes.append(f"{read.describe()}: {reason}, so the caller has to feed it back, as in the original")
+    work.notes.append(f"{reason}, so the caller has to feed it back, as in the original")
 
 
 def _reshaped_input(value: ir.Value) -> ir.Value | None:

@@ -107,10 +107,8 @@ class Joined(Frames):
 
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
-        try:
-            first, shape = work.first(site.owner, self.front, self.shape, self.dtype)
-        except FromInput as error:
-            raise UnsupportedError(f"{site.owner}, for the frames that it prepends to the stream: {error}") from None
+        owner = f"{site.owner}, for the frames that it prepends to the stream"
+        first, shape = work.first(owner, self.front, self.shape, self.dtype)
         state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
         work.replace_input(site, 0, cache)
         output, b = str(site.output().name), site.behind
@@ -170,7 +168,7 @@ class Steps:
             try:
                 first, shape = work.first(site.owner, self.node.inputs[index], shape, dtype)
             except FromInput as error:
-                raise UnsupportedError(f"{site.owner}: {error}; fix it (--set INPUT=VALUE)") from None
+                raise UnsupportedError(f"{error}; fix it (--set INPUT=VALUE)") from None
             state, current = work.take_state(site, f"state{index}", first, shape, batch_axis(shape, 1))
             work.replace_input(site, index, current)
             final = site.output(index) if site.message.output[index] else site.divert("last", index)
