@@ -20,6 +20,8 @@ from typing import Any
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import GROWS, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.graph_editor import filled
+from rnn_lower.streaming.node_edits import mask
 from rnn_lower.streaming.state_caches import DelayBuffer
 
 
@@ -63,6 +65,12 @@ def wait_for_each_other(ctx: RuleContext) -> None:
             ctx.carry(held(ctx, info, late - info.late + 1, index, crop=0))
         if (info.late, info.cut, info.dropped) != (late, cut, dropped):
             ctx.inputs[index] = info.changed(late=late, cut=cut, dropped=dropped)
+
+
+def mask_early(ctx: RuleContext, x: AxisInfo, fill: Any) -> None:
+    """Where late frames mean nothing at first, have this in place of them, as it stands in front of the stream."""
+    if x.late and ctx.analysis.step is not None:
+        ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
 
 
 def cropped(ctx: RuleContext, x: AxisInfo, first: int, behind: int, gone: bool = True) -> AxisInfo:

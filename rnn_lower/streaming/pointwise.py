@@ -8,9 +8,8 @@ import numpy as np
 
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
-from rnn_lower.streaming.delays import settled
-from rnn_lower.streaming.graph_editor import filled
-from rnn_lower.streaming.node_edits import keep_reduced, mask
+from rnn_lower.streaming.delays import mask_early, settled
+from rnn_lower.streaming.node_edits import keep_reduced
 from rnn_lower.streaming.shapes import mapped
 from rnn_lower.streaming.state_caches import Accumulated
 
@@ -87,8 +86,7 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("its input has left padding, or is merged with other axes")
     if ctx.opset < 11:
         raise ctx.refuse(f"it needs opset 11; the model is at opset {ctx.opset}")
-    if x.late and ctx.analysis.step is not None:
-        ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
+    mask_early(ctx, x, 0)
     exclusive = bool(ctx.attribute("exclusive", 0))
     ctx.carry(Accumulated(ctx.node, x.sized(ONE), time, 1, ctx.dtype(0), exclusive))
     return [x.moved(time, x.sizes)]

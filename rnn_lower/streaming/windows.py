@@ -18,9 +18,8 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import ONE, Size, size
 from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
-from rnn_lower.streaming.delays import held, settled
-from rnn_lower.streaming.graph_editor import filled
-from rnn_lower.streaming.node_edits import change_attributes, mask, replace_arguments
+from rnn_lower.streaming.delays import held, mask_early, settled
+from rnn_lower.streaming.node_edits import change_attributes, replace_arguments
 from rnn_lower.streaming.state_caches import Cache, DelayBuffer, Joined, Overlap
 
 
@@ -147,8 +146,7 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
         raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
         raise PaddedError(ctx.node, axis)
-    if x.late:
-        ctx.edit(mask, x, filled((), 0, ctx.dtype(0)))
+    mask_early(ctx, x, 0)
     info = x.changed(
         shape, every=x.every / window.stride, late=x.late * window.stride, dropped=x.dropped * window.stride,
         trail=rest, blame=_beyond(ctx, rest) if rest else x.blame,
@@ -209,8 +207,8 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         if not trail:
             raise error
         blame = str(error)
-    if x.late and window.before and ctx.analysis.step is not None:
-        ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
+    if window.before:
+        mask_early(ctx, x, fill)
     if late or x.late:
         ctx.carry(_held_back(ctx, x, window, fill))
     elif window.before:  # its padding over time goes; the cache comes before its input
@@ -297,8 +295,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         return [x.moved(axis, shape)]
     value = np.zeros(()) if ctx.optional(2) is None else ctx.known(2)
     fill = value.ravel()[0] if value is not None and value.size else 0
-    if x.late and before and ctx.analysis.step is not None:
-        ctx.edit(mask, x, filled((), fill, ctx.dtype(0)))
+    if before:
+        mask_early(ctx, x, fill)
     edge = mode == "edge" and not (behind or x.late or x.trail)
     if mode != "constant" and not edge:
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
