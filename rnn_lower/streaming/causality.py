@@ -118,10 +118,8 @@ class CausalityAnalysis:
                 self.constants.put(value, info, self.shape_info.dtype(value))
             for value in node.outputs[len(infos) :]:
                 if value.uses() or value.is_graph_output():
-                    text = f"{node.op_type} '{display_name(node)}' in {scope.path}"
-                    raise UnsupportedError(
-                        f"{text}: cannot run chunk by chunk: there is no rule for output '{value.name}'"
-                    )
+                    ctx = RuleContext(node, scope, [], self)
+                    raise ctx.refuse(f"there is no rule for output '{value.name}'")
         return [self._info_of(value) for value in scope.graph.outputs]
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import known_tensor, subgraphs
-from rnn_lower.shapes.size_values import ARITHMETIC, LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
+from rnn_lower.shapes.size_values import LONGEST, SizeValue, computed_sizes, constant_sizes, shape_sizes
 from rnn_lower.shapes.sizes import TIME, UNKNOWN, Size, computed, linear, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.transforms.evaluate import evaluate_node
@@ -22,8 +22,11 @@ def content_of(ctx: RuleContext) -> AxisInfo | None:
         content = None if x is None else x.size_value
     else:
         operands = [None if info is None else info.size_value for info in ctx.inputs]
-        content = computed_sizes(node, operands) or _divided(ctx, operands) or _unknown(ctx, operands)
-    if content is None or len(content.elements) > LONGEST:
+        content = computed_sizes(node, operands) or _divided(ctx, operands)
+        if content is None and any(info is not None and info.is_timed for info in ctx.inputs):
+            # a number that depends on the length of the stream in a way that is not followed; a Reshape may tell it
+            content = computed_sizes(node, operands, lambda index: size(f"{UNKNOWN}{ctx.fresh(index)}"))
+    if content is None:
         return None
     inferred = ctx.analysis.shape_info.shape(node.outputs[0])
     return _info(content) if inferred is None or len(inferred) == content.rank else None
@@ -50,18 +53,6 @@ def _divided(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | 
     ctx.analysis.divisors.add(share.denominator)
     part = Size(share, (TIME,)) if known[0].of == (TIME,) else computed(share, more)
     return SizeValue(max(operand.rank for operand in operands if operand is not None), (part,))
-
-
-def _unknown(ctx: RuleContext, operands: list[SizeValue | None]) -> SizeValue | None:
-    """A number that depends on the length of the stream in a way that is not followed; a Reshape may tell it."""
-    known = [operand for operand in operands[:2] if operand is not None and len(operand.elements) == 1]
-    if (
-        ctx.node.op_type not in ARITHMETIC
-        or len(known) < 2
-        or not any(operand.elements[0].is_timed for operand in known)
-    ):
-        return None
-    return SizeValue(max(operand.rank for operand in known), (size(f"{UNKNOWN}{ctx.fresh(0)}"),))
 
 
 def _info(value: SizeValue) -> AxisInfo:
