@@ -18,8 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.shapes.sizes import GROWS, size
-from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
+from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.streaming.graph_editor import filled
 from rnn_lower.streaming.node_edits import mask
 from rnn_lower.streaming.state_caches import DelayBuffer
@@ -27,13 +26,11 @@ from rnn_lower.streaming.state_caches import DelayBuffer
 
 def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: Any) -> DelayBuffer:
     """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
-    axis = along(ctx, x)
     if ctx.opset < 11:
         raise ctx.refuse(f"its frames are delayed, which needs opset 11; the model is at opset {ctx.opset}")
     if not x.is_unmerged or x.lead != changes.get("lead", 0):
         raise ctx.refuse("its frames are delayed, and merged with other axes or padded")
-    shape = x.sized(size(GROWS))
-    return DelayBuffer(ctx.node, shape, axis, reach, ctx.dtype(index), index=index, late=x.late, **changes)
+    return DelayBuffer(ctx.node, x, reach, ctx.dtype(index), index=index, **changes)
 
 
 def settled(x: AxisInfo, delay: bool) -> AxisInfo:

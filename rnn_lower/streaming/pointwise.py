@@ -88,7 +88,7 @@ def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse(f"it needs opset 11; the model is at opset {ctx.opset}")
     mask_early(ctx, x, 0)
     exclusive = bool(ctx.attribute("exclusive", 0))
-    ctx.carry(Accumulated(ctx.node, x.sized(ONE), time, 1, ctx.dtype(0), exclusive))
+    ctx.carry(Accumulated(ctx.node, x, 1, ctx.dtype(0), exclusive))
     return [x.moved(time, x.sizes)]
 
 

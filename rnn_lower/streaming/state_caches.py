@@ -14,6 +14,7 @@ from rnn_lower.builder.constants import constant
 from rnn_lower.builder.graph_builder import GraphBuilder, Operand
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.shapes.sizes import GROWS, ONE, TIME, Size, size
+from rnn_lower.streaming.axis_info import AxisInfo
 from rnn_lower.streaming.graph_editor import INT64, GraphEditor, Site, computed_size, filled
 from rnn_lower.streaming.initial_states import FromInput
 from rnn_lower.streaming.plan import State
@@ -33,17 +34,21 @@ def batch_axis(shape: tuple[Size, ...], stream: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Frames:
-    """`length` frames along an axis that a node carries; shape: of them."""
+    """`length` frames, as a value has them, that a node carries."""
 
     node: ir.Node
-    shape: tuple[Size, ...]
-    axis: int
+    x: AxisInfo
     length: int
     dtype: ir.DataType
 
-    def sized(self, length: int) -> tuple[Size, ...]:
-        """The shape of so many frames."""
-        return (*self.shape[: self.axis], size(length), *self.shape[self.axis + 1 :])
+    @property
+    def axis(self) -> int:
+        assert self.x.axis is not None
+        return self.x.axis
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        return self.x.sized(size(self.length))
 
     def begin(self, work: GraphEditor, what: str, rows: int | None, fill: Any = 0) -> tuple[Site, State, ir.Value]:
         """Where the node is rewritten, and a state of one value at first."""
@@ -245,16 +250,15 @@ class Position:
 class DelayBuffer(Frames):
     """Frames that are held back in front of a node until all of its window, of `length` frames, is there.
 
-    index: which input of the node.  shape: of what is held back, which grows along `axis`.
+    index: which input of the node.
     before, fill: how many frames it has before the first chunk, and what they are.
     crop: frames of the input are what is wanted, each being so many behind the first of its window; None where the node
     goes over the windows itself.  gone: whether the node did nothing but crop.  attributes: of the node that change.
-    late: how late the frames of the input come.  lead: how many frames before the chunk it has in front.
+    lead: how many frames before the chunk it has in front.
     output_axis: of the frames of the node's output, where that is another than `axis`.
     """
 
     index: int = 0
-    late: int = 0
     stride: int = 1
     before: int = 0
     fill: Any = 0.0
@@ -287,10 +291,10 @@ class DelayBuffer(Frames):
 
     def _hold_back(self, work: GraphEditor, site: Site) -> None:
         """Put what is held back in front of the input, use what is ready of it, and hold back the rest."""
-        work.check_sizes(site.owner, [each for each in self.shape if GROWS not in each.of])
-        first = filled(self.sized(self.before), self.fill, self.dtype)
-        state, held = work.take_state(site, "held", first, self.shape, None)
-        b, rank = site.before, len(self.shape)
+        work.check_sizes(site.owner, self.shape)
+        first = filled(self.x.sized(size(self.before)), self.fill, self.dtype)
+        state, held = work.take_state(site, "held", first, self.x.sized(size(GROWS)), None)
+        b, rank = site.before, self.x.rank
 
         def number(value: int) -> Operand:
             return constant([value], INT64, "number")
@@ -324,15 +328,15 @@ class DelayBuffer(Frames):
         if self.crop is not None:
             length = self.length - 1 - self.crop
         else:
-            late = (self.late + max(0, self.length - 1 - self.before - self.lead)) // self.stride
-            length = late * self.stride + self.before - self.late
+            late = (self.x.late + max(0, self.length - 1 - self.before - self.lead)) // self.stride
+            length = late * self.stride + self.before - self.x.late
         if length < 0:
             raise UnsupportedError(f"{site.owner}: its delay is less than its stride; drop --step")
         if not length:
             if self.lead and self.crop is not None:
                 site.feed(self.index, b.slice(site.input(self.index), axis, self.lead, END, "without_lead"))
             return
-        shape = self.sized(length)
+        shape = self.x.sized(size(length))
         work.check_sizes(site.owner, shape)
         state, held = work.take_state(site, "held", filled(shape, self.fill, self.dtype), shape, None)
         whole = b.concat([held, site.input(self.index)], axis, "with_held")

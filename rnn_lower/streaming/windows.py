@@ -121,7 +121,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         ctx.edit(change_attributes, attributes)
         lead = x.lead - before
     elif not window.before and not x.lead:
-        ctx.carry(Cache(ctx.node, x.sized(size(before)), axis, before, ctx.dtype(0), attributes=attributes))
+        ctx.carry(Cache(ctx.node, x, before, ctx.dtype(0), attributes=attributes))
         lead = 0
     else:
         raise ctx.refuse(
@@ -152,7 +152,7 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
         trail=rest, blame=_beyond(ctx, rest) if rest else x.blame,
     )  # fmt: skip
     if rest:
-        ctx.carry(Overlap(ctx.node, info.sized(size(rest)), axis, rest, ctx.dtype(0)))
+        ctx.carry(Overlap(ctx.node, info, rest, ctx.dtype(0)))
     return info
 
 
@@ -212,8 +212,8 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     if late or x.late:
         ctx.carry(_held_back(ctx, x, window, fill))
     elif window.before:  # its padding over time goes; the cache comes before its input
-        shape, attributes = x.sized(size(window.before)), _without_padding(ctx, x, axis)
-        ctx.carry(Cache(ctx.node, shape, axis, window.before, ctx.dtype(0), fill, attributes=attributes))
+        attributes = _without_padding(ctx, x, axis)
+        ctx.carry(Cache(ctx.node, x, window.before, ctx.dtype(0), fill, attributes=attributes))
     elif window.behind:
         ctx.edit(change_attributes, _without_padding(ctx, x, axis))
     return [x.changed(
@@ -309,11 +309,8 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))
     info = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     if before:
-        cached = info.sized(size(before))
         ctx.carry(
-            Cache(
-                ctx.node, cached, axis, before, ctx.dtype(0), fill, after=True, pads=remaining_pads, crop=end, edge=edge
-            )
+            Cache(ctx.node, info, before, ctx.dtype(0), fill, after=True, pads=remaining_pads, crop=end, edge=edge)
         )
     else:
         ctx.edit(replace_arguments, {1: remaining_pads})
@@ -331,7 +328,7 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
         raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
     if crop > length:
         raise ctx.refuse("it joins fewer frames to the start than were cut off at the end")
-    ctx.carry(Joined(ctx.node, x.sized(size(length)), x.axis, length, ctx.dtype(1), value, crop))
+    ctx.carry(Joined(ctx.node, x, length, ctx.dtype(1), value, crop))
     return [x.changed(lead=length - crop, trail=max(0, x.trail))]
 
 
