@@ -107,13 +107,6 @@ def product(sizes: Iterable[Size]) -> Size:
     return math.prod(sizes, start=ONE)
 
 
-def total(sizes: Iterable[Size], otherwise: str) -> Size:
-    """The sum of numbers, else a symbol of its own."""
-    numbers = [dim.number for dim in sizes]
-    known = [number for number in numbers if number is not None]
-    return size(sum(known)) if len(known) == len(numbers) else size(otherwise)
-
-
 def broadcast(sizes: Iterable[Size], otherwise: str) -> Size:
     """What sizes of one axis come to when they are broadcast, else a symbol of its own."""
     wide = {dim for dim in sizes if dim != ONE}

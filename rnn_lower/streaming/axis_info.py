@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
+import onnx.shape_inference
 import onnx_ir as ir
+from onnx import helper, numpy_helper
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import Scope
@@ -223,7 +226,34 @@ class RuleContext:
         shape = self.analysis.shape_info.shape(value)
         if shape is None or len(shape) != rank:
             shape = (None,) * rank
-        return [size(self.analysis.known_size(value, k, dim)) for k, dim in enumerate(shape)]
+        found = [size(self.analysis.known_size(value, k, dim)) for k, dim in enumerate(shape)]
+        numbers = self._alone(index) if any(dim.number is None for dim in found) else []
+        if len(numbers) != rank:
+            return found
+        return [dim if n is None or dim.number is not None else size(n) for dim, n in zip(found, numbers, strict=True)]
+
+    def resized(self, x: AxisInfo, axes: Collection[int], index: int = 0) -> list[Size]:
+        """The sizes of an output: along these axes as inferred, along all others those of a value."""
+        inferred = self.sizes(x.rank, index)
+        return [inferred[axis] if axis in axes else dim for axis, dim in enumerate(x.sizes)]
+
+    def _alone(self, index: int) -> list[int | None]:
+        """The sizes of an output that onnx infers of this node from the numbers that are known of its inputs."""
+        types, data = dict[str, onnx.TypeProto](), dict[str, onnx.TensorProto]()
+        for position, (value, info) in enumerate(zip(self.node.inputs, self.inputs, strict=True)):
+            if value is None or info is None or info.shape is None:
+                continue
+            dtype = self.analysis.shape_info.dtype(value) or ir.DataType.FLOAT
+            types[str(value.name)] = helper.make_tensor_type_proto(int(dtype), [dim.number for dim in info.shape])
+            if info.content is not None and (array := self.known(position)) is not None:
+                data[str(value.name)] = numpy_helper.from_array(array)
+        try:
+            schema = onnx.defs.get_schema(self.node.op_type, self.opset, "")
+            inferred = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(self.node), types, data)
+        except Exception:  # what inference fails on is unknown
+            return []
+        shape = inferred[str(self.node.outputs[index].name)].tensor_type.shape
+        return [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in shape.dim]
 
 
 def along(ctx: RuleContext, info: AxisInfo) -> int:

@@ -107,8 +107,7 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ctx.refuse("it keeps the aspect ratio")
     axes = [int(axis) % x.rank for axis in ctx.attribute("axes", range(x.rank))]
-    shape = ctx.sizes(x.rank)
-    shape = [shape[axis] if axis in axes else dim for axis, dim in enumerate(x.sizes)]
+    shape = ctx.resized(x, axes)
     for index, axis in enumerate(axes):
         resized = _resized(ctx, x.sizes[axis], index, len(axes))
         if axis == time and resized != x.sizes[time]:

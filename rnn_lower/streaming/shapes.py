@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import get_attribute
-from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size, total
+from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
 from rnn_lower.streaming.node_edits import copy_zeros, replace_arguments, replace_constant, take_the_rest, tell_sizes
@@ -225,16 +225,8 @@ def split(ctx: RuleContext) -> list[AxisInfo]:
     axis = ctx.axis(0, x.rank)
     if axis == along(ctx, x):
         raise ctx.refuse("it splits the stream over time")
-    parts, have, count = ctx.integers(1, "split", 13), x.sizes[axis].number, len(ctx.node.outputs)
-    if parts is None and have is not None:
-        longest = -(-have // count)
-        parts = [min(longest, have - longest * index) for index in range(count)]
-    results = []
-    for index in range(count):
-        shape = list(x.sizes)
-        shape[axis] = ctx.sizes(x.rank, index)[axis] if parts is None else size(parts[index])
-        results.append(x.moved(along(ctx, x), shape))
-    return results
+    ctx.integers(1, "split", 13)  # which must not be computed
+    return [x.moved(along(ctx, x), ctx.resized(x, [axis], index)) for index in range(len(ctx.node.outputs))]
 
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:
@@ -248,9 +240,7 @@ def concat(ctx: RuleContext) -> list[AxisInfo]:
             raise ctx.refuse("it joins the stream with a fixed number of frames")
     if len({info.axis for info in infos}) > 1:
         raise ctx.refuse("the stream is along different axes of its inputs")
-    shape = list(first.sizes)
-    shape[axis] = total((info.sizes[axis] for info in infos), ctx.fresh(axis))
-    return [first.moved(along(ctx, first), shape)]
+    return [first.moved(along(ctx, first), ctx.resized(first, [axis]))]
 
 
 def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:

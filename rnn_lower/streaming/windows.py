@@ -7,7 +7,6 @@ ones. With fewer in front, frames come late (see `late`); what is padded behind 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -73,13 +72,13 @@ def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
     x = ctx.x()
     if along(ctx, x) == 1:
         raise ctx.refuse("it sums over frames of the stream, which are its channels")
-    return None if x.axis else [x.moved(0, _sizes(ctx, x))]
+    return None if x.axis else [x.moved(0, ctx.resized(x, range(1, x.rank)))]
 
 
 def pooling(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.x()
     if along(ctx, x) < 2:
-        return [x.moved(along(ctx, x), _sizes(ctx, x))]
+        return [x.moved(along(ctx, x), ctx.resized(x, range(2, x.rank)))]
     if len(ctx.node.outputs) > 1:
         raise ctx.refuse("it returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
@@ -103,7 +102,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if ctx.attribute("output_shape"):
         raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
-    shape = _sizes(ctx, x)
+    shape = ctx.resized(x, range(1, x.rank))
     shape[axis] = x.sizes[axis]
     if window == _Window(1, 1, 0, 0):
         return [x.moved(axis, shape)]
@@ -216,8 +215,9 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         ctx.carry(Cache(ctx.node, x, window.before, ctx.dtype(0), fill, attributes=attributes))
     elif window.behind:
         ctx.edit(change_attributes, _without_padding(ctx, x, axis))
+    channels = () if "Pool" in ctx.node.op_type else (1,)
     return [x.changed(
-        _sizes(ctx, x), every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late,
+        ctx.resized(x, [*channels, *range(2, x.rank)]), every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late,
         cut=x.cut or made_up > 0, dropped=x.dropped // window.stride,
     )]  # fmt: skip
 
@@ -239,30 +239,6 @@ def _without_padding(ctx: RuleContext, x: AxisInfo, axis: int) -> dict[str, Any]
     return {"pads": pads} | ({} if auto == "NOTSET" else {"auto_pad": "NOTSET"})
 
 
-def _sizes(ctx: RuleContext, x: AxisInfo) -> list[Size]:
-    """Of the output: what inference finds, else what the attributes make of known sizes."""
-    shape, transposed = ctx.sizes(x.rank), ctx.node.op_type == "ConvTranspose"
-    channels = shape[1]
-    shape[:2] = x.sizes[:2]
-    if transposed or ctx.node.op_type == "Conv":
-        weights = ctx.input(1)
-        groups = size(ctx.attribute("group", 1))
-        shape[1] = channels if weights.shape is None else weights.shape[1] * groups if transposed else weights.shape[0]
-    for axis in range(2, x.rank):
-        have = x.sizes[axis].number
-        if have is None or shape[axis].number is not None:
-            continue
-        with contextlib.suppress(UnsupportedError):
-            window = _window(ctx, x, axis)
-            if not transposed:
-                shape[axis] = size((have + window.before + window.behind - window.reach) // window.stride + 1)
-            elif not ctx.attribute("output_shape"):
-                extra = ctx.attribute("output_padding", [0] * (x.rank - 2))[axis - 2]
-                whole = (have - 1) * window.stride + window.reach + extra
-                shape[axis] = size(whole - window.before - window.behind)
-    return shape
-
-
 def pad(ctx: RuleContext) -> list[AxisInfo]:
     """Constants in front of the stream are frames that came before it."""
     x, mode = ctx.x(), ctx.attribute("mode", "constant")
@@ -277,12 +253,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         for position, padded_axis in enumerate(axes):
             full[padded_axis % x.rank], full[padded_axis % x.rank + x.rank] = pads[position], pads[position + len(axes)]
         pads = full
-    shape = ctx.sizes(x.rank)
-    for index in range(x.rank):
-        if not pads[index] and not pads[index + x.rank]:
-            shape[index] = x.sizes[index]
-        elif (have := x.sizes[index].number) is not None:
-            shape[index] = size(have + pads[index] + pads[index + x.rank])
+    shape = ctx.resized(x, [k for k in range(x.rank) if pads[k] or pads[k + x.rank]])
     before, behind = pads[axis], pads[axis + x.rank]
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
