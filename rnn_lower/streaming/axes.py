@@ -14,7 +14,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.shapes.fixed_dims import Shapes, axis_name, declared_shapes, free_dims, free_proto_dim
 from rnn_lower.shapes.shape_info import NO_NAMES, plain_dim
 from rnn_lower.streaming.causality import CausalityAnalysis
-from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of, reaches_output
+from rnn_lower.streaming.data_flow import has_one_step, inputs_of, outputs_of
 from rnn_lower.streaming.recurrent_states import Recurrence
 from rnn_lower.streaming.state_caches import CARRIED, Joined
 
@@ -195,11 +195,11 @@ def external(document: Document) -> list[str]:
     A model of one fixed size may give it back in whatever way it likes: it is for one chunk at a time anyway.
     """
     model = document.model
-    returned = outputs_of if any(True for _ in free_dims(declared_shapes(model))) else reaches_output
+    has_one_size = not any(True for _ in free_dims(declared_shapes(model)))
     held = []
     for node in read_nodes(model, document.shape_info):
         state = node.inputs.get("initial_h")
         initial = state is not None and inputs_of(model, state)
-        back = any(returned(model, value) for value in node.outputs.values())
+        back = any(outputs_of(model, value, has_one_size) for value in node.outputs.values())
         held += [node.describe()] if initial and back else []
     return held

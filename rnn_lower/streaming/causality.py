@@ -12,10 +12,10 @@ from rnn_lower.errors import RnnLowerError, UnsupportedError
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, malformed
 from rnn_lower.ir.traits import RANDOM
 from rnn_lower.ir.walk import Scope, known_tensor, roots, subgraphs
-from rnn_lower.lowering.node import Dim, display_name
+from rnn_lower.lowering.node import Dim
 from rnn_lower.shapes.shape_info import NO_NAMES, ShapeInfo, plain_dim
 from rnn_lower.shapes.size_values import LONGEST
-from rnn_lower.shapes.sizes import TIME, Size, size
+from rnn_lower.shapes.sizes import TIME, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, UnknownShapeError
 from rnn_lower.streaming.constants import Constants, constant_content, content_of
 from rnn_lower.streaming.delays import settle, settled, wait_for_each_other
@@ -81,14 +81,11 @@ class CausalityAnalysis:
         axis = self.streams.get(str(value.name))
         if value.shape is None:
             return AxisInfo(None)
-        shape = [self._declared(value, index, plain_dim(dim)) for index, dim in enumerate(value.shape)]
+        dims = enumerate(map(plain_dim, value.shape))
+        shape = [size(f"{value.name}#{index}" if dim is None or dim in NO_NAMES else dim) for index, dim in dims]
         if axis is not None:
             shape[axis] = size(TIME)
         return AxisInfo(tuple(shape), axis)
-
-    @staticmethod
-    def _declared(value: ir.Value, axis: int, dim: Dim) -> Size:
-        return size(f"{value.name}#{axis}" if dim is None or dim in NO_NAMES else dim)
 
     def _info_of(self, value: ir.Value) -> AxisInfo:
         if value not in self.infos:  # weights

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import onnx_ir as ir
 
 from rnn_lower.ir.traits import DATA_MOVEMENT
-from rnn_lower.ir.walk import known_tensor, nodes, subgraphs
+from rnn_lower.ir.walk import constant, integers, nodes, subgraphs
 from rnn_lower.lowering.node import RecurrentNode
 
 
@@ -20,36 +20,25 @@ def _closure(value: ir.Value, step: Callable[[ir.Value], Iterable[ir.Value]]) ->
     return seen
 
 
-def reaches_output(model: ir.Model, value: ir.Value) -> bool:
-    """Whether an output of the model depends on a value."""
-    owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
-
-    def step(current: ir.Value) -> Iterable[ir.Value]:
-        users = [user for user, _ in current.uses()]
-        if current.is_graph_output() and id(current.graph) in owners:
-            users.append(owners[id(current.graph)])
-        return (out for user in users for out in user.outputs)
-
-    return not _closure(value, step).isdisjoint(model.graph.outputs)
-
-
 PASSES_ON = (*DATA_MOVEMENT, "Cast")
 """Operators that compute nothing, but for a cast."""
 
 
-def outputs_of(model: ir.Model, value: ir.Value) -> set[ir.Value]:
-    """The outputs of the model that a value is, or is part of, without any computation."""
+def outputs_of(model: ir.Model, value: ir.Value, computed: bool = False) -> set[ir.Value]:
+    """The outputs of the model that a value is, or is part of, without any computation; computed: with any."""
     owners = {id(body): node for node, _ in nodes(model) for _, body in subgraphs(node)}
 
     def step(current: ir.Value) -> Iterable[ir.Value]:
         users = [
             user
             for user, index in current.uses()
-            if user.op_type in PASSES_ON and (not index or user.op_type == "Concat")
+            if computed or (user.op_type in PASSES_ON and (not index or user.op_type == "Concat"))
         ]
         results = [out for user in users for out in user.outputs]
         owner = owners.get(id(current.graph)) if current.is_graph_output() else None
-        if owner is not None and owner.op_type == "If" and current.graph is not None:
+        if owner is not None and computed:
+            results += owner.outputs
+        elif owner is not None and owner.op_type == "If" and current.graph is not None:
             results += [owner.outputs[index] for index, out in enumerate(current.graph.outputs) if out is current]
         return results
 
@@ -78,8 +67,6 @@ def has_one_step(node: RecurrentNode) -> bool:
     maker = node.inputs["X"].producer()
     if node.static_length == 1 or maker is None or maker.op_type != "Unsqueeze":
         return node.static_length == 1
-    listed = maker.attributes.get("axes")
-    held = known_tensor(maker.inputs[1]) if len(maker.inputs) > 1 else None
-    axes = listed.as_ints() if listed is not None else held.numpy().ravel().tolist() if held is not None else ()
+    axes = integers(maker, "axes", 1, constant) or ()
     time = 1 if node.layout else 0
     return time in axes or time - 3 in axes

@@ -68,20 +68,19 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
         source, plan = _with_new_axis(source, plan)
     plan.write(source.proto)
     source = Document(source.proto, source.folder)
-    step = fixed_step(source, plan)
-    work = source.copied().proto
+    step, chunks = fixed_step(source, plan), source.copied()
+    one_by_one = step is None and states and not _is_free(source, plan, False)
+    if one_by_one:
+        chunks = chunks.fixed({axis_name(name, axis): 1 for name, axis in plan.inputs.items()})
+    work = chunks.proto
     protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
-    if step is None and states and not _is_free(source, plan, False):
-        work = source.copied().fixed({axis_name(name, axis): 1 for name, axis in plan.inputs.items()}).proto
-        protobuf.remove_if(work.metadata_props, lambda prop: prop.key == KEY)
-        _scanned(work, plan, 1, source)
-    elif step is None:
+    if step is None and not one_by_one:
         _in_one_chunk(work, plan)
-    elif _is_free(source, plan):
+    elif not one_by_one and _is_free(source, plan):
         for name, axis in plan.inputs.items():
             free_proto_dim(work, name, axis)
     else:
-        _scanned(work, plan, step, source)
+        _scanned(work, plan, step or 1, source)
     return Whole(Document(work, source.folder), source, plan)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
-from rnn_lower.shapes.sizes import ONE, Size, size
+from rnn_lower.shapes.sizes import ONE, Size
 from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held, mask_early, settled
@@ -217,8 +217,8 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         ctx.edit(change_attributes, _without_padding(ctx, x, axis))
     channels = () if "Pool" in ctx.node.op_type else (1,)
     return [x.changed(
-        ctx.resized(x, [*channels, *range(2, x.rank)]), every=x.every * window.stride, lead=lead, trail=trail, blame=blame, late=late,
-        cut=x.cut or made_up > 0, dropped=x.dropped // window.stride,
+        ctx.resized(x, [*channels, *range(2, x.rank)]), every=x.every * window.stride, lead=lead, trail=trail,
+        blame=blame, late=late, cut=x.cut or made_up > 0, dropped=x.dropped // window.stride,
     )]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rnn_lower.shapes.sizes import ONE, TIME, Size, broadcast, product, size, total
+from rnn_lower.shapes.sizes import ONE, TIME, Size, broadcast, product, size
 
 
 def test_products_and_quotients():
@@ -26,9 +26,7 @@ def test_numbers():
     assert not size("N").is_timed
 
 
-def test_broadcasting_and_sums():
+def test_broadcasting():
     assert broadcast([ONE, size("N")], "other") == size("N")
     assert broadcast([size("N"), size(3)], "other") == size(3)
     assert broadcast([size("N"), size("M")], "other") == size("other")
-    assert total([size(2), size(3)], "other") == size(5)
-    assert total([size(2), size("N")], "other") == size("other")
