@@ -36,11 +36,12 @@ class AxisInfo:
     outer: what was merged into the axis in front of the frames; an axis of size outer * frames * inner.
     lead: how many frames the value has in front that came before the chunk.
     trail: how many frames it has behind in a run over the whole that are made of padding; a chunk has none of them.
-    blame: why a value with a trail looks ahead, unless it is cut off.
+    blame: why a value with a trail looks ahead, unless it is cut off.  A trail below zero: how many frames it has more.
     late: how many frames it has less than the chunks so far would make, since each needs some that come later.
     dropped: how many of these were cut off in front, so that nothing waits for later ones.
     cut: whether it has less frames than in a run over the whole, which makes up what comes behind the end.
     last: the value tells of the frames up to the end of the chunk, such as a final state.
+    opening: it is computed from the first frame of the stream, so that it is the same for every chunk.
     offsets: of integers that are the index of each frame plus constants, these, of size 1 along the stream.
     content: the sizes that a tensor of integers of rank 0 or 1 holds, where they are known.
     """
@@ -56,6 +57,7 @@ class AxisInfo:
     dropped: int = dataclasses.field(default=0, compare=False)
     cut: bool = False
     last: bool = False
+    opening: bool = False
     offsets: np.ndarray | None = dataclasses.field(default=None, compare=False)
     content: tuple[Size, ...] | None = None
 

@@ -92,7 +92,7 @@ class CausalityAnalysis:
             self.infos[value] = self._fixed(value)
         return self.infos[value]
 
-    def _fixed(self, value: ir.Value, last: bool = False) -> AxisInfo:
+    def _fixed(self, value: ir.Value) -> AxisInfo:
         """A value that is the same for every chunk, with what is known of its shape."""
         tensor = known_tensor(value)
         held = tensor.numpy() if tensor is not None and tensor.size <= LONGEST else None
@@ -100,8 +100,8 @@ class CausalityAnalysis:
             return constant_content(known)
         shape = self.shape_info.shape(value)
         if shape is None:
-            return AxisInfo(None, last=last)
-        return AxisInfo(tuple(size(self.known_size(value, axis, n)) for axis, n in enumerate(shape)), last=last)
+            return AxisInfo(None)
+        return AxisInfo(tuple(size(self.known_size(value, axis, n)) for axis, n in enumerate(shape)))
 
     def known_size(self, value: ir.Value, axis: int, dim: Dim) -> int | str:
         """A size that inference has found, with a symbol of its own unless inputs have it, too."""
@@ -157,10 +157,10 @@ class CausalityAnalysis:
         if node.op_type in RANDOM:
             raise ctx.refuse("its output is random")
         if not timed:
-            cut, shape = any(info.cut for info in seen), filled_shape(ctx)
-            if shape is not None:
-                return [AxisInfo(shape, last=last, cut=cut)]
-            return [dataclasses.replace(self._fixed(value, last), cut=cut) for value in node.outputs]
+            shape = filled_shape(ctx)
+            infos = [self._fixed(value) if shape is None else AxisInfo(shape) for value in node.outputs]
+            cut, opening = any(info.cut for info in seen), any(info.opening for info in seen)
+            return [dataclasses.replace(info, last=last, cut=cut, opening=opening) for info in infos]
         if last:
             raise ctx.refuse("it uses a final state for each frame")
         if rule is None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.traits import ELEMENTWISE
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext
 from rnn_lower.streaming.graph_editor import filled
 from rnn_lower.streaming.node_edits import mask
@@ -42,10 +43,22 @@ def settled(x: AxisInfo, delay: bool) -> AxisInfo:
 
 def settle(ctx: RuleContext, passes: bool) -> None:
     """Settle the inputs unless the operator passes each frame on, and all inputs have the same trail."""
+    hold_back_ends(ctx)
     timed = [info for info in ctx.inputs if info is not None and info.axis is not None]
+    if ctx.node.op_type not in (*ELEMENTWISE, "Concat") and any(info.trail < 0 for info in timed):
+        passes = False
     alike = len({info.trail for info in timed}) < 2 and not any(info.late for info in timed)
     if not passes or not alike:
         ctx.inputs[:] = [None if info is None else settled(info, ctx.analysis.delay) for info in ctx.inputs]
+
+
+def hold_back_ends(ctx: RuleContext) -> None:
+    """What has its last frames cut off meets a value that is as many frames late: it comes as late without them."""
+    late = {info.late for info in ctx.inputs if info is not None and info.late}
+    for index, info in enumerate(ctx.inputs):
+        if info is not None and info.trail < 0 and late == {-info.trail}:
+            ctx.carry(held(ctx, info, 1 - info.trail, index, crop=0))
+            ctx.inputs[index] = info.changed(late=-info.trail, trail=0)
 
 
 def wait_for_each_other(ctx: RuleContext) -> None:

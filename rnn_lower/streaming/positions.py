@@ -45,9 +45,9 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("it selects frames before the first one, which are the last ones; pad the stream in front")
     if not x.is_unmerged or indices.outer != ONE or x.every != indices.every:
         raise ctx.refuse("it selects frames by the indices of another stream")
-    reach = max(int(offsets.max()), x.lead)
+    reach = max(int(offsets.max()), x.lead, indices.late - x.late + x.lead)
     late = x.late + reach - x.lead
-    if indices.late > late or (indices.late < late and not ctx.analysis.delay):
+    if indices.late < late and not ctx.analysis.delay:
         raise ctx.refuse(f"its windows of {reach + 1} frames do not end with the last frame of its input")
     ctx.analysis.numbered.add(ctx.node)
     if not reach and offsets.size == 1:

@@ -10,11 +10,13 @@ from fractions import Fraction
 import onnx_ir as ir
 
 from rnn_lower.errors import UnsupportedError
+from rnn_lower.ir.traits import ELEMENTWISE
 from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
 from rnn_lower.streaming.node_edits import copy_zeros, replace_arguments, replace_constant, take_the_rest, tell_sizes
+from rnn_lower.streaming.state_caches import First
 
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
@@ -293,14 +295,22 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     if step == 1 and start >= 0 and behind is not None and (start or behind or x.lead or x.trail):
         return [_trimmed(ctx, x, (start, behind), cut, sizes)]
     x = settled(x, ctx.analysis.delay)
-    if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain and _is_used_by(ctx, "Shape"):
-        return [AxisInfo(x.sized(ONE))]
+    if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain:
+        if _is_used_by(ctx, "Shape"):
+            return [AxisInfo(x.sized(ONE))]
+        if ctx.opset >= 9 and x.outer == ONE:
+            return [_first(ctx, x, x.sized(ONE))]
     if start != 0 or end < WHOLE or step != 1:
         until = "the end" if end >= WHOLE else end
-        hint = "; to repeat the first frame in front, use Pad (mode edge)" if (start, end) == (0, 1) else ""
-        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream{hint}")
+        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
+
+
+def _first(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size]) -> AxisInfo:
+    """The first frame of the stream, which is remembered."""
+    ctx.carry(First(ctx.node, x, 1, ctx.dtype(0)))
+    return AxisInfo(tuple(shape), opening=True)
 
 
 def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
@@ -378,15 +388,16 @@ def _trimmed(
         raise ctx.refuse(
             f"it selects frames {start} to {-behind or 'the end'} of the stream, of which {x.lead} are left padding"
         )
-    if end and not start and x.is_plain and not x.late and _is_used_by(ctx, "Concat", 1, time - x.rank):
-        _keep_ranges(ctx, {**cut, time: (0, WHOLE, 1)})
-        blame = f"it drops the last {end} frames, but no chunk knows which frames are the last"
-        return x.changed(sizes, trail=-end, blame=str(ctx.refuse(blame)))
-    if end and not ctx.analysis.delay:
-        raise ctx.refuse(
+    joined = _is_used_by(ctx, "Concat", 1, time - x.rank)
+    if end and (joined or not ctx.analysis.delay):
+        why = ctx.refuse(
             f"it selects frames {start} to {-behind} of the stream, but no chunk knows which {end} frames are the last;"
             f" delay the outputs by {start - x.lead + end} frames (--delay)"
         )
+        if start or not x.is_plain or x.late:
+            raise why
+        _keep_ranges(ctx, {**cut, time: (0, WHOLE, 1)})
+        return x.changed(sizes, trail=-end, blame=str(why))
     if trail:
         x, trail = settled(x, ctx.analysis.delay), 0
     if len(cut) > 1:
@@ -412,25 +423,44 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse(f"the rank of its {'data' if data.shape is None else 'indices'} is unknown")
     axis, chosen = ctx.axis(0, data.rank), ctx.known(1)
     if axis == data.axis:
+        shape = [*data.sizes[:axis], *(ONE,) * (0 if chosen is None else chosen.ndim), *data.sizes[axis + 1 :]]
+        is_first = chosen is not None and chosen.ravel().tolist() == [0] and not data.late and data.outer == ONE
+        if is_first and data.is_plain and ctx.opset >= 9:
+            return [_first(ctx, data, shape)]
         if chosen is None or chosen.ravel().tolist() != [-1] or not data.is_plain:
             text = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
             raise ctx.refuse(f"it selects fixed frames of the stream: {text}")
         if data.late:
             raise ctx.refuse("it selects the last frame of a delayed value; use Slice ([-1:])")
-        return [data.ended([*data.sizes[:axis], *(ONE,) * chosen.ndim, *data.sizes[axis + 1 :]])]
+        return [data.ended(shape)]
     rows, labels = range(data.rank), [f"index {k}" for k in range(indices.rank)]
     return [mapped(ctx, [rows, labels], [*rows[:axis], *labels, *rows[axis + 1 :]], "")]
 
 
 def filled_shape(ctx: RuleContext) -> tuple[Size, ...] | None:
-    """The shape of the output of a ConstantOfShape or an Expand, where it is known."""
+    """The shape of the output of a ConstantOfShape or an Expand, and of what is made of a first frame, where known."""
     if ctx.node.op_type == "ConstantOfShape":
         return ctx.content(0)
+    if any(info is not None and info.opening for info in ctx.inputs):
+        return _of_first(ctx)
     x, target = ctx.optional(0), ctx.content(1)
     if ctx.node.op_type != "Expand" or x is None or x.shape is None or target is None:
         return None
     have, want = ([ONE] * (len(other) - len(own)) + [*own] for own, other in ((x.shape, target), (target, x.shape)))
     return tuple(broadcast(pair, ctx.fresh(axis)) for axis, pair in enumerate(zip(have, want, strict=True)))
+
+
+def _of_first(ctx: RuleContext) -> tuple[Size, ...] | None:
+    """The shape of what is made of the first frame of the stream, whose sizes inference may not know."""
+    shapes = [info.shape for info in ctx.inputs if info is not None and info.shape is not None]
+    if ctx.node.op_type in ELEMENTWISE and len(shapes) == len(ctx.inputs):
+        columns = itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=ONE)
+        return tuple(broadcast(column, ctx.fresh(axis)) for axis, column in enumerate(columns))[::-1]
+    if ctx.node.op_type == "Unsqueeze" and (axes := ctx.integers(1, "axes", 13)) is not None and shapes:
+        sizes, rank = iter(shapes[0]), len(shapes[0]) + len(axes)
+        new = {axis % rank for axis in axes}
+        return tuple(ONE if axis in new else next(sizes) for axis in range(rank))
+    return None
 
 
 def expand(ctx: RuleContext) -> list[AxisInfo]:

@@ -56,6 +56,27 @@ class Frames:
         work.check_sizes(site.owner, self.shape)
         return site, *work.take_state(site, what, filled(self.shape, fill, self.dtype), self.shape, rows)
 
+    def or_first(
+        self, work: GraphEditor, site: Site, b: GraphBuilder, held: ir.Value, first: Operand, chunk: ir.Value,
+        rows: int | None,
+    ) -> ir.Value:  # fmt: skip
+        """A state, or until a chunk has frames something else; each row knows whether it has begun."""
+        shape = tuple(dim if axis == rows else ONE for axis, dim in enumerate(self.shape))
+        state, begun = work.take_state(site, "begun", filled(shape, 0, INT64), shape, rows)
+        no, yes = constant(0, INT64, "no"), constant(1, INT64, "yes")
+        has_begun = b.less(no, begun)
+        begins: Operand = yes
+        if work.step is None:
+            frames = b.size(chunk, self.axis, len(self.shape), "frames")
+            begins = b.op("Where", b.less(no, frames), yes, no, name="begins")
+        work.hand_on(site, b.op("Where", has_begun, begun, begins, name="begun"), state)
+        return b.op("Where", has_begun, held, first, name="front")
+
+    def first_frame(self, work: GraphEditor, b: GraphBuilder, held: ir.Value, chunk: ir.Value) -> Operand:
+        """The first frame of a chunk; of one without frames the last that is held."""
+        first = b.slice(chunk, self.axis, 0, 1, "first")
+        return last_frames(b, b.concat([held, first], self.axis), self.axis, 1, "first") if work.step is None else first
+
 
 @dataclasses.dataclass(frozen=True)
 class Cache(Frames):
@@ -81,7 +102,7 @@ class Cache(Frames):
         output = str(site.output().name)
         chunk = site.divert() if self.after else site.input()
         if self.edge:
-            cache = self._or_first(work, site, cache, chunk, rows)
+            cache = self.or_first(work, site, b, cache, self.first_frame(work, b, cache, chunk), chunk, rows)
         whole = b.concat([cache, chunk], self.axis, "with_cache")
         ready = b.slice(whole, self.axis, 0, -self.crop, "cropped") if self.crop else whole
         work.hand_on(site, last_frames(b, whole, self.axis, self.length, "cache"), state)
@@ -93,34 +114,112 @@ class Cache(Frames):
             site.feed(1, constant(self.pads, INT64, "pads"))
         site.change(self.attributes)
 
-    def _or_first(self, work: GraphEditor, site: Site, cache: ir.Value, chunk: Operand, rows: int | None) -> ir.Value:
-        """The cache, or the first frame of the first chunk; each row knows whether it has begun."""
-        shape = tuple(dim if axis == rows else ONE for axis, dim in enumerate(self.shape))
-        state, begun = work.take_state(site, "begun", filled(shape, 0, INT64), shape, rows)
-        b, no, yes = site.behind, constant(0, INT64, "no"), constant(1, INT64, "yes")
-        has_begun = b.less(no, begun)
-        work.hand_on(site, b.op("Where", has_begun, begun, yes, name="begun"), state)
-        return b.op("Where", has_begun, cache, b.slice(chunk, self.axis, 0, 1, "first"), name="front")
+
+@dataclasses.dataclass(frozen=True)
+class First(Frames):
+    """The first frame of the stream, of which a Slice or a Gather takes the first."""
+
+    def __call__(self, work: GraphEditor) -> None:
+        rows = batch_axis(self.shape, self.axis)
+        site, state, held = self.begin(work, "first", rows)
+        b, chunk = site.before, site.input(0)
+        frame = self.or_first(work, site, b, held, self.first_frame(work, b, held, chunk), chunk, rows)
+        work.hand_on(site, frame, state)
+        site.feed(0, frame)
 
 
 @dataclasses.dataclass(frozen=True)
 class Joined(Frames):
-    """What a Concat has in `front` of the stream, which is the first state; `crop` frames go at the end of both."""
+    """What a Concat has in `front` of the stream, which is the first state; `crop` frames go at the end of both.
+
+    opening: whether the front is computed from the first frame of the stream.
+    """
 
     front: ir.Value
     crop: int = 0
+    opening: bool = False
 
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
-        owner = f"{site.owner}, for the frames that it prepends to the stream"
-        first, shape = work.first(owner, self.front, self.shape, self.dtype)
-        state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
-        work.replace_input(site, 0, cache)
+        if self.opening:
+            rows = batch_axis(self.shape, self.axis)
+            _, state, cache = self.begin(work, "cache", rows)
+            site.feed(0, self.or_first(work, site, site.before, cache, site.input(0), site.input(1), rows))
+        else:
+            first, shape = work.first(_prepending(site), self.front, self.shape, self.dtype)
+            state, cache = work.take_state(site, "cache", first, shape, batch_axis(shape, self.axis))
+            work.replace_input(site, 0, cache)
         output, b = str(site.output().name), site.behind
         whole = site.divert("with_cache") if self.crop else site.output()
         if self.crop:
             site.rename(b.slice(whole, self.axis, 0, -self.crop, "cropped"), output)
         work.hand_on(site, last_frames(b, whole, self.axis, self.length, "cache"), state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun(Frames):
+    """What a Concat or a Pad puts in front of a stream that is as many frames late, so that the result is not late.
+
+    front: what it is; None of a Pad, which takes `fill`.  opening: whether it is computed from the first frame.
+    pads: of the other axes.  source: an input of the model with the stream along an axis.
+    """
+
+    source: tuple[str, int]
+    front: ir.Value | None = None
+    opening: bool = False
+    fill: Any = 0.0
+    pads: tuple[int, ...] = ()
+
+    def __call__(self, work: GraphEditor) -> None:
+        site = work.at(self.node)
+        if work.reset is not None:
+            raise UnsupportedError(f"{site.owner}: it begins the stream of all rows together; drop --reset")
+        first, shape = filled(self.shape, self.fill, self.dtype), self.shape
+        live = site.input(0) if self.opening else None
+        if self.front is None:
+            site.feed(1, constant(self.pads, INT64, "pads"))
+        else:
+            if live is None:
+                first, shape = work.first(_prepending(site), self.front, self.shape, self.dtype)
+            work.replace_input(site, 0, site.input(1))
+            site.replace("Identity")
+        if work.step is None:
+            self._fill_up(work, site, live, first, shape)
+        else:
+            self._replace_early(work, site, live, first)
+
+    def _fill_up(
+        self, work: GraphEditor, site: Site, live: ir.Value | None, first: np.ndarray, shape: tuple[Size, ...]
+    ) -> None:  # fmt: skip
+        """Put what is left of the front before the frames of the chunk, and keep what is more than a chunk."""
+        b, axis, output = site.behind, self.axis, str(site.output().name)
+        shape = tuple(size(GROWS) if k == axis else dim for k, dim in enumerate(shape))
+        state, left = work.take_state(site, "front", first, shape, None)
+        count = computed_size(b, Size(1 / self.x.every, (TIME,)), {TIME: self.source})
+        if live is not None:
+            flag, begun = work.take_state(site, "begun", np.zeros(1, bool), (ONE,), None)
+            left = b.op("Where", begun, left, live, name="front")
+            has_frames = b.less(constant([0], INT64, "no"), count)
+            work.hand_on(site, b.op("Or", begun, has_frames, name="begun"), flag)
+        whole = b.concat([left, site.divert()], axis, "with_front")
+        begin, end, axes = (constant([number], INT64, "number") for number in (0, END, axis))
+        work.hand_on(site, b.op("Slice", whole, count, end, axes, name="left"), state)
+        site.rename(b.op("Slice", whole, begin, count, axes, name="ready"), output)
+
+    def _replace_early(self, work: GraphEditor, site: Site, live: ir.Value | None, first: np.ndarray) -> None:
+        """Put the front in place of the frames that mean nothing."""
+        assert work.step is not None
+        one, b, output = first.take([0], self.axis), site.behind, str(site.output().name)
+        if (first != one).any():
+            raise UnsupportedError(f"{site.owner}: it joins different frames in front; drop --step")
+        front = constant(one, self.dtype, "front") if live is None else live
+        frames = np.arange(int(work.step / self.x.every)).reshape(-1, *[1] * (len(self.shape) - 1 - self.axis))
+        early = work.is_before(site, self.length, self.x.every, frames)
+        site.rename(b.op("Where", early, front, site.divert(), name="with_front"), output)
+
+
+def _prepending(site: Site) -> str:
+    return f"{site.owner}, for the frames that it prepends to the stream"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,5 +446,5 @@ class DelayBuffer(Frames):
         site.feed(self.index, whole if self.crop is None else b.slice(whole, axis, self.lead, -length, "delayed"))
 
 
-CARRIED = (Cache, Joined, Overlap, Accumulated, Steps, Position, DelayBuffer)
+CARRIED = (Cache, First, Joined, Begun, Overlap, Accumulated, Steps, Position, DelayBuffer)
 """What a chunk hands to the next one, the states of recurrent nodes aside."""

@@ -19,7 +19,7 @@ from rnn_lower.streaming import shapes
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import held, mask_early, settled
 from rnn_lower.streaming.node_edits import change_attributes, replace_arguments
-from rnn_lower.streaming.state_caches import Cache, DelayBuffer, Joined, Overlap
+from rnn_lower.streaming.state_caches import Begun, Cache, DelayBuffer, Joined, Overlap
 
 
 class PaddedError(UnsupportedError):
@@ -266,8 +266,6 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         return [x.moved(axis, shape)]
     value = np.zeros(()) if ctx.optional(2) is None else ctx.known(2)
     fill = value.ravel()[0] if value is not None and value.size else 0
-    if before:
-        mask_early(ctx, x, fill)
     edge = mode == "edge" and not (behind or x.late or x.trail)
     if mode != "constant" and not edge:
         raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
@@ -277,7 +275,11 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
     if value is None:
         raise ctx.refuse("the value that it pads with is computed")
+    if before and not _fills_up(x, before):
+        mask_early(ctx, x, fill)
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))
+    if before and _fills_up(x, before) and not (behind or edge):
+        return [_begun(ctx, x.changed(shape), before, ctx.dtype(0), fill=fill, pads=remaining_pads)]
     info = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     if before:
         ctx.carry(
@@ -295,12 +297,26 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     if front is None or value is None or front.is_timed or front.last or x is None or x.axis != ctx.axis(1, x.rank):
         return None
     length, crop = front.sizes[x.axis].number, max(0, -x.trail)
+    if length and _fills_up(x, length) and (length == 1 or not front.opening):
+        return [_begun(ctx, x, length, ctx.dtype(1), front=value, opening=front.opening)]
     if length is None or x.lead or not x.is_unmerged or x.late:
         raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
     if crop > length:
         raise ctx.refuse("it joins fewer frames to the start than were cut off at the end")
-    ctx.carry(Joined(ctx.node, x, length, ctx.dtype(1), value, crop))
+    ctx.carry(Joined(ctx.node, x, length, ctx.dtype(1), value, crop, front.opening))
     return [x.changed(lead=length - crop, trail=max(0, x.trail))]
+
+
+def _fills_up(x: AxisInfo, length: int) -> bool:
+    """Whether so many frames in front make a value as long as the stream again, also in a run over the whole."""
+    return length == x.late and not (x.lead or x.trail or x.cut)
+
+
+def _begun(ctx: RuleContext, x: AxisInfo, length: int, dtype: ir.DataType, **details: Any) -> AxisInfo:
+    """A value that is not late any more, since so many frames stand in front of it."""
+    source = next(iter(ctx.analysis.streams.items()))
+    ctx.carry(Begun(ctx.node, x, length, dtype, source, **details))
+    return x.changed(late=0, dropped=0)
 
 
 def concat(ctx: RuleContext) -> list[AxisInfo]:

@@ -440,3 +440,30 @@ def test_counting_frames_elsewhere(target):
         frame = s.rng.uniform(-1, 1, (2, 1, 6)).astype(np.float32)
         wanted, got = (session.run(frame)["y"] for session in sessions)
         close([got], [wanted])
+
+
+FIRST = {
+    "differences": "l = Slice (x, i, e, i) b = Slice (x, z, m, i) d = Sub (l, b) y = Concat <axis = 1> (f, d)",
+    "differences of padding": "l = Slice (x, i, e, i) b = Slice (x, z, m, i) d = Sub (l, b) y = Pad (d, p)",
+    "repeated": "b = Slice (x, z, m, i) c = Concat <axis = 1> (f, b) y = Sub (x, c)",
+    "repeated in front": "c = Concat <axis = 1> (f, x) l = Slice (c, i, e, i) b = Slice (c, z, m, i) y = Mul (l, b)",
+    "subtracted": "y = Sub (x, f)",
+}  # fmt: skip
+"""What becomes of frames x and the first one, f."""
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_the_first_frame_counts_also_after_chunks_without_frames(kind):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, T, 3] x) => (float[N, T, 3] y) <
+            int64[1] z = {{0}}, int64[1] i = {{1}}, int64[1] m = {{-1}}, int64[1] e = {{9223372036854775807}},
+            int64[6] p = {{0, 1, 0, 0, 0, 0}}
+        > {{ f = Slice (x, z, i, i) {FIRST[kind]} }}
+    """)
+    made = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, made)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 5, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(made)
+    chunks = [session.run(x[:, begin:end])["y"] for begin, end in ((0, 0), (0, 1), (1, 1), (1, 3), (3, 3), (3, 5))]
+    close([np.concatenate(chunks, 1)], run_onnxruntime(model, {"x": x}))

@@ -424,7 +424,7 @@ def encoded(s: Stack) -> None:
     if s.ahead or s.cut:
         return
     before = s.value
-    rows = s.add("Slice", s.weight(99, FEATURES), s.ints(0), _frames(s, before), s.ints(0))
+    rows = s.add("Slice", s.weight(400, FEATURES), s.ints(0), _frames(s, before), s.ints(0))
     s.add("Add", before, rows)
 
 
@@ -522,6 +522,41 @@ def shifted_by_a_join(s: Stack) -> None:
     s.add("Concat", zeros, s.add("Slice", before, s.ints(0), s.ints(-1), s.ints(1)), axis=1)
 
 
+def differences(s: Stack) -> None:
+    """Each frame less a part of the one before it, with the first frame, zeros or padding in front."""
+    if s.ahead or s.cut:
+        return
+    whole, axis = s.value, s.ints(1)
+    first = s.add("Slice", whole, s.ints(0), s.ints(1), axis)
+    later = s.add("Slice", whole, s.ints(1), s.ints(2**31), axis)
+    before = s.add("Slice", whole, s.ints(0), s.ints(-1), axis)
+    changed = s.add("Sub", later, s.add("Mul", before, s.const(np.array(0.5, np.float32))))
+    kind = int(s.rng.integers(4))
+    if kind == 0:
+        s.add("Concat", first, changed, axis=1)
+    elif kind == 1:
+        s.add("Concat", s.add("ConstantOfShape", s.add("Shape", first)), changed, axis=1)
+    elif kind == 2:
+        s.add("Pad", changed, s.ints(0, 1, 0, 0, 0, 0))
+    else:
+        s.add("Concat", s.add("Tanh", first), changed, axis=1)
+
+
+def from_the_first(s: Stack) -> None:
+    """The first frame is subtracted from all, or repeated in front of all but the last."""
+    if s.ahead or s.cut:
+        return
+    whole, axis = s.value, s.ints(1)
+    kind = int(s.rng.integers(3))
+    if kind == 0:
+        s.add("Sub", whole, s.add("Slice", whole, s.ints(0), s.ints(1), axis))
+    elif kind == 1:
+        s.add("Sub", whole, s.add("Unsqueeze", s.add("Gather", whole, s.const(np.array(0)), axis=1), axis))
+    else:
+        first = s.add("Slice", whole, s.ints(0), s.ints(1), axis)
+        s.add("Concat", first, s.add("Slice", whole, s.ints(0), s.ints(-1), axis), axis=1)
+
+
 def halved_and_repeated(s: Stack) -> None:
     """Means of two frames, repeated, are added."""
     if s.ahead or s.cut:
@@ -595,6 +630,8 @@ COMPUTED = (
     windows_by_index,
     mean_so_far,
     shifted_by_a_join,
+    differences,
+    from_the_first,
 )
 """Layers with padding for others, and with sizes that are computed from that of the stream."""
 
