@@ -26,6 +26,7 @@ from rnn_lower.modelio.document import Document
 from rnn_lower.modelio.output_path import checked_destination
 from rnn_lower.options import Dims, Options
 from rnn_lower.shapes.shape_info import ShapeInfo
+from rnn_lower.shapes.sizes import GROWS
 from rnn_lower.signals import signals_blocked
 from rnn_lower.streaming.graph_editor import MADE
 from rnn_lower.streaming.naming import packed, renamed
@@ -78,8 +79,11 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if dims and requested.step is not None and options.form == "auto" and "unroll" in target.forms:
         options = dataclasses.replace(options, form="unroll")
     options = dataclasses.replace(options, dims=dims)
+    if requested.step is None and options.target is not None and not target.empty:
+        _refuse_empty_chunks(model, target)
     if model.late and requested.step is None and options.form in ("auto", "scan"):
-        options = _for_empty_chunks(options, target, str(model.late[0]))
+        logger.info("form loop, because frames are delayed and a Scan cannot run on a chunk without frames")
+        options = dataclasses.replace(options, form="loop")
     if requested.keep_native and options.target is not None:
         options = dataclasses.replace(options, keep_native=True)
     elif requested.keep_native:
@@ -126,18 +130,15 @@ def _arranged(streamed_model: StreamedModel, requested: StreamOptions) -> Plan:
     return plan
 
 
-def _for_empty_chunks(options: Options, target: Target, late: str) -> Options:
-    """Options of a form that runs chunks without frames, which a Scan does not: a Loop.
-
-    Raises UnsupportedError for a target that was not seen to run a Loop without trips.
-    """
-    if options.target is not None and not target.name.startswith("onnxruntime"):
+def _refuse_empty_chunks(model: StreamedModel, target: Target) -> None:
+    """Raise UnsupportedError where frames are delayed by another number in each chunk, so that one may have none."""
+    grown = (state.node for state in model.plan.states if any(GROWS in dim.of for dim in state.shape))
+    late = next(iter([*model.late, *grown]), None)
+    if late is not None:
         raise UnsupportedError(
             f"{late}: its frames are delayed, so a chunk may have none, which target {target.name} was not seen to"
-            " run; stream without --target, or for onnxruntime"
+            " run; choose the length of chunks (--step)"
         )
-    logger.info("form loop, because frames are delayed and a Scan cannot run on a chunk without frames")
-    return dataclasses.replace(options, form="loop")
 
 
 @contextlib.contextmanager

@@ -204,6 +204,7 @@ KEYS: dict[str, Key] = {
     "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
     "static_batch": Key(_is_flag, "true or false"),
     "scan_captures": Key(_is_flag, "true or false"),
+    "empty": Key(_is_flag, "true or false"),
     "rank": Key(lambda value: _is_count(value) and value > 0, "the highest rank, such as 4"),
     "static": Key(_is_flag, "true or false"),
     "single_batch": Key(_is_flag, "true or false"),
@@ -265,7 +266,7 @@ def _target(path: Path, keys: dict[str, Any]) -> Target:
         tuple(keys.get("versions", ())),
         {op_type: Measured(*(frozenset(kinds.get(kind, ())) for kind in ("right", "wrong")))
          for op_type, kinds in ({} if fused == NOT_MEASURED else fused).items()},
-        fused == NOT_MEASURED, keys.get("faster_lowered", {}), path,
+        fused == NOT_MEASURED, keys.get("faster_lowered", {}), keys.get("empty", False), path,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ class Target:
     fused: by recurrent operator, which features are right as they are, and which silently wrong.
     unmeasured: whether it has the recurrent operators, and nobody here knows which features are right.
     faster_lowered: by recurrent operator, from which batch size on it was measured to run faster lowered.
+    empty: whether it was seen to run tensors without elements, and a Loop without trips.
     path: of its file.
     slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
     """
@@ -55,6 +56,7 @@ class Target:
     fused: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
     unmeasured: bool = False
     faster_lowered: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    empty: bool = False
     path: Path = Path()
 
     @property
