@@ -133,9 +133,8 @@ def test_all_rows_begin_anew():
     np.testing.assert_array_equal(session.run(x)["y"], first)
 
 
-@pytest.mark.parametrize("step", [None, 6])
-def test_a_transposed_conv_that_cuts_off_both_ends(step):
-    """As vocoders have it: what is cut off in front makes it late, and behind it has to be asked for."""
+def test_a_transposed_conv_that_cuts_off_both_ends():
+    """As vocoders have it: nothing waits for what is cut off in front; what is cut off behind has to be asked for."""
 
     def upsampled(s: Stack) -> None:
         s.add("Transpose", s.value, perm=[0, 2, 1])
@@ -144,5 +143,5 @@ def test_a_transposed_conv_that_cuts_off_both_ends(step):
 
     model = stack(dense, upsampled, lstm)
     with pytest.raises(rnn_lower.UnsupportedError, match=r"outputs 2 frames beyond the end .* delay the outputs"):
-        rnn_lower.stream(model, axis="T", step=step)
-    assert compared(model, delay=True, step=step) == ((48, 47, 1) if step is None else (48, 42, 1))
+        rnn_lower.stream(model, axis="T")
+    assert compared(model, delay=True) == (48, 47, 0)
