@@ -80,8 +80,10 @@ def remove_if(messages: MutableSequence[Any], unwanted: Callable[[Any], bool]) -
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor: initializers, sparse ones, and those in attributes, of graphs, functions and training."""
-    training = (graph for info in model.training_info for graph in (info.initialization, info.algorithm))
-    for holder in itertools.chain(holders(model), *map(graphs_in, training)):
+    others = [graph for info in model.training_info for graph in (info.initialization, info.algorithm)]
+    for attribute in (each for function in model.functions for each in function.attribute_proto):
+        others += [attribute.g] if attribute.HasField("g") else attribute.graphs
+    for holder in itertools.chain(holders(model), *map(graphs_in, others)):
         own = () if isinstance(holder, onnx.GraphProto) else holder.attribute_proto
         if isinstance(holder, onnx.GraphProto):
             yield from holder.initializer

@@ -153,8 +153,13 @@ class Document:
             for (_, inner), body in zip(subgraphs(node), protobuf.graphs_of(message), strict=True):
                 self._pair(inner, body)
             for attribute in message.attribute:
-                held = protobuf.as_ir(attribute.t, self.folder) if protobuf.is_external(attribute.t) else None
-                if held is not None:
+                if protobuf.is_external(attribute.t):
+                    held = protobuf.as_ir(attribute.t, self.folder)
+                    if held is None:  # onnx_ir would look for it in the working folder
+                        raise RnnLowerError(
+                            f"tensor '{attribute.t.name}' of {node.op_type} '{node.name}' has its data in a file, and"
+                            " the folder is unknown; provide the path of the model"
+                        )
                     node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
         if isinstance(graph, ir.Graph):
             for tensor in proto.initializer:  # where nobody knows the folder of its data, it is known at run time only

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rnn_lower
 from rnn_lower.errors import RnnLowerError, UnsupportedError
+from rnn_lower.ir import protobuf
 
 BODY = helper.make_graph(
     [helper.make_node("Identity", ["x"], ["given"])], "branch", [], [helper.make_tensor_value_info("given", 1, None)]
@@ -289,3 +290,14 @@ def test_a_constant_of_another_type_is_no_traceback(op_type, inputs, opset):
         ):  # fmt: skip
             with contextlib.suppress(RnnLowerError):
                 work()
+
+
+def test_tensors_of_default_attributes_of_functions_are_found():
+    """They may have their data in files, as all others."""
+    held = helper.make_tensor("held", onnx.TensorProto.FLOAT, [1], [1.0])
+    body = helper.make_graph([helper.make_node("Constant", [], ["c"], value=held)], "body", [], [])
+    model = onnx.ModelProto()
+    function = model.functions.add(name="F", domain="d")
+    function.attribute_proto.append(helper.make_attribute("body", body))
+    function.attribute_proto.append(helper.make_attribute("weights", held))
+    assert [tensor.name for tensor in protobuf.tensors(model)] == ["held", "held"]

@@ -420,3 +420,12 @@ def test_a_shape_is_read_from_the_folder_of_its_model(tmp_path, monkeypatch):
     source.write_bytes(model.SerializeToString())
     rnn_lower.lower_file(source, result, form="unroll")
     close(*(run_onnxruntime(load(path).embedded(), feeds) for path in (result, source)))
+
+
+def test_data_of_a_constant_is_not_looked_for_in_the_working_folder():
+    tensor = onnx.TensorProto(name="weights", data_type=onnx.TensorProto.FLOAT, dims=[2], data_location=1)
+    tensor.external_data.add(key="location", value="weights.bin")
+    model = zeros_of_the_batch()
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["unread"], value=tensor))
+    with pytest.raises(rnn_lower.RnnLowerError, match="'weights' of Constant .* provide the path of the model"):
+        rnn_lower.lower(model)
