@@ -275,13 +275,12 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
     if value is None:
         raise ctx.refuse("the value that it pads with is computed")
-    if before and not _fills_up(x, before):
-        mask_early(ctx, x, fill)
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))
-    if before and _fills_up(x, before) and not (behind or edge):
+    if before and not behind and _fills_up(x, before):
         return [_begun(ctx, x.changed(shape), before, ctx.dtype(0), fill=fill, pads=remaining_pads)]
     info = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     if before:
+        mask_early(ctx, x, fill)
         ctx.carry(
             Cache(ctx.node, info, before, ctx.dtype(0), fill, after=True, pads=remaining_pads, crop=end, edge=edge)
         )

@@ -427,5 +427,5 @@ def test_data_of_a_constant_is_not_looked_for_in_the_working_folder():
     tensor.external_data.add(key="location", value="weights.bin")
     model = zeros_of_the_batch()
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["unread"], value=tensor))
-    with pytest.raises(rnn_lower.RnnLowerError, match="'weights' of Constant .* provide the path of the model"):
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"'weights' of Constant .* provide the path of the model"):
         rnn_lower.lower(model)
