@@ -198,6 +198,15 @@ class RuleContext:
             raise self.refuse("the element type of its input is unknown")
         return dtype
 
+    def selected_dtype(self, index: int) -> ir.DataType:
+        """The element type of an input of which a Where is to select elements, as runtimes do of most types."""
+        dtype = self.dtype(index)
+        if dtype in (ir.DataType.BOOL, ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.STRING):
+            raise self.refuse(
+                f"it begins the stream with other elements, which onnxruntime cannot select of {dtype.name}"
+            )
+        return dtype
+
     def may_lack_frames(self, info: AxisInfo) -> bool:
         """Whether a chunk of this value may have no frames, since they come late."""
         return bool(info.late) and self.analysis.step is None

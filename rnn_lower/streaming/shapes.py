@@ -15,7 +15,14 @@ from rnn_lower.ir.walk import get_attribute
 from rnn_lower.shapes.sizes import ONE, TIME, UNKNOWN, Size, broadcast, linear, product, size
 from rnn_lower.streaming.axis_info import AxisInfo, RuleContext, along
 from rnn_lower.streaming.delays import cropped, settled
-from rnn_lower.streaming.node_edits import copy_zeros, replace_arguments, replace_constant, take_the_rest, tell_sizes
+from rnn_lower.streaming.node_edits import (
+    change_attributes,
+    copy_zeros,
+    replace_arguments,
+    replace_constant,
+    take_the_rest,
+    tell_sizes,
+)
 from rnn_lower.streaming.state_caches import First
 
 WHOLE = 2**31 - 1
@@ -126,6 +133,11 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         why = f"its output shape has the fixed length {fixed.number}, whatever the length of the stream"
         raise FixedLengthError(ctx.refuse(why), fixed.number)
     info = _regrouped(ctx, x, resolved)
+    if ctx.may_lack_frames(x) and target[info.axis or 0].is_timed and not {size(0), size(-1)} & {*target}:
+        if ctx.opset < 14 and info.axis != x.axis:
+            raise ctx.refuse("its frames are delayed, and a size of 0 in its shape means another one before opset 14")
+        if ctx.opset >= 14:
+            ctx.edit(change_attributes, {"allowzero": 1})
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:
         guessed = (resolved[k] if dim == size(-1) else dim for k, dim in enumerate(target))
         same = [k < x.rank and dim == x.sizes[k] for k, dim in enumerate(copied)]
@@ -296,10 +308,11 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
         return [_trimmed(ctx, x, (start, behind), cut, sizes)]
     x = settled(x, ctx.analysis.delay)
     if (start, end, step) == (0, 1, 1) and not x.late and x.is_plain:
+        sizes[time] = ONE
         if _is_used_by(ctx, "Shape"):
-            return [AxisInfo(x.sized(ONE))]
+            return [AxisInfo(tuple(sizes))]
         if ctx.opset >= 9 and x.outer == ONE:
-            return [_first(ctx, x, x.sized(ONE))]
+            return [_first(ctx, x, sizes)]
     if start != 0 or end < WHOLE or step != 1:
         until = "the end" if end >= WHOLE else end
         raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream")
@@ -309,7 +322,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
 
 def _first(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size]) -> AxisInfo:
     """The first frame of the stream, which is remembered."""
-    ctx.carry(First(ctx.node, x, 1, ctx.dtype(0)))
+    ctx.carry(First(ctx.node, x, 1, ctx.selected_dtype(0)))
     return AxisInfo(tuple(shape), opening=True)
 
 

@@ -277,7 +277,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
         raise ctx.refuse("the value that it pads with is computed")
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))
     if before and not behind and _fills_up(x, before):
-        return [_begun(ctx, x.changed(shape), before, ctx.dtype(0), fill=fill, pads=remaining_pads)]
+        return [_begun(ctx, x.changed(shape), before, ctx.selected_dtype(0), fill=fill, pads=remaining_pads)]
     info = x.changed(shape, lead=x.lead + before - end, trail=max(0, x.trail + behind), blame=blame)
     if before:
         mask_early(ctx, x, fill)
@@ -297,7 +297,7 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
         return None
     length, crop = front.sizes[x.axis].number, max(0, -x.trail)
     if length and _fills_up(x, length) and (length == 1 or not front.opening):
-        return [_begun(ctx, x, length, ctx.dtype(1), front=value, opening=front.opening)]
+        return [_begun(ctx, x, length, ctx.selected_dtype(1), front=value, opening=front.opening)]
     if length is None or x.lead or not x.is_unmerged or x.late:
         raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
     if crop > length:

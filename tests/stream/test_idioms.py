@@ -467,3 +467,33 @@ def test_the_first_frame_counts_also_after_chunks_without_frames(kind):
     session = rnn_lower.StreamingSession(made)
     chunks = [session.run(x[:, begin:end])["y"] for begin, end in ((0, 0), (0, 1), (1, 1), (1, 3), (3, 3), (3, 5))]
     close([np.concatenate(chunks, 1)], run_onnxruntime(model, {"x": x}))
+
+
+CUT = {
+    "columns of the first frame": (
+        "f = Slice (x, a, c, j) s = Shape (f) k = Gather (s, w) n = Shape (x) t = Gather (n, i)"
+        " e2 = Concat <axis = 0> (t, k) y = Slice (x, a, e2, j)"
+    ),
+    "frames that are late, in the batch and back": (
+        "l = Slice (x, i, e, i) b = Slice (x, z, m, i) d = Sub (l, b) r = Reshape (d, q) h = Tanh (r) s = Shape (d)"
+        " u = Reshape (h, s) y = Pad (u, p)"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_sizes_of_what_is_cut(kind):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, T, 3] x) => (float[N, T, K] y) <
+            int64[1] z = {{0}}, int64[1] i = {{1}}, int64[1] m = {{-1}}, int64[1] e = {{9223372036854775807}},
+            int64[1] w = {{2}}, int64[2] a = {{0, 0}}, int64[2] c = {{1, 2}}, int64[2] j = {{1, 2}},
+            int64[2] q = {{-1, 3}}, int64[6] p = {{0, 1, 0, 0, 0, 0}}
+        > {{ {CUT[kind]} }}
+    """)
+    made = rnn_lower.stream(model, axis="T")
+    assert rnn_lower.prove_streaming(model, made)
+    x = np.random.default_rng(0).uniform(-1, 1, (2, 5, 3)).astype(np.float32)
+    session = rnn_lower.StreamingSession(made)
+    chunks = [session.run(x[:, begin:end])["y"] for begin, end in ((0, 1), (1, 2), (2, 5))]
+    close([np.concatenate(chunks, 1)], run_onnxruntime(model, {"x": x}))
