@@ -128,10 +128,10 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
     _form(parser)
     parser.add_argument(
-        "--include", action="append", default=[], metavar="GLOB", help="lower only nodes whose name or operator fits"
+        "--include", action="append", default=[], metavar="GLOB", help="lower only nodes whose name or operator matches"
     )
     parser.add_argument(
-        "--exclude", action="append", default=[], metavar="GLOB", help="keep nodes whose name or operator fits"
+        "--exclude", action="append", default=[], metavar="GLOB", help="keep nodes whose name or operator matches"
     )
     _sizes_and_limits(parser)
     _option(parser, "--keep-native", "keep_native", action="store_true")
@@ -163,7 +163,9 @@ def _prove_arguments(parser: argparse.ArgumentParser) -> None:
 def _kit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="a new folder")
     parser.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
-    parser.add_argument("--include", action="append", default=[], metavar="GLOB", help="only features whose name fits")
+    parser.add_argument(
+        "--include", action="append", default=[], metavar="GLOB", help="only features whose name matches"
+    )
     parser.add_argument(
         "--limit",
         type=float,

@@ -190,7 +190,7 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
         if info is not None and info.rank >= -back and info.sizes[back] != ONE:
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
     if any(out.uses() or out.is_graph_output() for out in ctx.node.outputs[1:]):
-        raise ctx.refuse("its mean and deviation are used")
+        raise ctx.refuse("its outputs Mean and InvStdDev are used; only the first output is supported")
     return infos + [AxisInfo((), None) for _ in ctx.node.outputs[1:]]
 
 
