@@ -181,6 +181,13 @@ def _function(name: str) -> Operator:
     return lambda call: call.field.function(name, call.real(0))
 
 
+def _log(call: Call) -> Array:
+    x = call.real(0)
+    if not np.all(x):
+        raise DivisionByZeroError(x)  # of which there is no finite logarithm
+    return call.field.function("log", x)
+
+
 def _truncated(a: Array, b: Array) -> Array:
     if not np.all(b):
         raise WrongError("Div of integers by zero")
@@ -517,7 +524,7 @@ OPERATORS: dict[str, Operator] = {
     "GreaterOrEqual": _elementwise(lambda field, a, b: _at_most(field, b, a), np.greater_equal),
     "HardSigmoid": _activation("hardsigmoid", 0.2, 0.5), "Identity": lambda call: call[0],
     "IsNaN": _function("is nan"), "LeakyRelu": _activation("leakyrelu", 0.01), "Less": _elementwise(_less, np.less),
-    "LessOrEqual": _elementwise(_at_most, np.less_equal), "Log": _function("log"),
+    "LessOrEqual": _elementwise(_at_most, np.less_equal), "Log": _log,
     "MatMul": lambda call: _matmul(call.field, call.real(0), call.real(1)),
     "Max": _elementwise(scalar_functions.maximum, np.maximum), "Mean": _mean,
     "Min": _elementwise(scalar_functions.minimum, np.minimum), "Mod": _mod,

@@ -14,7 +14,7 @@ import numpy as np
 
 from rnn_lower.proving import scalar_functions
 from rnn_lower.proving.field import Array, Field
-from rnn_lower.proving.operators import Call, Operator, OutOfScopeError
+from rnn_lower.proving.operators import Call, DivisionByZeroError, Operator, OutOfScopeError
 
 Reduce = Callable[[Field, Array, tuple[int, ...], bool], Array]
 """(field, x, axes, keepdims)"""
@@ -78,6 +78,8 @@ def _reduction(call: Call) -> Array:
             raise OutOfScopeError(f"{call.node.op_type} of {x.dtype}")
         return np.asarray(whole(x, axis=positions, keepdims=keepdims))
     result = reduce(call.field, x if before is None else before(call.field, x), positions, keepdims)
+    if after == "log" and not np.all(result):
+        raise DivisionByZeroError(result)
     return call.field.function(after, result) if after else result
 
 
@@ -178,7 +180,9 @@ def _top(call: Call) -> list[Array]:
 
 def _hardmax(call: Call) -> Array:
     """A random function of all elements and of the index."""
-    (axis,) = _softmax_axes(call) if call.opset >= 13 else (call[0].ndim - 1,)
+    axis, *others = _softmax_axes(call)
+    if others:
+        raise OutOfScopeError("Hardmax over several axes")
     best = np.expand_dims(_mixed(call, axis), axis)
     indices = np.arange(call[0].shape[axis]).reshape([-1 if k == axis else 1 for k in range(call[0].ndim)])
     return call.field.function("hardmax at", call.field.add(best, call.field.integers(indices)))

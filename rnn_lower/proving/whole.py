@@ -43,6 +43,8 @@ KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.Ten
 WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 """Element types to which a Cast of computed numbers is the identity."""
 
+CASTS = ("Cast", "CastLike")
+
 RINGS = ("Add", "Identity", "Mul", "Neg", "Sub", "Sum", "Where")
 """Operators that go by the same laws for integers that wrap as for numbers."""
 
@@ -197,9 +199,9 @@ class _Evaluator(ModelInterpreter):
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
-        is_cast = own and node.op_type == "Cast" and operands[0] is not None and operands[0].dtype == np.uint64
+        is_cast = own and node.op_type in CASTS and operands[0] is not None and operands[0].dtype == np.uint64
         goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
-        narrows = is_cast and node.attributes["to"].as_int() not in goals
+        narrows = is_cast and self._goal(node) not in goals
         try:
             if not narrows:  # which rounds
                 return super()._results(node)
@@ -209,7 +211,7 @@ class _Evaluator(ModelInterpreter):
             if own and node.op_type in MOVES:
                 raise OutOfScopeError(str(error)) from None
         if is_cast and operands[0] is not None:
-            return [self.field.function(f"Cast {_attributes(node)}", operands[0])]
+            return [self.field.function(f"Cast to {self._goal(node)} {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
 
     def _watch(
@@ -227,6 +229,13 @@ class _Evaluator(ModelInterpreter):
             reach = max(np.abs(array.astype(np.float64)).max(initial=0) for array, is_fed in pairs if is_fed)
             beyond = {number for array in constants for number in np.unique(array) if np.abs(number) > reach}
             self.field.symbols |= {f"{node.op_type} with {number}" for number in beyond}
+
+    def _goal(self, node: ir.Node) -> int | None:
+        """The element type that a Cast or CastLike makes, where it is known."""
+        if node.op_type == "Cast":
+            return node.attributes["to"].as_int()
+        dtype = None if node.inputs[1] is None else self._shape_info.dtype(node.inputs[1])
+        return None if dtype is None else dtype.value
 
     def _keeps_type(self, node: ir.Node) -> bool:
         """Whether a Cast is to the type that there is, as of a comparison to truth values."""
@@ -365,7 +374,8 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
 
 class _Comparison:
     """Two models, evaluated side by side. count: how often both ran.  outcomes: those seen of each comparison that
-    integers of the caller's decide.  kept: inputs that never had another value than their default."""
+    integers of the caller's decide.  kept: inputs that never had another value than their default.  unsized: outputs
+    that were empty, and not of one shape; sized: outputs that were not empty."""
 
     def __init__(
         self, documents: Sequence[Document], points: int, seed: int, deadline: float, folded: bool, exact_sizes: bool
@@ -376,6 +386,7 @@ class _Comparison:
         recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
         self.narrow = {value.dtype.value for node in recurrent if (value := node.inputs[0]) and value.dtype}
         self.count, self.outcomes = 0, dict[ir.Node, set[bool]]()
+        self.sized, self.unsized = set[str](), set[str]()
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
     def difference(self) -> str:
@@ -385,6 +396,8 @@ class _Comparison:
                 return reason
         if not self.count:
             raise OutOfScopeError("there are no sizes with which both run")
+        if never := self.unsized - self.sized:
+            raise OutOfScopeError(f"output '{min(never)}', which is empty, and of two shapes")
         if self.kept:
             raise OutOfScopeError(f"input '{min(self.kept)}', with which both run by its default alone")
         if left := self._one_sided():
@@ -443,6 +456,10 @@ class _Comparison:
             raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which is a constant of one model only")
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
             empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
+            if empty and a.shape != b.shape:
+                self.unsized.add(str(value.name))
+            elif not empty:
+                self.sized.add(str(value.name))
             if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
                 shapes = {name: array.shape for name, array in inputs.items()}
                 return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}"

@@ -37,7 +37,7 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
     if not x.is_plain:
         raise ctx.refuse("its sequence is the stream merged with other axes")
     states = ctx.inputs[4:7]
-    if any(state is not None and (state.is_timed or state.last) for state in states):
+    if any(state is not None and (state.is_timed or state.last or state.opening) for state in states):
         raise ctx.refuse("its lengths or its initial state depend on the stream")
     if len(states) > 0 and states[0] is not None and x.every != 1:
         raise ctx.refuse("its sequence_lens count frames at another rate than the input's")

@@ -1754,6 +1754,7 @@ NOT_CAUSAL = {
     "pad cut off": "it cuts frames off the stream",
     "reflected": "how it pads over time depends on the stream (mode reflect)",
     "flip": "it selects frames -1 to -4611686018427387904 by -1 of the stream",
+    "the first frame begins a node": "its lengths or its initial state depend on the stream",
     "first frames": "it selects frames 0 to 2 by 1 of the stream",
     "split in time": "it splits the stream over time",
     "sum from here on": "it sums from the end of the stream (reverse)",

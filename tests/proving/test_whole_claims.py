@@ -70,6 +70,14 @@ DIFFER = {
         "n = Constant <value = int64[1] {2}> () y, i = TopK (h, n)",
         "n = Constant <value = int64[1] {2}> () y, i = TopK <largest = 0> (h, n)",
     ),
+    "a cast to the type of something": (
+        "o = Constant <value = float {1.0}> () t = Cast <to = 10> (o) w = CastLike (h, t) y = Cast <to = 1> (w)", "y = Identity (h)",
+    ),
+    "the logarithm of nothing": ("z = Sub (h, h) n = Log (z) o = Sub (n, n) y = Add (h, o)", "y = Identity (h)"),
+    "the shape of nothing": (
+        "o = Constant <value = int64[2] {0, 3}> () y = ConstantOfShape (o) u = Identity (h)",
+        "o = Constant <value = int64[2] {0, 7}> () y = ConstantOfShape (o) u = Identity (h)",
+    ),
     "types that do not fit": ("y = Identity (h)", "c = Cast <to = 11> (h) y = Add (c, h)"),
     "an operator that does not exist": ("y = Identity (h)", "y = Identity (h) z = Nonsense (h)"),
 }  # fmt: skip
@@ -166,6 +174,9 @@ def test_models_of_many_frames_are_run_with_many():
 
 
 OLDER = {
+    "Hardmax over all axes": (
+        "r = Reshape <shape = [1, -1, 3]> (h) y = Hardmax (r)", "r = Reshape <shape = [1, -1, 3]> (h) y = Hardmax <axis = 2> (r)",
+    ),
     "training": tuple(
         f"a = Constant <value = float[3] {{1.0, 2.0, 3.0}}> () y = BatchNormalization <is_test = {n}> (h, a, a, a, a)"
         for n in (1, 0)

@@ -32,6 +32,16 @@ def recurrent(op: str, direction: str) -> Callable[[Stack], str]:
     return build
 
 
+def first_begins(s: Stack) -> str:
+    """An initial state that is the first frame of the stream."""
+    first = s.add("Transpose", s.add("Slice", s.value, s.ints(0), s.ints(1), s.ints(1)), perm=[1, 0, 2])
+    x = s.add("Transpose", "x", perm=[1, 0, 2])
+    s.add("GRU", x, s.weight(1, 3 * F, F), s.weight(1, 3 * F, F), "", "", first, hidden_size=F)
+    culprit = s.nodes[-1].name
+    s.add("Transpose", s.add("Squeeze", s.value, s.ints(1)), perm=[1, 0, 2])
+    return culprit
+
+
 def single(
     op: str, *inputs: Callable[[Stack], str], channels: bool = False, **attributes: object
 ) -> Callable[[Stack], str]:
@@ -460,6 +470,7 @@ CULPRITS: dict[str, Callable[[Stack], str]] = {
     "pad cut off": single("Pad", ints(0, -1, 0, 0, 0, 0)),
     "reflected": reflected,
     "flip": single("Slice", ints(-1), ints(-(2**62)), ints(1), ints(-1)),
+    "the first frame begins a node": first_begins,
     "first frames": single("Slice", ints(0), ints(2), ints(1)),
     "third frame": single("Gather", ints(3), axis=1),
     "all but the last": single("Slice", ints(0), ints(-1), ints(1)),
