@@ -84,11 +84,13 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     for attribute in (each for function in model.functions for each in function.attribute_proto):
         others += [attribute.g] if attribute.HasField("g") else attribute.graphs
     for holder in itertools.chain(holders(model), *map(graphs_in, others)):
-        own = () if isinstance(holder, onnx.GraphProto) else holder.attribute_proto
+        defaults: Iterable[onnx.AttributeProto] = ()
         if isinstance(holder, onnx.GraphProto):
             yield from holder.initializer
             yield from _parts(holder.sparse_initializer)
-        for attribute in itertools.chain((each for node in holder.node for each in node.attribute), own):
+        else:
+            defaults = holder.attribute_proto
+        for attribute in itertools.chain((each for node in holder.node for each in node.attribute), defaults):
             yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
             sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else attribute.sparse_tensors
             yield from _parts(sparse)

@@ -50,8 +50,8 @@ class Call:
     node: ir.Node
     inputs: Sequence[Array | None]
     opset: int
-    looked_at: set[str] = dataclasses.field(default_factory=set)
-    """Attributes that were asked for."""
+    read: set[str] = dataclasses.field(default_factory=set)
+    """Names of the attributes that were read."""
 
     def __getitem__(self, index: int) -> Array:
         operand = self.optional(index)
@@ -68,7 +68,7 @@ class Call:
         return [array for array in self.inputs if array is not None]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        self.looked_at.add(name)
+        self.read.add(name)
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.value
 
@@ -118,10 +118,9 @@ NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", 
 
 
 def check_attributes(call: Call) -> None:
-    """Raise OutOfScopeError where an attribute was not asked for, which may mean something."""
-    ignored = sorted(call.node.attributes.keys() - call.looked_at - NO_EFFECT)
-    if ignored:
-        raise OutOfScopeError(f"{call.node.op_type} with attribute '{ignored[0]}'")
+    """Raise OutOfScopeError where an attribute was not read, which may mean something."""
+    if unread := call.node.attributes.keys() - call.read - NO_EFFECT:
+        raise OutOfScopeError(f"{call.node.op_type} with attribute '{min(unread)}'")
 
 
 # -- elementwise -------------------------------------------------------------------------------------------------------
@@ -156,9 +155,10 @@ def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Cal
 
 def _check_broadcast(call: Call) -> None:
     """Raise WrongError for shapes that this opset does not broadcast, at least not in this way."""
-    newest = MAX_BROADCASTS if call.node.op_type in OF_ANY_NUMBER else BROADCASTS_BY_RULE
+    if call.opset >= (MAX_BROADCASTS if call.node.op_type in OF_ANY_NUMBER else BROADCASTS_BY_RULE):
+        return
     shapes = [array.shape for array in call.operands]
-    if call.opset >= newest or all(shape == shapes[0] for shape in shapes):
+    if all(shape == shapes[0] for shape in shapes):
         return
     on_request = len(shapes) == 2 and call.attribute("broadcast", 0) and call.attribute("axis") is None
     if not on_request or shapes[0][len(shapes[0]) - len(shapes[1]) :] != shapes[1]:

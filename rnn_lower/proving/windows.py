@@ -135,7 +135,8 @@ def _global(reduce: Callable[..., Array]) -> Operator:
 def _resize(call: Call) -> Array:
     """Each axis is a product with a matrix of its own."""
     x, sizes, scales = call.real(0), call.optional(3), call.optional(2)
-    axes = [axis % x.ndim for axis in call.all_attributes().get("axes") or range(x.ndim)]
+    attributes = call.all_attributes()  # which count in `_resized_units`
+    axes = [axis % x.ndim for axis in attributes.get("axes") or range(x.ndim)]
     if call.opset < 11 or call.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         raise OutOfScopeError("Resize before opset 11, or of a region")
     if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch" or call.attribute("antialias", 0):

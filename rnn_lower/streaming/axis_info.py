@@ -8,11 +8,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
-import onnx.shape_inference
 import onnx_ir as ir
-from onnx import helper, numpy_helper
 
+from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, frozen, inferred
 from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.walk import Scope
 from rnn_lower.lowering.node import display_name
@@ -250,21 +248,18 @@ class RuleContext:
 
     def _alone(self, index: int) -> list[int | None]:
         """The sizes of an output that onnx infers of this node from the numbers that are known of its inputs."""
-        types, data = dict[str, onnx.TypeProto](), dict[str, onnx.TensorProto]()
+        infos: list[TensorInfo | None] = []
         for position, (value, info) in enumerate(zip(self.node.inputs, self.inputs, strict=True)):
             if value is None or info is None or info.shape is None:
+                infos.append(None if value is None else UNKNOWN)
                 continue
+            array = None if info.content is None else self.known(position)
+            content = None if array is None else tuple(array.ravel().tolist())
             dtype = self.analysis.shape_info.dtype(value) or ir.DataType.FLOAT
-            types[str(value.name)] = helper.make_tensor_type_proto(int(dtype), [dim.number for dim in info.shape])
-            if info.content is not None and (array := self.known(position)) is not None:
-                data[str(value.name)] = numpy_helper.from_array(array)
-        try:
-            schema = onnx.defs.get_schema(self.node.op_type, self.opset, "")
-            inferred = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(self.node), types, data)
-        except Exception:  # what inference fails on is unknown
-            return []
-        shape = inferred[str(self.node.outputs[index].name)].tensor_type.shape
-        return [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in shape.dim]
+            infos.append(TensorInfo(tuple(dim.number for dim in info.shape), dtype, content=content))
+        attributes = frozen({name: attribute.value for name, attribute in self.node.attributes.items()})
+        results = inferred(self.node.op_type, self.opset, tuple(infos), attributes, len(self.node.outputs))
+        return [size if size is None or size >= 0 else None for size in results[index].shape or ()]
 
 
 def along(ctx: RuleContext, info: AxisInfo) -> int:

@@ -261,6 +261,13 @@ class GraphEditor:
         scaled = site.before.op("Mul", self.warm_up(), constant([every.denominator], INT64, "parts"), name="scaled")
         return site.before.op("Less", scaled, constant(limit, INT64, "limit"), name="early")
 
+    def are_early(self, site: Site, x: AxisInfo) -> ir.Value:
+        """Whether each frame of a value in a chunk comes before the first that means something, along its axis."""
+        assert self.step is not None
+        assert x.axis is not None
+        frames = np.arange(int(self.step / x.every)).reshape(-1, *[1] * (x.rank - 1 - x.axis))
+        return self.is_before(site, x.late, x.every, frames)
+
     # -- the graph -------------------------------------------------------------------------------------------------
 
     def are_alternatives(self, first: ir.Node, second: ir.Node) -> bool:

@@ -36,10 +36,7 @@ def replace_constant(work: GraphEditor, site: Site, index: int, array: np.ndarra
 
 def mask(work: GraphEditor, site: Site, x: AxisInfo, fill: np.ndarray) -> None:
     """Put what stands in front of the stream in place of the frames of the first input that mean nothing."""
-    assert work.step is not None
-    assert x.axis is not None
-    frames = np.arange(int(work.step / x.every)).reshape(-1, *[1] * (x.rank - 1 - x.axis))
-    early = work.is_before(site, x.late, x.every, frames)
+    early = work.are_early(site, x)
     filling = constant(fill, ir.DataType.from_numpy(fill.dtype), "fill")
     site.feed(0, site.before.op("Where", early, filling, site.input(), name="masked"))
 

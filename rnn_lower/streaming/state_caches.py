@@ -208,13 +208,11 @@ class Begun(Frames):
 
     def _replace_early(self, work: GraphEditor, site: Site, live: ir.Value | None, first: np.ndarray) -> None:
         """Put the front in place of the frames that mean nothing."""
-        assert work.step is not None
         one, b, output = first.take([0], self.axis), site.behind, str(site.output().name)
         if (first != one).any():
             raise UnsupportedError(f"{site.owner}: it joins different frames in front; drop --step")
         front = constant(one, self.dtype, "front") if live is None else live
-        frames = np.arange(int(work.step / self.x.every)).reshape(-1, *[1] * (len(self.shape) - 1 - self.axis))
-        early = work.is_before(site, self.length, self.x.every, frames)
+        early = work.are_early(site, self.x)
         site.rename(b.op("Where", early, front, site.divert(), name="with_front"), output)
 
 

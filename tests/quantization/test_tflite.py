@@ -32,7 +32,7 @@ def lowered(op: str, kind: str) -> onnx.ModelProto:
     return rnn_lower.lower(recurrent(op, direction=kind), target="ethos-u")
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="ONNX2TF_PYTHON names no Python that has onnx2tf")
+@pytest.mark.skipif(not PYTHON.exists(), reason="ONNX2TF_PYTHON names no Python")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", ["GRU", "LSTM", "RNN"])
 def test_no_float_operator_is_left(op, kind, tmp_path):
