@@ -75,6 +75,8 @@ class Interpreter:
     limits: of the clips of recurrent nodes.  deadline: of this thread's CPU time; OutOfScopeError is raised then.
     """
 
+    most_passes, most_elements = MOST_PASSES, MOST_ELEMENTS
+
     def __init__(self, field: Field, limits: Collection[float] = (), deadline: float = math.inf) -> None:
         self.field, self._limits, self._deadline = field, limits, deadline
         self._constants: dict[ir.Value, Array] = {}
@@ -149,8 +151,8 @@ class Interpreter:
         return results
 
     def _limit_size(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
-        if size_of_result(Call(self.field, node, operands, self._graph.opset)) > MOST_ELEMENTS:
-            raise OutOfScopeError(f"{node.op_type} of more than {MOST_ELEMENTS} elements")
+        if size_of_result(Call(self.field, node, operands, self._graph.opset)) > self.most_elements:
+            raise OutOfScopeError(f"{node.op_type} of more than {self.most_elements} elements")
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         return [None if value is None else self._value(value) for value in node.inputs]
@@ -191,8 +193,8 @@ class Interpreter:
         if len(arguments) != len(body.inputs):
             raise WrongError(f"a body of {len(body.inputs)} inputs gets {len(arguments)}")
         self._passes += 1
-        if self._passes > MOST_PASSES:
-            raise OutOfScopeError(f"more than {MOST_PASSES} steps, all bodies together")
+        if self._passes > self.most_passes:
+            raise OutOfScopeError(f"more than {self.most_passes} steps, all bodies together")
         check_time(self._deadline)
         for value, argument in zip(body.inputs, arguments, strict=True):
             self._bind(value, argument)
@@ -287,9 +289,11 @@ def size_of_result(call: Call) -> int:
     arrays = call.operands
     if call.node.op_type in ELEMENTWISE and all(array.size <= FEW for array in arrays):
         return FEW  # or the square of it, which is below the limit as well
-    if call.node.op_type in ("ConstantOfShape", "Tile"):
-        repeated = 1 if call.node.op_type == "ConstantOfShape" else arrays[0].size
-        return int(repeated) * math.prod(int(size) for size in arrays[-1].ravel())
+    if call.node.op_type in ("ConstantOfShape", "OneHot", "Tile"):
+        repeated, counts = (1, arrays[0]) if call.node.op_type == "ConstantOfShape" else (arrays[0].size, arrays[1])
+        return int(repeated) * math.prod(int(size) for size in counts.ravel())
+    if call.node.op_type == "Pad" and len(arrays) > 1:
+        return int(arrays[0].size) * math.prod(1 + max(0, int(size)) for size in arrays[1].ravel())
     if call.node.op_type == "Range":
         start, limit, delta = (int(array) for array in arrays)
         return max(0, limit - start) // max(1, abs(delta)) if delta > 0 else abs(start - limit)
@@ -300,7 +304,10 @@ def size_of_result(call: Call) -> int:
     if call.node.op_type in ("Reshape", "Slice", "Split", "Squeeze", "Unsqueeze", "Transpose"):
         return arrays[0].size
     try:
-        return math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
+        shapes = [array.shape for array in arrays]
+        if call.node.op_type == "Expand":
+            shapes[1] = tuple(int(size) for size in arrays[1])
+        return math.prod(np.broadcast_shapes(*shapes))
     except ValueError:  # not elementwise
         return sum(int(array.size) for array in arrays)
 

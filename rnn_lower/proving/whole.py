@@ -7,6 +7,7 @@ function of all that it reads: two models that agree then agree whatever it comp
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -64,6 +65,9 @@ COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 BENDS = ("Clip", "Max", "Min", "Mod", "Pow")
 """Operators that do otherwise from some number on; a constant that no integer reaches must be in both models."""
 
+SIZED = ("ConstantOfShape", "CumSum", "Range", "ReduceMax", "ReduceSum")
+"""Further operators that obey one law for all integers, so that draws tell two graphs of them apart."""
+
 COMPARE = (*COMPARISONS, *BENDS)
 MOST_COUNTED = 2000
 """Of integers that any operator but the first reads, and of floats that the others read, a graph may behave otherwise
@@ -77,6 +81,9 @@ TABLES = ("Gather", "GatherElements", "GatherND")
 
 INTEGER_DRAWS, INTEGERS = 12, 4
 """How often integers and truth values are drawn for the same sizes, and below what: below the sizes in most models."""
+
+LARGE_DRAWS, LARGE = 24, 31
+"""How often integers of up to so many bits are drawn; most models that take them for sizes or rows do not run then."""
 
 
 def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
@@ -199,6 +206,8 @@ class _Evaluator(ModelInterpreter):
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
+        if own and node.op_type == "Slice":
+            self._watch_bounds(node, operands)
         is_cast = own and node.op_type in CASTS and operands[0] is not None and operands[0].dtype == np.uint64
         goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
         narrows = is_cast and self._goal(node) not in goals
@@ -220,15 +229,33 @@ class _Evaluator(ModelInterpreter):
         """Note what integers that the caller gives have decided; and, as symbols, constants that they may not reach."""
         pairs = [(array, id(a) in self._fed) for a, array in zip(operands, numbers, strict=True) if array is not None]
         constants = [array for array, is_fed in pairs if not is_fed]
-        if node.op_type in COMPARISONS:
+        if result.dtype == np.bool_ and node.op_type not in MOVES:
             self.outcomes.setdefault(node, set()).update(map(bool, np.unique(result)))
         elif node.op_type in TABLES and not pairs[0][1]:
-            digest = hashlib.blake2b(np.ascontiguousarray(constants[0]).tobytes(), digest_size=8).hexdigest()
-            self.field.symbols.add(f"a table of shape {list(constants[0].shape)} ({digest})")
+            self.field.symbols.add(f"a table of shape {list(constants[0].shape)} ({_digest('', constants)})")
         elif node.op_type in (*BENDS, "BitShift", "Div"):
             reach = max(np.abs(array.astype(np.float64)).max(initial=0) for array, is_fed in pairs if is_fed)
             beyond = {number for array in constants for number in np.unique(array) if np.abs(number) > reach}
             self.field.symbols |= {f"{node.op_type} with {number}" for number in beyond}
+        elif not self._is_lawful(node):
+            digest = _digest(_attributes(node), [array for array, _ in pairs])
+            self.field.symbols.add(f"{node.op_type} of integers ({digest})")
+
+    def _watch_bounds(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
+        """Note, as symbols, constant bounds of a Slice that the sizes tried do not reach."""
+        most = max(operands[0].shape, default=0) if operands[0] is not None else 0
+        named = [np.array(node.attributes[name].as_ints()) for name in ("starts", "ends") if name in node.attributes]
+        constants = [a for a in operands[1:3] if a is not None and a.dtype == np.int64 and id(a) not in self._fed]
+        bounds = {abs(int(bound)) for numbers in (*named, *constants) for bound in numbers.ravel()}
+        self.field.symbols |= {f"Slice to {bound}" for bound in bounds if most < bound < 2**31 - 1}
+
+    def _is_lawful(self, node: ir.Node) -> bool:
+        """Whether an operator obeys one law for all the integers that are drawn."""
+        if node.op_type in (*MOVES, *SIZED):
+            return True
+        dtype = None if node.outputs[0].name is None else self._shape_info.dtype(node.outputs[0])
+        is_wide = dtype is not None and (dtype.is_floating_point() or dtype in (ir.DataType.INT32, ir.DataType.INT64))
+        return is_wide and node.op_type in (*RINGS, *CASTS)
 
     def _goal(self, node: ir.Node) -> int | None:
         """The element type that a Cast or CastLike makes, where it is known."""
@@ -264,7 +291,8 @@ class _Evaluator(ModelInterpreter):
         """What an operator makes of numbers, by onnx's evaluator."""
         self._limit_size(node, numbers)
         try:
-            results = evaluate_node(node, numbers, self._graph.opset)
+            with np.errstate(all="ignore"):
+                results = evaluate_node(node, numbers, self._graph.opset)
         except Exception as error:
             raise _NotRunError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
         return [self._known(array) for array in results]
@@ -312,6 +340,13 @@ def _attributes(node: ir.Node) -> str:
     return repr(
         sorted((name, value.tobytes() if hasattr(value, "tobytes") else repr(value)) for name, value in held.items())
     )
+
+
+def _digest(text: str, arrays: Iterable[Array]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=8)
+    for array in arrays:
+        digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def prove_whole(
@@ -372,6 +407,18 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
             yield f"graph: the {what} differ"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """What both models are run with. index, draw: seeds.  numbers: of some integer inputs.  large: integers of up to
+    31 bits."""
+
+    index: int
+    sizes: Mapping[str, int]
+    draw: int
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    large: bool = False
+
+
 class _Comparison:
     """Two models, evaluated side by side. count: how often both ran.  outcomes: those seen of each comparison that
     integers of the caller's decide.  kept: inputs that never had another value than their default.  unsized: outputs
@@ -392,7 +439,7 @@ class _Comparison:
     def difference(self) -> str:
         """Where they part, or nothing. Raises OutOfScopeError."""
         for trial in self._trials():
-            if reason := self._differ(*trial):
+            if reason := self._differ(trial):
                 return reason
         if not self.count:
             raise OutOfScopeError("there are no sizes with which both run")
@@ -407,8 +454,8 @@ class _Comparison:
     def _one_sided(self) -> list[ir.Node]:
         return [node for node, seen in self.outcomes.items() if len(seen) == 1]
 
-    def _trials(self) -> Iterator[tuple[int, Mapping[str, int], int, Mapping[str, int]]]:
-        """Number, sizes and draw of each, and the integers of some inputs."""
+    def _trials(self) -> Iterator[_Trial]:
+        """What both are run with."""
         model = self.models[1]
         cases, longer = list(_sizes(model)), [] if self.exact else list(_long_sizes(model))
         if self.exact and len(cases) > 1:
@@ -417,28 +464,34 @@ class _Comparison:
         draws = INTEGER_DRAWS if not real else 2 if self.kept else 1
         for index, sizes in enumerate(cases):
             for draw in range(max(self.points, draws)) if index == 0 else range(index, index + draws):
-                yield index, sizes, draw, {}
+                yield _Trial(index, sizes, draw)
         for sizes in () if self.count else longer:
-            yield from ((len(cases), sizes, draw, {}) for draw in range(max(self.points, draws)))
+            yield from (_Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
         integers = [str(v.name) for v in required_inputs(model) if v.dtype is not None and v.dtype.is_integer()]
+        for draw in range(LARGE_DRAWS if integers else 0):
+            yield _Trial(0, cases[0], draw, large=True)
         compared = sorted(set(_compared(self._one_sided())))[:TRIED_NUMBERS]
         for number, name, sizes in itertools.product(compared, integers, (*cases[:1], *longer)):
             if self._one_sided():
-                yield len(cases), sizes, 0, {name: number}
+                yield _Trial(len(cases), sizes, 0, {name: number})
 
-    def _differ(self, index: int, sizes: Mapping[str, int], draw: int, numbers: Mapping[str, int]) -> str:
+    def _differ(self, trial: _Trial) -> str:
         """Where the models part with some inputs; nothing, too, where the original does not run with them."""
-        field = Field(self.seed * 1000 + draw % self.points)
-        rng = np.random.default_rng((self.seed, draw, index))
-        inputs = _draw(field, self.models[1], sizes, rng, self.exact or draw % 2 == 1)
-        inputs |= {name: np.full(inputs[name].shape, number) for name, number in numbers.items()}
-        overridden = {} if draw % 2 == 0 else overrides(field, self.models[1], rng)
+        field = Field(self.seed * 1000 + trial.draw % self.points)
+        rng = np.random.default_rng((self.seed, trial.draw, trial.index))
+        inputs = _draw(field, self.models[1], trial.sizes, rng, self.exact or trial.draw % 2 == 1)
+        inputs |= {name: np.full(inputs[name].shape, number) for name, number in trial.numbers.items()}
+        if trial.large:
+            inputs |= _large_integers(self.models[1], inputs, rng)
+        overridden = {} if trial.draw % 2 == 0 else overrides(field, self.models[1], rng)
         inputs |= overridden
         results, symbols = list[list[Array]](), list[set[str]]()
         for document in self.documents:
             field.symbols.clear()
             evaluator = _Evaluator(field, document, self.folded, self.limits, self.deadline)
             evaluator.narrow = self.narrow
+            if trial.large:
+                evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, FEW
             try:
                 results.append(evaluator.outputs(inputs))
             except NoStepsError:
@@ -447,6 +500,10 @@ class _Comparison:
                 if results:
                     raise
                 return ""
+            except OutOfScopeError:
+                if not trial.large:
+                    raise
+                return ""  # which it may be by its size
             symbols.append(set(field.symbols))
             for node, seen in evaluator.outcomes.items():
                 self.outcomes.setdefault(node, set()).update(seen)
@@ -525,6 +582,17 @@ def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of an input, free sizes by their names."""
     symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
     return tuple(name if isinstance(name, int) else sizes[name] for name in symbols)
+
+
+def _large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """Integers of any magnitude in the place of those of some inputs."""
+    feeds = {}
+    for value in required_inputs(model):
+        if value.dtype is not None and value.dtype.is_integer() and rng.integers(2):
+            limits, size = np.iinfo(value.dtype.numpy()), 1 << min(LARGE, int(rng.integers(2 * LARGE)))
+            low, high = max(limits.min, -size), min(limits.max, size - 1)
+            feeds[str(value.name)] = rng.integers(low, high, inputs[str(value.name)].shape, endpoint=True)
+    return feeds
 
 
 def _draw(

@@ -129,6 +129,69 @@ def test_rows_of_a_table_that_no_input_reaches_count():
     assert not rnn_lower.prove(chosen(LOOP, 5, "u = Add (h, h)", "v = Neg (h)"), changed).ok
 
 
+def counted(steps: str, tail: str) -> onnx.ModelProto:
+    """A model that reads integers of three types, and truth values."""
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 3] x, int64[2] n, int32[2] w, uint8[2] s, bool[40] b) => (y, h) {{ {steps}
+            one = Constant <value = int64 {{1}}> ()
+            most = Constant <value = int64 {{1000}}> ()
+            {tail}
+        }}
+    """)
+
+
+FACTORS = 13
+PRODUCT = " ".join(
+    f"c{k} = Constant <value = int64 {{{k}}}> () d{k} = Sub (n, c{k}) p{k} = Mul ({f'p{k - 1}' if k else 'one'}, d{k})"
+    for k in range(FACTORS)
+)
+INTEGERS = {
+    "a cast to 8 bits": ("y = Identity (n)", "c = Cast <to = 3> (n) y = Cast <to = 7> (c)"),
+    "a cast to float16": ("y = Identity (n)", "c = Cast <to = 10> (n) y = Cast <to = 7> (c)"),
+    "a sum of 32 bits": (
+        "l = Cast <to = 7> (w) y = Add (l, l)", "d = Add (w, w) y = Cast <to = 7> (d)",
+    ),
+    "a sum of 8 bits": (
+        "o = Cast <to = 7> (s) y = Add (o, one)", "u = Cast <to = 2> (one) d = Add (s, u) y = Cast <to = 7> (d)",
+    ),
+    "a polynomial": ("y = Identity (n)", PRODUCT + f" y = Add (n, p{FACTORS - 1})"),
+    "the sign": ("y = Sub (n, one)", "d = Sub (n, most) g = Sign (d) y = Add (n, g)"),
+    "an absolute value": ("y = Sub (most, n)", "d = Sub (n, most) y = Abs (d)"),
+    "being zero": (
+        "y = Identity (n)", "d = Sub (n, most) c = Cast <to = 9> (d) f = Not (c) g = Cast <to = 7> (f) y = Add (n, g)",
+    ),
+    "the place of the largest": (
+        "y = Sub (n, n)", "a = Constant <value = int64[1] {0}> () m = Unsqueeze (most, a) c = Concat <axis = 0> (n, m) "
+        "t = Constant <value = int64 {2}> () g = ArgMax <keepdims = 0> (c) i = Sub (t, g) y = Mul (i, n)",
+    ),
+    "all of 40": (
+        "y = Identity (b)", "c = Cast <to = 7> (b) p = ReduceProd <keepdims = 0> (c) a = Cast <to = 9> (p) y = Xor (b, a)",
+    ),
+    "a slice that ends at 100": (
+        "y = Identity (h)", "o = Constant <value = int64[1] {0}> () e = Constant <value = int64[1] {100}> () y = Slice (h, o, e, o)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_models_that_differ_for_integers_beyond_small_ones_are_not_proved(kind):
+    before, after = (counted(steps, tail) for steps, tail in zip((LOOP, UNROLLED), INTEGERS[kind], strict=True))
+    assert not rnn_lower.prove(before, after).ok
+
+
+@pytest.mark.parametrize("kind", sorted(INTEGERS.keys() - {"all of 40", "being zero"}))  # of these, one outcome is seen
+def test_what_both_do_with_integers_is_proved(kind):
+    proof = rnn_lower.prove(*(counted(steps, INTEGERS[kind][1]) for steps in (LOOP, UNROLLED)))
+    assert proof.ok, proof.reasons
+
+
+def test_sizes_that_large_integers_would_give_are_no_obstacle():
+    tail = "z = Constant <value = int64 {0}> () f = Abs (w) c = Cast <to = 7> (f) t = ReduceMax <keepdims = 0> (c) y = Range (z, t, one)"
+    proof = rnn_lower.prove(*(counted(steps, tail) for steps in (LOOP, UNROLLED)))
+    assert proof.ok, proof.reasons
+
+
 SAME = (
     "n = Constant <value = int64[1] {2}> () y, i = TopK <largest = 0> (h, n)",
     "y = Identity (h)", "y = ArgMax <axis = 1> (h)", "y = Hardmax (h)", WHOLE + "y = Div (w, two)",
