@@ -1,0 +1,306 @@
+"""Evaluating a whole model on known numbers and, for everything else, on field elements.
+
+An operator without an equation is a random function of its attributes and operands. Two models that agree then agree
+whatever the operator computes, provided that both apply it to the same operands. Input integers cannot all be tried, so
+the evaluator records what they decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.traits import DATA_MOVEMENT, RANDOM
+from rnn_lower.ir.walk import NODE_MARK, subgraphs
+from rnn_lower.modelio.document import Document
+from rnn_lower.options import OP_TYPES
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
+from rnn_lower.proving.whole_model import ModelInterpreter
+from rnn_lower.proving.windows import SmallInputError
+from rnn_lower.transforms.evaluate import evaluate_node
+from rnn_lower.transforms.strip_weights import sizes_of
+
+MOVES = (*MOVED_BY_ONNX, *DATA_MOVEMENT, "Pad", "Tile")
+"""Operators that only move elements, of any type; they are never random functions."""
+
+KINDS = {"u": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64, "b": onnx.TensorProto.BOOL}
+"""The element types of field elements, integers and booleans, by numpy kind."""
+
+WIDE = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+"""Element types to which a Cast of field elements is the identity."""
+
+CASTS = ("Cast", "CastLike")
+
+RINGS = ("Add", "Identity", "Mul", "Neg", "Sub", "Sum", "Where")
+"""Operators that obey the same laws for wrapping integers as for real numbers."""
+
+FEW = 1 << 20
+"""The most elements of an array of known numbers."""
+
+COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+"""Operators that compare numbers."""
+
+BENDS = ("Clip", "Max", "Min", "Mod", "Pow")
+"""Operators that change behaviour at a constant; both models must have the constants that no input integer reaches."""
+
+SIZED = ("ConstantOfShape", "CumSum", "Range", "ReduceMax", "ReduceSum")
+"""Further operators that obey one law for all integers, so that random integers tell two graphs of them apart."""
+
+COMPARE = (*COMPARISONS, *BENDS)
+
+TABLES = ("Gather", "GatherElements", "GatherND")
+"""Operators that look up rows of their first input by number."""
+
+
+class NotRunError(OutOfScopeError):
+    """An operator does not run on these numbers, for example a Squeeze of a size that is not 1."""
+
+
+class WholeEvaluator(ModelInterpreter):
+    """Evaluates a whole model: known numbers as floats, an operator without an equation as a random function.
+
+    narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.  outcomes: by
+    node that makes booleans from input integers, the values seen.
+    """
+
+    narrow: Collection[int] = ()
+
+    def __init__(
+        self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
+    ) -> None:  # fmt: skip
+        super().__init__(field, document, folded, limits, deadline)
+        self._shape_info = document.shape_info
+        self._floats: dict[int, tuple[Array, np.ndarray]] = {}
+        self._fed: dict[int, Array] = {}
+        self._symbols: dict[int, set[str]] = {}
+        self.outcomes: dict[ir.Node, set[bool]] = {}
+
+    def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """See `ModelInterpreter.outputs`."""
+        self._fed = {id(array): array for array in feeds.values()}
+        results = super().outputs(feeds)
+        self._use(results)
+        return results
+
+    def _known(self, numbers: np.ndarray | None) -> Array:
+        """The array for known numbers. Operators on known numbers alone round, as runtimes and constant folding do."""
+        before = set(self.field.symbols)
+        array = super()._known(numbers)
+        if array.dtype == np.uint64 and numbers is not None and numbers.size <= FEW:
+            self._floats[id(array)] = array, numbers  # with the array, so that nothing else gets its identity
+            wide = numbers.astype(np.float64)
+            if not np.isfinite(wide).all():
+                self._symbols[id(array)] = {str(number) for number in np.unique(wide[~np.isfinite(wide)])}
+                self.field.symbols = before
+        return array
+
+    def _content(self, value: ir.Value | None, array: Array) -> np.ndarray | None:
+        return self._number(array)
+
+    def _number(self, array: Array | None) -> np.ndarray | None:
+        """The numbers behind an array, if they are known."""
+        is_element = array is not None and array.dtype == np.uint64
+        return self._floats.get(id(array), (array, None))[1] if is_element else array
+
+    def _operands(self, node: ir.Node) -> list[Array | None]:
+        """The operands; those of a Where without the NaN and infinities that its condition never selects."""
+        operands = super()._operands(node)
+        if node.op_type != "Where" or node.domain not in DEFAULT_DOMAINS:
+            return operands
+        condition, *branches = operands
+        if condition is None or condition.dtype != np.bool_:
+            return operands
+        for index, (array, chosen) in enumerate(zip(branches, (condition, ~condition), strict=True), 1):
+            numbers = self._number(array)
+            if array is not None and numbers is not None and id(array) in self._symbols:
+                wide = numbers.astype(np.float64)
+                if not (chosen & ~np.isfinite(wide)).any():
+                    operands[index] = self._known(np.where(np.isfinite(wide), numbers, 0).astype(numbers.dtype))
+        return operands
+
+    def _use(self, arrays: Sequence[Array | None]) -> None:
+        """Record that a result depends on the NaN and infinities of these arrays."""
+        for array in arrays:
+            if array is not None and id(array) in self._symbols:
+                self.field.symbols |= self._symbols[id(array)]
+
+    def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
+        results = super()._body(body, arguments)
+        self._use(results)  # which may be stacked
+        return results
+
+    def _results(self, node: ir.Node) -> Sequence[Array]:
+        own = node.domain in DEFAULT_DOMAINS
+        if own and node.op_type in RANDOM:
+            raise OutOfScopeError(f"{node.op_type}, whose output is random")
+        if own and node.op_type == "Dropout":  # random in training only, and no case for onnx's evaluator
+            return super()._results(node)
+        operands = self._operands(node)
+        if own and node.op_type == "Cast" and operands[0] is not None and self._keeps_type(node):
+            return [operands[0]]
+        if (own and node.op_type in (*OP_TYPES, "Constant")) or any(subgraphs(node)):
+            self._use(operands)
+            return super()._results(node)
+        if self._is_undefined(operands):
+            return super()._results(node)
+        numbers = [self._number(operand) for operand in operands]
+        is_fed = any(id(operand) in self._fed for operand in operands)
+        is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
+        rounds = is_fed and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
+        if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
+            results = self._computed(node, numbers)
+            if is_fed and node.op_type not in ("Shape", "Size"):
+                self._fed |= {id(array): array for array in results}
+                self._watch(node, operands, numbers, results[0])
+            return results
+        self._use(operands)
+        if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
+            return self._unknown(node, operands)
+        if own and node.op_type == "Slice":
+            self._watch_bounds(node, operands)
+        is_cast = own and node.op_type in CASTS and operands[0] is not None and operands[0].dtype == np.uint64
+        goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
+        narrows = is_cast and self._goal(node) not in goals
+        try:
+            if not narrows:  # which rounds
+                return super()._results(node)
+        except SmallInputError as error:
+            raise NotRunError(f"{node.op_type} '{node.name}': {error}") from None
+        except (OutOfScopeError, WrongError) as error:  # a use of it that has no equation
+            if own and node.op_type in MOVES:
+                raise OutOfScopeError(str(error)) from None
+        if is_cast and operands[0] is not None:
+            return [self.field.function(f"Cast to {self._goal(node)} {_attributes(node)}", operands[0])]
+        return self._unknown(node, operands)
+
+    def _watch(
+        self, node: ir.Node, operands: Sequence[Array | None], numbers: Sequence[np.ndarray | None], result: Array
+    ) -> None:
+        """Record what input integers decided at a node; constants that they may not reach become symbols."""
+        pairs = [(array, id(a) in self._fed) for a, array in zip(operands, numbers, strict=True) if array is not None]
+        constants = [array for array, is_fed in pairs if not is_fed]
+        if result.dtype == np.bool_ and node.op_type not in MOVES:
+            self.outcomes.setdefault(node, set()).update(map(bool, np.unique(result)))
+        elif node.op_type in TABLES and not pairs[0][1]:
+            self.field.symbols.add(f"a table of shape {list(constants[0].shape)} ({_digest('', constants)})")
+        elif node.op_type in (*BENDS, "BitShift", "Div"):
+            reach = max(np.abs(array.astype(np.float64)).max(initial=0) for array, is_fed in pairs if is_fed)
+            beyond = {number for array in constants for number in np.unique(array) if np.abs(number) > reach}
+            self.field.symbols |= {f"{node.op_type} with {number}" for number in beyond}
+        elif not self._is_lawful(node):
+            digest = _digest(_attributes(node), [array for array, _ in pairs])
+            self.field.symbols.add(f"{node.op_type} of integers ({digest})")
+
+    def _watch_bounds(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
+        """Record constant bounds of a Slice beyond the sizes of its operand, as symbols."""
+        most = max(operands[0].shape, default=0) if operands[0] is not None else 0
+        named = [np.array(node.attributes[name].as_ints()) for name in ("starts", "ends") if name in node.attributes]
+        constants = [a for a in operands[1:3] if a is not None and a.dtype == np.int64 and id(a) not in self._fed]
+        bounds = {abs(int(bound)) for numbers in (*named, *constants) for bound in numbers.ravel()}
+        self.field.symbols |= {f"Slice to {bound}" for bound in bounds if most < bound < 2**31 - 1}
+
+    def _is_lawful(self, node: ir.Node) -> bool:
+        """Whether a node obeys one law for all integers that are drawn."""
+        if node.op_type in (*MOVES, *SIZED):
+            return True
+        dtype = None if node.outputs[0].name is None else self._shape_info.dtype(node.outputs[0])
+        is_wide = dtype is not None and (dtype.is_floating_point() or dtype in (ir.DataType.INT32, ir.DataType.INT64))
+        return is_wide and node.op_type in (*RINGS, *CASTS)
+
+    def _goal(self, node: ir.Node) -> int | None:
+        """The target type of a Cast or CastLike, if known."""
+        if node.op_type == "Cast":
+            return node.attributes["to"].as_int()
+        dtype = None if node.inputs[1] is None else self._shape_info.dtype(node.inputs[1])
+        return None if dtype is None else dtype.value
+
+    def _keeps_type(self, node: ir.Node) -> bool:
+        """Whether a Cast keeps the element type, for example a Cast of a comparison to booleans."""
+        to, x = node.attributes["to"], node.inputs[0]
+        return to.type == ir.AttributeType.INT and x is not None and self._shape_info.dtype(x) == to.as_int()
+
+    def _is_whole(self, value: ir.Value | None, operand: Array | None) -> bool:
+        """Whether integers were computed from floats: they are field elements, without integer division or order."""
+        dtype = (
+            None if value is None or operand is None or operand.dtype != np.uint64 else self._shape_info.dtype(value)
+        )
+        return dtype is not None and dtype.is_integer()
+
+    def _bind(self, value: ir.Value, array: Array) -> None:
+        """Bind a value; narrow integers wrap."""
+        if array.dtype == np.int64 and (dtype := self._shape_info.dtype(value)) is not None and dtype.is_integer():
+            if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
+                raise OutOfScopeError(f"'{value.name}', whose unsigned integers wrap")
+            wrapped = array.astype(dtype.numpy()).astype(np.int64)
+            if id(array) in self._fed:
+                self._fed[id(wrapped)] = wrapped
+            array = wrapped
+        super()._bind(value, array)
+
+    def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:
+        """The results of an operator on known numbers, by onnx's evaluator."""
+        self._limit_size(node, numbers)
+        try:
+            with np.errstate(all="ignore"):
+                results = evaluate_node(node, numbers, self._graph.opset)
+        except Exception as error:
+            raise NotRunError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
+        return [self._known(array) for array in results]
+
+    def _unknown(self, node: ir.Node, operands: Sequence[Array | None]) -> list[Array]:
+        """Random elements, a function of all operands, in the shapes that inference finds."""
+        digest = hashlib.blake2b(f"{node.domain} {node.op_type} {_attributes(node)}".encode())
+        for array in operands:
+            kind = "none" if array is None else f"{array.dtype} {array.shape}"
+            digest.update(kind.encode() + (b"" if array is None else np.ascontiguousarray(array).tobytes()))
+        seed = int.from_bytes(digest.digest()[:7], "little")
+        return [
+            self.field.function(f"unknown {seed} {index}", np.arange(math.prod(shape), dtype=np.uint64)).reshape(shape)
+            for index, shape in enumerate(self._shapes(node, operands))
+        ]
+
+    def _shapes(self, node: ir.Node, operands: Sequence[Array | None]) -> list[tuple[int, ...]]:
+        """The shapes of the outputs, inferred from the node alone."""
+        inputs, constants = {}, []
+        for value, array in zip(node.inputs, operands, strict=True):
+            if value is None or array is None or value.name in inputs:
+                continue
+            name, kind = str(value.name), value.dtype.value if value.dtype else KINDS[array.dtype.kind]
+            inputs[name] = onnx.helper.make_tensor_value_info(name, kind, array.shape)
+            if array.dtype == np.int64 and array.size < 64:
+                constants.append(onnx.numpy_helper.from_array(array, name))
+        outputs = [onnx.ValueInfoProto(name=value.name) for value in node.outputs if value.name]
+        graph = onnx.helper.make_graph([ir.to_proto(node)], "one", list(inputs.values()), outputs, constants)
+        domains = {"": self._graph.opset} | ({} if node.domain in DEFAULT_DOMAINS else {node.domain: 1})
+        model = onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid(*opset) for opset in domains.items()]
+        )
+        try:
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        except Exception as error:
+            raise OutOfScopeError(f"{node.op_type} '{node.name}': {type(error).__name__}") from None
+        shapes = [sizes_of(info) for info in inferred.graph.output]
+        if any(shape is None or None in shape for shape in shapes):
+            raise OutOfScopeError(f"{node.op_type} '{node.name}', whose shape is unknown")
+        return [tuple(size for size in shape or () if size is not None) for shape in shapes]
+
+
+def _attributes(node: ir.Node) -> str:
+    held = {name: attribute.value for name, attribute in node.attributes.items()}
+    return repr(
+        sorted((name, value.tobytes() if hasattr(value, "tobytes") else repr(value)) for name, value in held.items())
+    )
+
+
+def _digest(text: str, arrays: Iterable[Array]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=8)
+    for array in arrays:
+        digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

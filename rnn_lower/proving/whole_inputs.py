@@ -1,0 +1,141 @@
+"""Inputs for evaluating whole models: sizes, random field elements, small and large integers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from rnn_lower.ir.walk import Scope, constant, nodes
+from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.model_inputs import required_inputs, symbol
+from rnn_lower.proving.operators import OutOfScopeError
+from rnn_lower.proving.whole_evaluator import COMPARE, TABLES
+
+SIZES = (3, 1, 2, 4, 7, 13, 0)
+"""Values for the first free size; each further size is one larger. A model need not run with all of them."""
+
+LONG_SIZES = (64, 640)
+"""Values for the last free size of each input, for models that need many frames or audio samples."""
+
+SHAPES = ("Concat", "ConstantOfShape", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+
+MOST_COUNTED = 2000
+"""The largest constant beyond which sizes are tried. A graph may change its behaviour at any integer that an operator
+reads, except the operators of SHAPES, and at any float that one of COMPARE reads."""
+
+INTEGERS = 4
+"""Small integers lie below this number, and so below the sizes of most models."""
+
+LARGE = 31
+"""Bits of large integers. Models that use an integer as a size or an index rarely run with them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One set of inputs.
+
+    index, draw: seeds.  sizes: by name of the free size.  numbers: fixed values by input.  large: draw large integers.
+    """
+
+    index: int
+    sizes: Mapping[str, int]
+    draw: int
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    large: bool = False
+
+
+def compared_numbers(comparisons: Iterable[ir.Node]) -> Iterator[int]:
+    """The constants that comparisons read, and their neighbours."""
+    for array in (constant(value) for node in comparisons for value in node.inputs):
+        if array is not None and array.size <= 4:
+            yield from (int(n) + more for n in array.ravel() if abs(n) < 2**31 for more in (-1, 0, 1))
+
+
+def _free(value: ir.Value) -> list[str]:
+    """The names of the free sizes of an input."""
+    symbols = (symbol(value, axis) for axis in range(len(value.shape or ())))
+    return [name for name in symbols if not isinstance(name, int)]
+
+
+def small_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
+    """Small values for the free sizes of the inputs, by name."""
+    free = list(dict.fromkeys(name for value in model.graph.inputs for name in _free(value)))
+    for size in SIZES if free else SIZES[:1]:
+        yield {name: size + index if size else 0 for index, name in enumerate(free)}
+
+
+def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
+    """Large values for the last free size of each input, by name."""
+    free = [names for value in model.graph.inputs if (names := _free(value))]
+    for size in LONG_SIZES if free else ():
+        yield {name: 2 for names in free for name in names} | {names[-1]: size for names in free if len(names) > 1}
+
+
+def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
+    """The constants that a node compares with, counts with or slices at, unless a loop body slices columns."""
+    arrays = [constant(value) for value in node.inputs]
+    if node.op_type in TABLES and scope.outer is not None and arrays and arrays[0] is not None:
+        yield from arrays[0].shape  # a step may look up its position in a table of this size
+    axes = arrays[3] if node.op_type == "Slice" and len(arrays) > 3 else None
+    for index, array in enumerate(arrays):
+        kinds = "" if node.op_type in SHAPES else "iuf" if node.op_type in COMPARE else "iu"
+        if array is None or array.size > 4 or array.dtype.kind not in kinds or not kinds:
+            continue
+        if axes is not None and scope.outer is not None and index in (1, 2):
+            array = array[np.ravel(axes)[: array.size] == 0]
+        yield from (int(number) for number in np.ravel(array) if np.isfinite(number) and abs(number) < 2**31 - 1)
+
+
+def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes beyond the constants that a node compares with or a loop counts to."""
+    numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
+    large = sorted(number for number in numbers if number > max(SIZES))
+    if large and large[-1] > MOST_COUNTED:
+        raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
+    near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
+    for number in (*sorted(near), *(number + more for number in large[-4:] for more in (0, 2))):
+        for name in sizes:
+            yield {**dict.fromkeys(sizes, 2), name: number}
+
+
+def _sized(value: ir.Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of an input, with its free sizes filled in."""
+    symbols = [symbol(value, axis) for axis in range(len(value.shape or ()))]
+    return tuple(name if isinstance(name, int) else sizes[name] for name in symbols)
+
+
+def large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """Integers of any magnitude for a random choice of the integer inputs."""
+    feeds = {}
+    for value in required_inputs(model):
+        if value.dtype is not None and value.dtype.is_integer() and rng.integers(2):
+            limits, size = np.iinfo(value.dtype.numpy()), 1 << min(LARGE, int(rng.integers(2 * LARGE)))
+            low, high = max(limits.min, -size), min(limits.max, size - 1)
+            feeds[str(value.name)] = rng.integers(low, high, inputs[str(value.name)].shape, endpoint=True)
+    return feeds
+
+
+def draw_inputs(
+    field: Field, model: ir.Model, sizes: Mapping[str, int], rng: np.random.Generator, lengths: bool
+) -> dict[str, Array]:
+    """Random inputs. lengths: draw integers from -1 to the largest size plus 1, as sequence lengths."""
+    feeds: dict[str, Array] = {}
+    steps = [size for value in model.graph.inputs for size in _sized(value, sizes)]
+    most = max(steps, default=0) + 2 if all(steps) else 1  # an empty sequence has no valid index
+    low, high = (-1, most) if lengths else (0, 1 if most == 1 else INTEGERS)
+    for value in required_inputs(model):
+        if value.shape is None or value.dtype is None:
+            raise OutOfScopeError(f"input '{value.name}' declares no shape")
+        shape = _sized(value, sizes)
+        if value.dtype.is_floating_point():
+            feeds[str(value.name)] = field.random(shape)
+        elif value.dtype == ir.DataType.BOOL:
+            feeds[str(value.name)] = rng.integers(0, 2, shape).astype(bool)
+        elif value.dtype.is_integer():
+            feeds[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
+        else:
+            raise OutOfScopeError(f"input '{value.name}' of {value.dtype.name}")
+    return feeds
