@@ -481,6 +481,19 @@ def test_from_the_checkout_and_as_a_module_without_runtimes(lstm, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_command_defers_what_it_seldom_needs(lstm, tmp_path):
+    """sympy is there as soon as somebody asks for it."""
+    code = (
+        "import sys; from rnn_lower import cli; code = cli.main(['lower', sys.argv[1], '-o', sys.argv[2], '--check']);"
+        "assert code == 0 and 'sympy.core' not in sys.modules;"
+        "import onnx_ir as ir; assert (ir.SymbolicDim('n') + 1) + 1 == ir.SymbolicDim('n + 2');"
+        "import sympy.core; from sympy import Max; assert Max(1, 2) == 2"
+    )
+    arguments = [sys.executable, "-c", code, lstm, tmp_path / "o.onnx"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0

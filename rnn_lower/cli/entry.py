@@ -18,6 +18,7 @@ from typing import BinaryIO, TextIO
 
 from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN, make_parser, one_value_each, resolve_files
 from rnn_lower.cli.commands import COMMANDS
+from rnn_lower.cli.lazy_imports import defer
 from rnn_lower.cli.printing import one_line
 from rnn_lower.errors import COMMAND_LINE, RnnLowerError, public
 from rnn_lower.signals import stopped_as_by_ctrl_c, was_stopped
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0: done, 1: a difference, a node that is not proved or (`lint`) not supported, 2: bad input or usage, or
     interrupted, 3: an error of rnn_lower itself; from 2 on with one line on stderr.
     """
+    defer()
     # Threads of OpenBLAS spin for 25 ms after each product, and the proof has many small ones: a fifth of --check.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
     atexit.register(gc.freeze)  # a process that ends need not collect its models: a quarter of 1,000 nodes' time
