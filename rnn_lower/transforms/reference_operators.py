@@ -1,0 +1,44 @@
+"""Operators that onnx's reference evaluator computes against the text of the standard, corrected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_loop
+
+
+class Loop(op_loop.Loop):  # type: ignore[misc]  # onnx gives it no types
+    """That of onnx 1.23 strings results together, which the text stacks, and takes an absent condition for false."""
+
+    def _run(
+        self, trips: Any, going: Any, *carried: Any, context: Any = None, body: Any = None, attributes: Any = None,
+        bindings: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        states, stacked, trip = list(carried), [list[np.ndarray]() for _ in range(self.K)], 0
+        while (going is None or bool(going)) and (trips is None or trip < int(trips)):
+            arguments = (np.array(trip, np.int64), np.array(True), *states)
+            feeds = {**(context or {}), **dict(zip(self.body.input_names, arguments, strict=True))}
+            going, *values = self._run_body(feeds, attributes=attributes, bindings=bindings)
+            states, trip = values[: self.N], trip + 1
+            for results, result in zip(stacked, values[self.N :], strict=True):
+                results.append(result)
+        return (*states, *map(np.stack, stacked))  # of no trips nobody says how large a result is; it raises
+
+
+class Slice(OpRun):  # type: ignore[misc]
+    """That of onnx 1.23 gives nothing for a start before the first element going backwards, which the text clamps."""
+
+    def _run(
+        self, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+    ) -> tuple[Any, ...]:  # fmt: skip
+        starts, ends = np.ravel(starts), np.ravel(ends)
+        axes = range(len(starts)) if axes is None else np.ravel(axes)
+        steps = np.ones(len(starts), int) if steps is None else np.ravel(steps)
+        cut = [slice(None)] * x.ndim
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            start, end, size = int(start), int(end), x.shape[axis]
+            start = max(start, -size) if step < 0 else start
+            cut[axis] = slice(start, None if step < 0 and end < -size else end, int(step))
+        return (x[tuple(cut)],)
