@@ -40,7 +40,7 @@ wrong" is any other result, and "error" is an exception or a crash.
 
 ## Repeating the measurement
 
-`rnn-lower targets` lists the targets. These commands install the runtimes and measure two of them:
+These commands install the runtimes and measure two of them:
 
     pip install torch==2.13.0 && pip install -e '.[test,runtimes]' && pip install --no-deps onnx2torch
     python tests/runtimes/matrix.py openvino tract
@@ -93,7 +93,7 @@ These rules apply to every target:
   projected input came first, OpenVINO would silently compute a wrong RNN in a Scan of known length.
 - If simpler operators compute Softplus, the formula does not overflow.
 
-These rules apply to single targets:
+These rules apply to individual targets:
 
 - OpenVINO's Scan reads only constants from outside its body. Computed weights therefore need a Loop, which reads any value.
 - OpenCV 5.0's Tanh is NaN above 44, and a real speech enhancer (GTCRN) reaches this value. The targets `opencv` and `portable` limit the
