@@ -102,7 +102,7 @@ These rules apply to individual targets:
   of rank 1.
 - A WebGPU shader has 8 buffers, and a Concat or a Split of more than 7 parts returns zeros. The targets `onnxruntime-webgpu` and `portable`
   avoid larger ones.
-- The Softplus of OpenCV and tract is infinite above 88.7. Their targets and `portable` do not use this operator.
+- The Softplus of OpenCV and tract is infinite above 88.7. The targets of OpenCV and tract, and `portable`, do not use this operator.
 
 ## Real models
 
