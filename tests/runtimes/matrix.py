@@ -34,85 +34,88 @@ from rnn_lower.targeting.probe import results as judging  # noqa: E402
 from rnn_lower.targeting.probe.report import REFUSED, count_outcomes, fused_tables  # noqa: E402
 
 NOTES = """
-"Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. onnxruntime's
-native operator provides the expected values or, where its result is not well defined, the project's reference implementation.
-"Silently wrong" is any other result; "error" is an exception or a crash.
+"Right" means that all shapes are equal and that no value differs from the expected one by more than 1e-4, in float32. The native operators
+of onnxruntime compute the expected values, or the project's reference implementation if the native result is not well defined. "Silently
+wrong" is any other result, and "error" is an exception or a crash.
 
-## Running it yourself
+## Repeating the measurement
 
-`rnn-lower targets` lists the targets. Install the runtimes, then measure two of them:
+These commands install the runtimes and measure two of them:
 
     pip install torch==2.13.0 && pip install -e '.[test,runtimes]' && pip install --no-deps onnx2torch
     python tests/runtimes/matrix.py openvino tract
 
-Without names, the script measures every runtime that is installed. tinygrad's CPU device needs `clang` (19 works, 14 does
-not). Unrolled graphs of long sequences load slowly on some runtimes; `rnn-lower` then prints a warning with the expected time.
+Without names, the script measures every installed runtime. The CPU device of tinygrad needs `clang` (version 19 works, version 14 does
+not).
 
-emx-onnx-cgen (which needs `gcc`), qonnx, jaxonnxruntime (with absl-py), aidge_core with aidge_onnx and aidge_backend_cpu, and onnx2tf
-with tensorflow and ai-edge-litert come from PyPI; they do not all fit into one environment. qonnx 1.0.0 needs onnx
-1.20. For onnxruntime-web, `NODE_MODULES` names a folder of npm packages with onnxruntime-web and puppeteer-core, and `CHROMIUM`
-the browser. rknn-toolkit2 (which wants an older onnx), ncnn (with pnnx) and onnxruntime-openvino (which replaces
-onnxruntime) run in Python environments of their own, which `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO_PYTHON` name.
+PyPI provides emx-onnx-cgen (which needs `gcc`), qonnx, jaxonnxruntime (with absl-py), aidge_core with aidge_onnx and aidge_backend_cpu, and
+onnx2tf with tensorflow and ai-edge-litert. These packages do not all fit into one environment: qonnx 1.0.0 needs onnx 1.20. For
+onnxruntime-web, set `NODE_MODULES` to a folder of npm packages with onnxruntime-web and puppeteer-core, and `CHROMIUM` to the browser.
+Install rknn-toolkit2, ncnn (with pnnx) and onnxruntime-openvino in separate Python environments. rknn-toolkit2 requires an older onnx, and
+onnxruntime-openvino replaces onnxruntime. Set `RKNN_PYTHON`, `NCNN_PYTHON` and `ORT_OPENVINO_PYTHON` to the interpreters of these
+environments.
 
-## What the rows are
+## Notes on the rows
 
-- emx-onnx-cgen: the C code that it generates, compiled by gcc and run. A Scan keeps that code short.
-- onnxruntime-web and onnxruntime-webgpu: one package, in a page of a headless Chromium: WebAssembly with one thread, and
-  WebGPU with a software adapter. On WebGPU a **Scan is silently wrong** in 17 of the 60 features; its target has none.
-- onnx2tf: the TensorFlow Lite model that it writes, run by LiteRT. Inputs keep their axes (`-kat`).
-- rknn: the simulator of rknn-toolkit2 for an RK3588, **not a chip**. It computes in float16, so differences up to 0.01 count as
-  right here, or up to 0.01 times the largest expected value where that is above 1.
-- ncnn: the model that pnnx converts, in float32. It has no comparisons and no integers, so `sequence_lens` has to be a constant.
-  pnnx converts no recurrent operator.
-- onnxruntime-openvino: onnxruntime with its OpenVINO provider, which ends the session when it meets a Loop.
-- opencv@classic: the engine of OpenCV 4, which 5.0 still has (`cv2.dnn.ENGINE_CLASSIC`).
-- qonnx runs a graph node by node through onnxruntime; a Scan or Loop fails there.
+- emx-onnx-cgen: the script compiles the generated C code with gcc and runs it. A Scan keeps the C code short.
+- onnxruntime-web and onnxruntime-webgpu: one package, which the script runs in headless Chromium. onnxruntime-web uses WebAssembly with one
+  thread, and onnxruntime-webgpu uses a software adapter. On WebGPU a **Scan is silently wrong** in 17 of the 60 features, so the target has
+  no Scan.
+- onnx2tf: LiteRT runs the TensorFlow Lite model that onnx2tf writes. The option `-kat` keeps the axes of the inputs.
+- rknn: the simulator of rknn-toolkit2 for an RK3588, **not a chip**. The simulator computes in float16, so the limit for differences is
+  0.01, or 0.01 times the largest expected value if this value is above 1.
+- ncnn: the script runs the model that pnnx converts, in float32. ncnn has no comparisons and no integers, so `sequence_lens` must be a
+  constant. The converter supports no recurrent operator.
+- onnxruntime-openvino: onnxruntime with its OpenVINO provider. The provider ends the session if the model contains a Loop.
+- opencv@classic: the engine of OpenCV 4, which 5.0 still contains (`cv2.dnn.ENGINE_CLASSIC`).
+- qonnx: this package runs a graph node by node through onnxruntime. A Scan or Loop fails on qonnx.
 
-Not in the table:
+The table does not include these runtimes:
 
-- MNN runs Loop and unrolled graphs (target `mnn`). Importing its converter installs packages and contacts its vendor,
-  so this script never runs it; it was tested by hand in an isolated environment.
-- hls4ml refuses Slice; it was not tested further.
+- MNN runs Loop and unrolled graphs (target `mnn`). The import of its converter installs packages and contacts its vendor, so the script
+  never runs it. MNN was tested by hand in an isolated environment.
+- hls4ml refuses Slice, and was not tested further.
 
 For any other runtime, use [a kit](new-target.md).
 
 ## Random models
 
-`python tests/soak/fuzz.py --runtime NAME` compares random models in every form that the target accepts. Of 7,500 on 21 runtimes, 7,460
-were right; tract, OpenCV 4 and onnx2tf refused to load the others, and one on rknn was wrong, which its target now refuses.
-`python tests/soak/soaktargets.py` lowers random models for every target and runs them on onnxruntime: none of 1,207 was wrong.
+`python tests/soak/fuzz.py --runtime NAME` compares random models in every form that the target accepts. Of 7,500 models on 21 runtimes,
+7,460 were right. One model was wrong on rknn, and the rknn target now refuses it. The runtimes tract, OpenCV 4 and onnx2tf refused to load
+the others. `python tests/soak/soaktargets.py` lowers random models for every target and runs them on onnxruntime. None of 1,207 results was
+wrong.
 
 ## How runtimes shaped the lowered graph
 
-For every target:
+These rules apply to every target:
 
-- In every sum, the recurrent product is the first operand. OpenVINO 2026.4.1 computes Add in the memory of its first
-  operand; with the projected input first, an RNN in a Scan of known length is silently wrong there.
-- Where simpler operators compute Softplus, the formula does not overflow.
+- In every sum, the recurrent product is the first operand. OpenVINO 2026.4.1 computes Add in the memory of its first operand. If the
+  projected input came first, OpenVINO would silently compute a wrong RNN in a Scan of known length.
+- If simpler operators compute Softplus, the formula does not overflow.
 
-For single targets:
+These rules apply to individual targets:
 
-- OpenVINO's Scan reads only constants from outside its body, so computed weights need a Loop, which reads anything.
-- OpenCV 5.0's Tanh is NaN above 44, a value that a real speech enhancer (GTCRN) reaches: targets `opencv` and `portable`
-  limit the input of Tanh to [-20, 20].
-- OpenCV 4 treats a computed vector as a column and silently broadcasts it along the wrong axis: target `opencv@4` computes no
-  tensors of rank 1.
-- A WebGPU shader gets 8 buffers, and a Concat or a Split of more than 7 parts returns zeros: targets `onnxruntime-webgpu` and
-  `portable` avoid larger ones.
-- The Softplus of OpenCV and tract is infinite above 88.7: their targets and `portable` do not use that operator.
+- OpenVINO's Scan reads only constants from outside its body. Computed weights therefore need a Loop, which reads any value.
+- OpenCV 5.0's Tanh is NaN above 44, and a real speech enhancer (GTCRN) reaches this value. The targets `opencv` and `portable` limit the
+  input of Tanh to [-20, 20].
+- OpenCV 4 treats a computed vector as a column and silently broadcasts it along the wrong axis. The target `opencv@4` computes no tensors
+  of rank 1.
+- A WebGPU shader has 8 buffers, and a Concat or a Split of more than 7 parts returns zeros. The targets `onnxruntime-webgpu` and `portable`
+  avoid larger ones.
+- The Softplus of OpenCV and tract is infinite above 88.7. The targets of OpenCV and tract, and `portable`, do not use this operator.
 
 ## Real models
 
-`test_real_models` runs the first two.
+`test_real_models` runs DTLN and GTCRN.
 
-- A Keras export with two LSTM nodes (DTLN) runs right on each runtime when lowered for it, except on
-  jaxonnxruntime, which reads an end of 2^63 - 1 in a Slice as -1, and on onnx2tf, which transposes an output.
-- A speech enhancer with fourteen GRU nodes (GTCRN) does too, except on runtimes that refuse its other operators (the
-  ReferenceEvaluator, tinygrad, IREE, aidge, jaxonnxruntime, onnx2tf and ncnn: Conv with groups, Gather, ConvTranspose, Pad
-  and Slice) or compute them differently, with native nodes as well (WebGPU, and the ConvTranspose of OpenCV's classic
-  engine). It was not tested on rknn, whose simulator takes minutes.
-- A voice detector whose LSTM nodes lie in If branches (Silero) runs right on onnxruntime and on the ReferenceEvaluator.
-  OpenVINO 2026.4.1 refuses it, native or lowered, because of other operators: Conv and ReduceMean of unknown rank or type.
+- DTLN, a Keras export with two LSTM nodes, runs correctly on each runtime when lowered for it, with two exceptions: jaxonnxruntime reads
+  the end 2^63 - 1 of a Slice as -1, and onnx2tf transposes an output.
+- GTCRN, a speech enhancer with fourteen GRU nodes, also runs correctly on most runtimes. The ReferenceEvaluator, tinygrad, IREE, aidge,
+  jaxonnxruntime, onnx2tf and ncnn refuse some of the other operators of GTCRN (Conv with groups, Gather, ConvTranspose, Pad and Slice).
+  Even with native nodes, the results differ on WebGPU, and in the ConvTranspose of OpenCV's classic engine. GTCRN was not tested on rknn,
+  whose simulator takes minutes.
+- Silero, a voice detector with LSTM nodes in If branches, runs correctly on onnxruntime and on the ReferenceEvaluator. OpenVINO 2026.4.1
+  refuses Silero, native or lowered, because of a Conv and a ReduceMean of unknown rank or type.
 """
 
 
@@ -174,11 +177,12 @@ def collect(name: str, kind: str) -> dict[str, list[str]]:
 def write_page(data: dict, folder: Path) -> None:
     lines = [
         "# Runtimes", "",
-        "`tests/runtimes/matrix.py` generates this page. It runs one-node models that cover the features of RNN, GRU and LSTM",
-        f"({len(FEATURES)} models at opset 17, with T = 5, N = 2, I = 3, H = 4) on each runtime: first with the native operator, then",
-        "lowered with the target of that name, in every form that the target supports.", "",
+        f"`tests/runtimes/matrix.py` generates this page. The script runs {len(FEATURES)} models with one node each (opset 17, T = 5, N = 2, I = 3, H = 4), which",
+        "cover the features of RNN, GRU and LSTM. Each runtime runs the native operator, and then the models lowered for its target, in every form",
+        "that the target supports.", "",
         "![Every feature on every runtime, native and lowered](runtimes.png)", "",
-        "[The same as a table](runtimes.csv): a number is the largest difference of a result that is wrong without an error.", "", "| runtime | version | native | lowered |", "|---|---|---|---|",
+        "[Another table](runtimes.csv) shows the same results, with the largest difference of each silently wrong result.", "",
+        "| runtime | version | native | lowered |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, row in data.items():
         counts = [count_outcomes(row[kind].values()) if row[kind] else "not measured" for kind in ("fused", "lowered")]
