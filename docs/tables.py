@@ -23,7 +23,7 @@ SIZES = (16, 64, 128, 256)
 def runtimes() -> Iterator[str]:
     """One row a runtime: its version, and how many of the features are right natively and lowered."""
     measured = json.loads((DOCS / "runtimes.json").read_text(encoding="utf-8"))
-    yield "| runtime | version | native right | native wrong, no error | lowered right |"
+    yield "| runtime | version | native correct | native silently wrong | lowered correct |"
     yield "|---|---|---|---|---|"
     for name, row in measured.items():
         native, lowered = ([state for state, _ in row[kind].values()] for kind in ("fused", "lowered"))
