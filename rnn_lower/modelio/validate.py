@@ -13,6 +13,7 @@ import onnx_ir as ir
 from rnn_lower.errors import InvalidNodeError, RnnLowerError, UnsupportedError
 from rnn_lower.ir import protobuf
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS, newest_opset, schema_of
+from rnn_lower.options import OP_TYPES
 
 _A = onnx.AttributeProto
 _FIELDS = {
@@ -197,9 +198,12 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
     names = [attribute.name for attribute in node.attribute]
     if len(set(names)) < len(names):
         raise InvalidNodeError(f"{text}: attribute '{max(names, key=names.count)}' is set twice")
-    schema = None if node.output or node.domain not in DEFAULT_DOMAINS else schema_of(node.op_type, newest_opset())
-    if schema is not None and schema.min_output > 0:
+    is_whole = (node.input and node.output) or node.domain not in DEFAULT_DOMAINS
+    schema = None if is_whole else schema_of(node.op_type, newest_opset())
+    if schema is not None and not node.output and schema.min_output > 0:
         raise InvalidNodeError(f"{text}: it has no outputs")
+    if schema is not None and not node.input and schema.min_input > 0 and node.op_type not in OP_TYPES:
+        raise InvalidNodeError(f"{text}: it has no inputs")
     for attribute in node.attribute:
         own = _FIELDS.get(attribute.type)
         held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]

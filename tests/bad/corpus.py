@@ -781,6 +781,7 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("a weight of a branch named as another around it", changed(other_weight_in_branch, place="if", weights="initializer"), f"body of If 'if': 'W' {twice}, here and in an outer scope")
     yield Bad("a node of a branch named as another around it", changed(hidden_in_branch, place="if"), f"Neg 'hides' in main graph/body of If 'if': 'X' {twice}, here and in an outer scope")
     yield Bad("a node without outputs", changed(lambda m: m.graph.node.append(helper.make_node("Add", ["X", "X"], [], name="idle"))), "Add 'idle' in main graph: it has no outputs")
+    yield Bad("a node without inputs", changed(lambda m: m.graph.node.append(helper.make_node("Shape", [], ["size"], name="idle"))), "Shape 'idle' in main graph: it has no inputs")
     yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph: it has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
@@ -1603,7 +1604,7 @@ ODD: dict[str, tuple[Then, str]] = {
     "no axes": (lambda s: s.add("Unsqueeze", "x"), "input 1 is missing"),
     "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "its attributes do not match its inputs"),
     "unknown shape": (
-        lambda s: s.add("Reshape", s.add("Transpose"), s.add("Shape", "x")), "the shape of an input is unknown",
+        lambda s: s.add("Reshape", s.add("Transpose", ""), s.add("Shape", "x")), "the shape of an input is unknown",
     ),
 }  # fmt: skip
 """Nodes that no runtime takes either."""
