@@ -1,4 +1,4 @@
-"""Reading untrusted input: JSON in a model's metadata, files in a folder, arguments."""
+"""Read untrusted input: JSON in metadata, files in a folder, arguments."""
 
 from __future__ import annotations
 

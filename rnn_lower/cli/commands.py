@@ -1,4 +1,4 @@
-"""The commands: each calls the function of the library that it is named after, and prints what came of it."""
+"""The commands: each calls the library function of the same name and prints the result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Selection:
                 if pattern not in OP_TYPES and not any(_matches(names, [pattern]) for names in self._nodes):
                     known = [name for name, _ in self._nodes]
                     near = difflib.get_close_matches(pattern, known, 3, 0.4) or known[:3]
-                    names = f"; there are {', '.join(map(repr, near))}" if near else ""
+                    names = f"; names in the model include {', '.join(map(repr, near))}" if near else ""
                     raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node has this name{names}")
 
 
@@ -77,9 +77,9 @@ def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
     except RnnLowerError:  # no model, so that it is no input
         return
     if nodes:
-        several = "; to lower several models, use --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
+        several = "; pass --out-dir FOLDER to lower several models" if hasattr(arguments, "out_dir") else ""
         raise RnnLowerError(
-            f"{output} exists and has recurrent nodes itself; to replace it, write -o {output}{several}"
+            f"{output} already exists and contains recurrent nodes; pass -o {output} to overwrite it{several}"
         )
 
 
@@ -259,12 +259,14 @@ def _report(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or ("node.svg" if arguments.svg else "report.html")
     if output.endswith(".onnx"):
-        raise RnnLowerError(f"-o {output}: a report is not a model; name it .html, or .svg with --svg")
+        raise RnnLowerError(f"-o {output}: a report is not an ONNX model; use the extension .html, or .svg with --svg")
     options = _options(arguments)
     require(arguments, "svg", ("node",))
     if arguments.svg:
         if unused := next(iter(comparison(arguments)), None):
-            raise RnnLowerError(f"--{unused}: --svg only draws; drop one of them")
+            raise RnnLowerError(
+                f"--{unused} and --svg exclude each other, since a drawing compares nothing; drop one of them"
+            )
         text, report = api.draw(arguments.model, arguments.node, **options), None
     else:
         report = api.report(arguments.model, **comparison(arguments), **options)
@@ -308,7 +310,7 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
     require(arguments, "run", ("timeout",))
     if arguments.output is not None and not arguments.output.endswith(".toml"):
-        raise RnnLowerError(f"-o {arguments.output}: --target reads files called NAME.toml only; name it so")
+        raise RnnLowerError(f"-o {arguments.output}: a target file needs the extension .toml; name it NAME.toml")
     limit = {} if arguments.timeout is None else {"timeout": arguments.timeout}
     with printing.progress(arguments.quiet, "cases") as advance:
         report = kits.report_kit(arguments.folder, arguments.results, run=arguments.run, progress=advance, **limit)

@@ -1,4 +1,4 @@
-"""The command line: run a command; the exit code and one line on stderr say how it ended."""
+"""The entry point: run a command; report the outcome by the exit code and, for errors, one line on stderr."""
 
 from __future__ import annotations
 
@@ -68,14 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:
             return _fail(BAD, f"error: {error.filename}: {error.strerror}")
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
-        return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")
+        return _fail(BAD, f"error: cannot print the result: {error.strerror or error}")
     except Exception as error:
         if was_stopped(error):
             return _fail(BAD, "interrupted")
         if os.environ.get("RNN_LOWER_TRACEBACK"):
             raise
         text = f"{type(error).__name__}: {error}"[:500]
-        return _fail(UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+        return _fail(
+            UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see the traceback, and report it"
+        )
     finally:
         COMMAND_LINE.reset(token)
 
@@ -84,7 +86,7 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except OSError:
-        raise RnnLowerError("the working folder no longer exists; change to another one") from None
+        raise RnnLowerError("the current folder no longer exists; change to another folder") from None
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +159,7 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         yield
         return
     if len(names) + several.count("-") > 1:
-        raise RnnLowerError("-: only one model can come from stdin; name a file")
+        raise RnnLowerError("-: only one model can be read from stdin; name a file for the other model")
     with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
         path = os.path.join(folder, "stdin.onnx")
         with open(path, "wb") as file, contextlib.suppress(OSError):
@@ -172,5 +174,5 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         except RnnLowerError as error:
             text = str(error).replace(path, "-")
             if f"{folder}{os.sep}" in text:  # where there is nothing but the model
-                text = "-: the model has external weights, which a pipe cannot carry; name a file"
+                text = "-: the model has external weights, which cannot be read from a pipe; name a file"
             raise type(error)(text) from None

@@ -1,4 +1,4 @@
-"""What the command line prints: lines for people, JSON for programs."""
+"""Print results: lines for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def print_inspected(
         _print(f"{_format_node(node)}, {node.dtype.name.lower()}, {_features(node)}")
         costs = _costs(node)
         if arguments.verbose and costs["parameters"] is not None:
-            _print(f"    {costs['parameters']:,} parameters, {costs['macs_per_step']:,} products a step")
+            _print(f"    {costs['parameters']:,} parameters, {costs['macs_per_step']:,} products per step")
         for note in node.notes:
             _print(f"    {note}")
         if verdict is not None and target is not None:
             _print(f"    native on {target.name}: {verdict.kind} ({verdict.why})")
     if not nodes:
-        _print(f"{arguments.model}: no RNN, GRU or LSTM node")
+        _print(f"{arguments.model}: no RNN, GRU or LSTM node found")
     for loop in loops:
         graph = "" if loop.where == "main graph" else f" ({loop.where})"
-        trips = "an unknown number of trips" if loop.trips is None else f"{loop.trips} trips"
+        trips = "unknown trip count" if loop.trips is None else f"{loop.trips} trips"
         is_node = f"; {loop.recognized}" if loop.recognized else ""
         _print(f"{loop.node}{graph}: {loop.op}, {trips}, states {', '.join(loop.states) or 'none'}{is_node}")
         if loop.mend:
@@ -77,9 +77,13 @@ def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequ
         print_json({"output": written, "loops": [dataclasses.asdict(loop) for loop in loops]})
         return
     for loop in loops:
-        _print(f"{loop.name}: {loop.op_type or 'left as it is'}{f' ({loop.why})' if loop.why else ''}")
+        _print(f"{loop.name}: {loop.op_type or 'not replaced'}{f' ({loop.why})' if loop.why else ''}")
     count = sum(bool(loop.op_type) for loop in loops)
-    text = f"{count} of {_count(len(loops), 'loop')} proved to be recurrent nodes" if loops else "no loop"
+    text = (
+        f"{count} of {_count(len(loops), 'loop')} proved equal to a recurrent node"
+        if loops
+        else "the model contains no loop"
+    )
     _print(f"wrote {written}: {text}" if written else f"nothing written: {text}")
 
 
@@ -99,11 +103,11 @@ def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
         _print(f"    {_count(len(nodes), 'node')}: {', '.join(shown)}{', ...' if len(shown) < len(nodes) else ''}")
     target = f"{report.target} ({report.status})"
     if not report.findings:
-        _print(f"all {_count(report.nodes, 'node')} supported by {target}")
+        _print(f"{target} supports all {_count(report.nodes, 'node')}")
         return
     mended = sum(finding.lowering_mends for finding in report.findings)
-    more = f"; lowering replaces {mended}" if mended else ""
-    _print(f"{len(report.findings)} of {_count(report.nodes, 'node')} not supported by {target}{more}")
+    more = f"; lowering replaces {mended} of them" if mended else ""
+    _print(f"{target} does not support {len(report.findings)} of {_count(report.nodes, 'node')}{more}")
 
 
 def print_kit(arguments: argparse.Namespace, kit: Manifest) -> None:
@@ -112,7 +116,7 @@ def print_kit(arguments: argparse.Namespace, kit: Manifest) -> None:
         print_json({"output": arguments.output, **dataclasses.asdict(kit)})
         return
     for refused in kit.refused:
-        _print(f"left out: {refused.feature} ({refused.form}): {refused.why}")
+        _print(f"skipped {refused.feature} ({refused.form}): {refused.why}")
     _print(f"wrote {arguments.output}: {len(kit.cases)} models of {len(kit.features)} features")
 
 
@@ -132,15 +136,18 @@ def print_kit_report(arguments: argparse.Namespace, written: str | None, report:
     for error in report.errors[:5]:
         _print(f"error: {error}")
     if report.failing:
-        _print(f"only in models that failed: {', '.join(report.failing)}")
+        _print(f"operators that occur only in failed models: {', '.join(report.failing)}")
     for feature, form in report.unexplained:
-        _print(f"no operator explains why this failed: {feature} ({form})")
+        _print(f"no operator explains the failure of {feature} ({form})")
     if written:
         _print(f"wrote {written}")
     elif report.proposal:
         print(f"proposed target:\n\n{report.proposal}")
     else:
-        _print("no target is proposed, because no lowered model came out right; write a kit for another target")
+        _print(
+            "no target is proposed because no lowered model returned the expected outputs; write a kit for"
+            " another target"
+        )
 
 
 def print_lowered(
@@ -165,10 +172,10 @@ def print_native(target: Target, records: Sequence[Record]) -> None:
     count = sum(target.keeps(record.node) for record in records)
     if count:
         nodes = f"{count} of {_count(len(records), 'node')}"
-        _print(f"{target.name} was measured to run {nodes} right natively; --keep-native keeps them")
+        _print(f"{target.name} was measured to run {nodes} correctly without lowering; pass --keep-native to keep them")
 
 
-NOTHING_WRITTEN = "nothing written, since the comparison did not pass"
+NOTHING_WRITTEN = "nothing was written because the comparison failed"
 
 
 def print_streamed(
@@ -186,7 +193,7 @@ def print_streamed(
         print_json({"output": written, "states": states, **chunks, "nodes": rows, **_report_data(reports)})
         return
     for state in states:
-        _print(f"state {state['input']} -> {state['output']} of {state['of']}, initially {state['first']}")
+        _print(f"state {state['input']} -> {state['output']} of {state['of']}, initial value {state['first']}")
     if states:
         _print("chunk length: any" if plan.every == 1 else f"chunk length: a multiple of {plan.every} frames")
     if result.kept:

@@ -1,4 +1,4 @@
-"""One command on several models, each by itself."""
+"""Run one command on several models, one after another."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
         output = str(folder / Path(model).name)
         if output in used:
             both = f"{used[output]} and {model} would both be written to {output}"
-            raise RnnLowerError(f"{both}; lower one of them by itself, with -o OUT.onnx")
+            raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
         used[output] = model
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,10 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
     for model, output in zip(models, outputs, strict=True):
         file = _identity(output)
         if file in written:
-            both = f"{written[file]} and {model} would both be written to {output}, which is the same file"
-            raise RnnLowerError(f"{both}; lower one of them by itself, with -o OUT.onnx")
+            both = f"{written[file]} and {model} would both be written to the same file, {output}"
+            raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
         if file in inputs and _identity(model) != file:
-            lost = f"{output} is the same file as {inputs[file]}, and {model} would be written there"
+            lost = f"writing {model} to {output} would overwrite the input {inputs[file]}"
             raise RnnLowerError(f"{lost}; name another folder")
         written[file] = model
 

@@ -1,4 +1,4 @@
-"""Functions with recurrent nodes of which only each call tells what they compute."""
+"""Functions whose recurrent nodes depend on the call site."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifie
         for domain, version in plain_imports(model.functions[identifier].opset_imports).items():
             if imports.get(domain, version) != version:
                 name = f"{identifier[0]}.{identifier[1]}"
-                text = f"function {name} imports opset {version} of '{domain}' and the model {imports[domain]}"
+                text = (
+                    f"function {name} imports opset {version} of '{domain}', but the model imports opset"
+                    f" {imports[domain]}"
+                )
                 raise RnnLowerError(text)
 
 

@@ -1,4 +1,4 @@
-"""Lowered nodes that stay calls: each is a call of a function of the model, and nodes alike call the same one.
+"""Lowered nodes as function calls: equal nodes call the same function of the model.
 
 So the graph reads as before. Weights are inputs of the call, and stay what they are.
 """
@@ -31,7 +31,8 @@ def check_target(target: str) -> None:
     """Raises RnnLowerError for a runtime that was not seen to run function calls."""
     if target not in RUN_BY:
         text = (
-            f"target {target} has not been shown to run function calls; drop --as-function, or choose a target that has"
+            f"target {target} has not been shown to run function calls; drop --as-function, or choose one of"
+            " these targets"
         )
         raise RnnLowerError(f"{text}: {', '.join(RUN_BY)}")
 
@@ -54,7 +55,7 @@ class Calls:
         Raises UnsupportedError as `lower_node`.
         """
         if scope.lies_in("SequenceMap"):
-            text = "is in a body of SequenceMap, where onnxruntime does not support function calls"
+            text = "it is in a body of SequenceMap, in which onnxruntime does not support function calls"
             raise UnsupportedError(f"{text}; drop --as-function, or keep the node with --exclude")
         key = (form, scope.opset, *_shape_of(node))
         new = key not in self._functions
@@ -73,7 +74,11 @@ class Calls:
         if not self._functions:
             return
         if self._model.ir_version < IR_VERSION:
-            logger.info("IR version raised from %d to %d, the first with functions", self._model.ir_version, IR_VERSION)
+            logger.info(
+                "raised the IR version from %d to %d, the first version with functions",
+                self._model.ir_version,
+                IR_VERSION,
+            )
             raise_ir_version(self._model, IR_VERSION)
         for function in self._functions.values():
             self._model.functions[function.identifier()] = function

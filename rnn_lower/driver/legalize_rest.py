@@ -1,4 +1,4 @@
-"""Legalize nodes beside the recurrent ones: whatever the target does not support and the patterns can mend."""
+"""Legalize the other nodes: replace those that the target does not support and the patterns can express."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pass: choose nodes, replace them, leave the rest of the model as it is."""
+"""The lowering pass: select nodes, replace them, and leave the rest of the model unchanged."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ OTHERS = ("AttnLSTM",)
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What became of one recurrent node: the form and the number of nodes emitted, bodies included.
+    """The result for one recurrent node: the form and the number of emitted nodes, including those in bodies.
 
-    why: why it has this form, for people.  warning: what to know of an unrolled graph that is large, else empty.
-    nodes: those emitted, as long as the record has not been pickled.
+    why: a text that explains the choice of the form.  warning: a note about a large unrolled graph, otherwise empty.
+    nodes: the emitted nodes; they are not available after pickling.
     """
 
     node: RecurrentNode
@@ -63,14 +63,14 @@ class Record:
 
 
 class LowerRecurrentPass(ir.passes.InPlacePass):
-    """Replace RNN, GRU and LSTM nodes with primitive operators.
+    """Replace RNN, GRU and LSTM nodes with primitive operators, as an onnx_ir pass.
 
-    Requires: a valid model of opset 1 or newer. Changes: the chosen nodes, wherever they are (main graph, subgraphs,
-    functions), and weights that nothing uses any more, which are removed. Everything else, the opset import included,
-    stays, but for what the options `opset` and `dims` ask for. The result's `modified` tells whether any node was
-    replaced; `records` of the pass tells which. Options as in `rnn_lower.lower`.
+    The pass requires a valid model of opset 1 or newer. It changes the chosen nodes in the main graph, in subgraphs and
+    in functions, and removes weights that are no longer used. Everything else stays unchanged, including the opset
+    import, unless the options `opset` and `dims` request a change. `modified` of the result states whether any node was
+    replaced; `records` of the pass lists these nodes. The options are those of `rnn_lower.lower`.
 
-    Raises InvalidNodeError or UnsupportedError before anything is changed when a node cannot be lowered as asked.
+    Raises InvalidNodeError or UnsupportedError, before it changes anything, if a node cannot be lowered as requested.
     """
 
     @takes_options
@@ -118,14 +118,16 @@ def prepared(document: Document, options: Options) -> tuple[Document, Options]:
     Folding and unrolling the model's own loops change all of a model, so they come first.
     """
     if options.raise_loops:
-        raise UnsupportedError("loops are raised by `lower` and `lower_file` only; raise the model first")
+        raise UnsupportedError("only `lower` and `lower_file` raise loops; call `raise_loops` on the model first")
     if not changes_all(document.model, options):
         return document, options
     requested = options.fold or options.loops
     if lost := _would_lose(document.proto):
         if not requested:
             return document, options
-        raise UnsupportedError(f"the model has {lost}, which refers to what folding removes; drop --fold and --loops")
+        raise UnsupportedError(
+            f"the model has {lost}, which refers to parts of the graph that folding removes; drop --fold and --loops"
+        )
     changed, notes = False, list[str]()
 
     def change(model: ir.Model) -> None:
@@ -259,7 +261,9 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
 
 def _log_conversion(requested: Options, chosen: Options) -> None:
     if requested.opset != chosen.opset:
-        logger.info("converted to opset %d, the nearest that target %s supports", chosen.opset, requested.target)
+        logger.info(
+            "converted the model to opset %d, the nearest opset that target %s supports", chosen.opset, requested.target
+        )
 
 
 @one_child()
@@ -327,6 +331,7 @@ def _warn_of_others(model: ir.Model) -> None:
     for op_type in OTHERS:
         if counts[op_type]:
             logger.warning(
-                "%d %s (com.microsoft) remain: of onnxruntime's own operators only DynamicQuantizeLSTM is lowered",
-                counts[op_type], op_type,
-            )  # fmt: skip
+                "%d %s (com.microsoft) remain; DynamicQuantizeLSTM is the only operator of onnxruntime that is lowered",
+                counts[op_type],
+                op_type,
+            )

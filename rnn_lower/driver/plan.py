@@ -1,4 +1,4 @@
-"""The plan of one lowering: which nodes, in which form, by which subgraphs; all before anything is changed."""
+"""The plan of a lowering: the nodes, their forms and their subgraphs, before anything is changed."""
 
 from __future__ import annotations
 
@@ -134,7 +134,11 @@ class Plan:
             logger.debug("%s: form %s, %d nodes of opset %d", message, new.form, new.count, opset)
         for site in self.sites:
             if self._options.keep_native:
-                logger.info("%s: not kept native: %s", site.node.describe(), self._target.verdict(site.node).why)
+                logger.info(
+                    "%s: lowered although --keep-native is set: %s",
+                    site.node.describe(),
+                    self._target.verdict(site.node).why,
+                )
             for note in site.node.notes:
                 logger.info("%s: %s", site.node.describe(), note)
         return replacements
@@ -210,11 +214,11 @@ class Plan:
         node, opset, unmet = site.node, site.scope.opset, []
         if form == "scan" and not exists("Scan", opset):
             since = first_opset("Scan")
-            what = f"form scan needs opset {since}, the model is at opset {opset}"
+            what = f"form scan needs opset {since} or newer, but the model has opset {opset}"
             forms = tuple(name for name in self._target.forms if name != "scan")
             unmet.append(Requirement(what, forms=forms, opsets=(since, self._target.opsets[1])))
         if form == "unroll" and node.static_length is None:
-            what = f"form unroll needs a known sequence length, here it is {node.format_size('seq_length')}"
+            what = f"form unroll needs a known sequence length, but here it is {node.format_size('seq_length')}"
             forms = tuple(name for name in self._target.forms_for(node, opset) if name != "unroll")
             unmet.append(Requirement(what, forms=forms, sizes=("seq_length",)))
         return [*unmet, *self._target.lacks(node, form, opset)]
@@ -225,7 +229,7 @@ class Plan:
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         for name, size in known.items():
             if size > LARGEST_SIZE:
-                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; no axis is longer than {LARGEST_SIZE}")
+                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the limit for a size is {LARGEST_SIZE}")
             if size < 0:
                 raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the sizes of the inputs are too small")
         return dataclasses.replace(site, node=dataclasses.replace(node, **known)) if known else site
@@ -234,7 +238,7 @@ class Plan:
         node = site.node
         try:
             if self._options.as_function and node.is_quantized:
-                raise UnsupportedError(f"as_function does not support {node.op_type}; drop it")
+                raise UnsupportedError(f"--as-function does not support {node.op_type}; drop --as-function")
             if self._options.as_function and node.outputs:
                 nodes, outputs, called = self._call(site, form)
             else:
@@ -288,7 +292,10 @@ class Plan:
         self._left -= count
         if self._left < 0:
             limit = self._options.max_nodes
-            what = f"its lowering takes {count} nodes, {-self._left} more than are left of the limit of {limit}"
+            what = (
+                f"its lowering emits {count} nodes, with which the model exceeds the limit of {limit} nodes by"
+                f" {-self._left}"
+            )
             raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
 
     def _why(self, site: Site, form: str) -> str:
@@ -331,7 +338,10 @@ class Plan:
             return
         for op_type in sorted({node.op_type for node in with_bodies(emitted)}):
             if not same_signature(op_type, own, of_model):
-                what = f"the function imports opset {own} and the model {of_model}, between which {op_type} changed"
+                what = (
+                    f"the function imports opset {own} and the model opset {of_model}, but {op_type} differs"
+                    " between these opsets"
+                )
                 raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
 
     def _pool(self, scope: Scope) -> ConstantPool:
@@ -366,7 +376,8 @@ def _review(opset: int) -> None:
     check_reviewed(opset)
     if opset > (newest := newest_opset()):
         text = (
-            "opset %d is newer than the newest that the installed onnx knows (%d); lowering assumes no changed operator"
+            "opset %d is newer than the newest opset of the installed onnx (%d); lowering assumes that no"
+            " operator has changed"
         )
         logger.warning(text, opset, newest)
 

@@ -1,4 +1,4 @@
-"""Options that would mend a refusal: derived from what is missing, and tried, so that whatever is suggested works."""
+"""Suggest options for a request that failed: derive them from the missing requirements, and try them first."""
 
 from __future__ import annotations
 

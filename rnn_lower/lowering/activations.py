@@ -1,4 +1,4 @@
-"""The activations of RNN, GRU and LSTM: what alpha and beta mean, their defaults, how each is emitted.
+"""The activations of RNN, GRU and LSTM: the meaning of alpha and beta, their defaults, and the emitted nodes.
 
 Source: the ONNX text of RNN, GRU, LSTM (the eleven names are the same in every version) and onnxruntime for the
 defaults that the text leaves open. Names are compared without regard to case.
@@ -73,6 +73,6 @@ def assign(
         alpha = None if kind.alpha is None else next(alpha_queue, None)
         beta = None if kind.beta is None else next(beta_queue, None)
         if name == "ThresholdedRelu" and alpha is None:
-            notes.append("ThresholdedRelu without alpha uses 0 as onnxruntime does; the ONNX text implies 1.0")
+            notes.append("ThresholdedRelu without alpha uses 0, like onnxruntime; the ONNX specification implies 1.0")
         result.append(Activation(name, kind.alpha if alpha is None else alpha, kind.beta if beta is None else beta))
     return tuple(result), notes

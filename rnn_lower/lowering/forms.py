@@ -1,4 +1,4 @@
-"""Many steps: a step carried over time as Scan, Loop or unrolled. No gates, no weights, no runtime.
+"""Many steps: repeat a step over time as Scan, Loop or unrolled nodes. Independent of gates, weights and runtimes.
 
 A form takes a `Recurrence`, one direction of a node, and returns its final states and, where it is wanted, the first
 state of every step stacked over time.
@@ -199,7 +199,10 @@ def no_steps(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 
 def _check_count(b: GraphBuilder, seq_length: int, nodes: int, about: str = "") -> None:
     if b.max_nodes is not None and nodes > b.max_nodes:
-        what = f"unrolling {seq_length} steps takes {about}{nodes} nodes; the limit (--max-nodes) leaves {b.max_nodes}"
+        what = (
+            f"unrolling {seq_length} steps emits {about}{nodes} nodes, but the limit (--max-nodes) allows only"
+            f" {b.max_nodes} more"
+        )
         raise UnmetRequirementError(what, [Requirement(what, forms=("scan", "loop"), nodes=True)])
 
 

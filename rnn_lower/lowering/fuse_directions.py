@@ -1,4 +1,4 @@
-"""Both directions of a small node as one cell: states lie end to end, and weights are block-diagonal.
+"""Compute both directions of a small node as one cell: states are concatenated, weights are block-diagonal.
 
     [h_1 h_2] * [R_1  0 ]  =  [h_1 * R_1   h_2 * R_2]
                 [ 0  R_2]

@@ -1,4 +1,4 @@
-"""One recurrent node -> its subgraph: layout, directions, input projection, masks, optional outputs.
+"""Lower one recurrent node to its subgraph: layout, directions, input projection, masks, optional outputs.
 
 lower_node -> carry -> scan | loop | unroll -> rnn_cell | gru_cell | lstm_cell -> b.matmul
 """

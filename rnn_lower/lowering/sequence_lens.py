@@ -1,4 +1,4 @@
-"""sequence_lens: which steps of a row count, as a mask, and choosing by it.
+"""Handle sequence_lens: a mask of the steps that count in each row, and selection by this mask.
 
 In each step a state becomes the new one where time < length, else it stays: a row that has ended keeps its last state,
 and a row that goes backwards keeps its first one until its sequence begins. Y is zero where a row has ended.

@@ -1,4 +1,4 @@
-"""A model as protobuf, and the onnx_ir view of it that is lowered.
+"""A model as protobuf, and its onnx_ir view, which is lowered.
 
 onnx_ir does not carry everything that a protobuf model can hold, and need not: the view holds what lowering looks at,
 and `write_back` brings the changes into the protobuf. What lowering does not touch stays the message that it was.
@@ -75,7 +75,7 @@ class Document:
     def check_data(self) -> None:
         """Raise RnnLowerError where weights are in files of which nobody knows the folder."""
         if self.folder is None and any(map(protobuf.is_external, protobuf.tensors(self.proto))):
-            raise RnnLowerError("the weights are in files, and the folder is unknown; provide the path of the model")
+            raise RnnLowerError("the weights are in files whose folder is unknown; pass the path of the model")
 
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
         """The model as a function leaves it that may change anything; what is no part of what runs may be lost.
@@ -91,7 +91,7 @@ class Document:
         except MemoryError:
             raise
         except Exception as error:  # onnx_ir wraps errors of every kind
-            raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
+            raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
         if self.folder is not None:
             for graph in (model.graph, *(function.graph for function in model.functions.values())):
                 ir.external_data.set_base_dir(graph, self.folder)
@@ -101,7 +101,7 @@ class Document:
         try:
             proto: onnx.ModelProto = ir.serde.serialize_model(model)
         except ir.serde.SerdeError as error:
-            raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
+            raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
         inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
         weights = {tensor.name for tensor in proto.graph.initializer}  # which say of themselves what they are
         weights -= {info.name for info in self.proto.graph.value_info}
@@ -157,8 +157,8 @@ class Document:
                     held = protobuf.as_ir(attribute.t, self.folder)
                     if held is None:  # onnx_ir would look for it in the working folder
                         raise RnnLowerError(
-                            f"tensor '{attribute.t.name}' of {node.op_type} '{node.name}' has its data in a file, and"
-                            " the folder is unknown; provide the path of the model"
+                            f"the data of tensor '{attribute.t.name}' of {node.op_type} '{node.name}' is in a"
+                            " file whose folder is unknown; pass the path of the model"
                         )
                     node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
         if isinstance(graph, ir.Graph):
@@ -195,7 +195,7 @@ class Document:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         if nesting > DEEP and not _is_readable(self.proto):
-            raise _too_deep("no form nests less than unroll")
+            raise _too_deep("no option helps, since unroll nests less than all other forms")
         return self.proto
 
     def check_nesting(self) -> int:
@@ -281,7 +281,7 @@ def _read(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _too_deep(suggestion: str) -> UnsupportedError:
-    text = f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read"
+    text = f"the lowered model nests graphs more than {MAX_NESTING} levels deep, which protobuf cannot read"
     return UnsupportedError(f"{text}; {suggestion}")
 
 

@@ -1,4 +1,4 @@
-"""Files: a model appears by one rename, and its weights before it under a name that nothing else has."""
+"""Write models to files: one rename publishes a model, after its weights were written under a unique name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ Progress = Callable[[str, int, int], None]
 def load(path: str | os.PathLike[str]) -> Document:
     """Read a model; external data stays where it is. Raises RnnLowerError when there is no valid model."""
     if not isinstance(path, (str, os.PathLike)):
-        raise RnnLowerError(f"a file must be a path, not {type(path).__name__}")
+        raise RnnLowerError(
+            f"the model file must be specified by its path, not by an object of type {type(path).__name__}"
+        )
     path = Path(path)
     try:
         if not path.is_file():
@@ -132,9 +134,11 @@ class Staged:
                 _sync_folder(self.folder)
                 stale_files.remove(stale)
         if self.data.exists():
-            logger.info("the weights are in %s", self.data)
+            logger.info("the weights were written to %s", self.data)
         for name in unused:
-            logger.warning("%s stays, although %s no longer refers to it", self.folder / name, self.destination)
+            logger.warning(
+                "kept the data file %s, although %s no longer refers to it", self.folder / name, self.destination
+            )
 
     def _close_files(self) -> None:
         for file in self._open:
@@ -177,11 +181,15 @@ def staged(
             path, streamed = result.destination, isinstance(result, _Stream)
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
             if result.data.exists() and (streamed or linked):
-                way_out = f"a link cannot carry; write to {path}" if linked else "a stream cannot carry; name a file"
+                way_out = (
+                    f"cannot be written through a link; write to {path}"
+                    if linked
+                    else "cannot be written to a stream; name a file"
+                )
                 raise UnsupportedError(f"{text}: the model has weights in another file, which {way_out}")
             yield result
     except KeyboardInterrupt:
-        state = f"{text} was written" if result is not None and result.committed else "nothing written"
+        state = f"after {text} was written" if result is not None and result.committed else "nothing was written"
         raise KeyboardInterrupt(state) from None
 
 
@@ -320,7 +328,7 @@ class _DataFile:
             while remaining:
                 piece = source.read(min(remaining, 1 << 22))
                 if not piece:
-                    raise RnnLowerError(f"{extent.path} ended while it was read")
+                    raise RnnLowerError(f"{extent.path} was truncated while it was being read")
                 remaining -= self.file.write(piece)
         return extent.length
 

@@ -1,4 +1,4 @@
-"""Where a file may be written, and what is never written over."""
+"""Decide where a file may be written, and which files are never overwritten."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checked_destination(
         raise RnnLowerError(f"{path}: cannot be written: it is a link to itself")
     if not text and not is_binary(real):
         raise RnnLowerError(
-            f"{path}: cannot be written: its extension stands for a text format; use the extension .onnx"
+            f"{path}: cannot be written: its extension belongs to a text format; use the extension .onnx"
         )
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
@@ -41,7 +41,7 @@ def checked_destination(
         raise RnnLowerError(f"{path}: cannot be written: it is read-only; make it writable, or name another file")
     owner = _owner(real, protected) if real.is_file() else None
     if owner is not None:
-        raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
+        raise RnnLowerError(f"{path}: cannot be written: this file contains the weights of {owner}; name another file")
     return real
 
 
@@ -49,7 +49,7 @@ def name_of(destination: str | os.PathLike[str]) -> str:
     """The path as a text. Raises RnnLowerError for what is none."""
     name = os.fspath(destination) if isinstance(destination, (str, os.PathLike)) else None
     if not isinstance(name, str) or "\0" in name:
-        raise RnnLowerError(f"{destination!r} is not a path to write to")
+        raise RnnLowerError(f"the output must be a path, not {destination!r}")
     return name
 
 
@@ -61,7 +61,7 @@ def is_binary(path: Path) -> bool:
 def _owner(path: Path, protected: Collection[Inode]) -> str | None:
     """The model that has weights in a file: the one that is read, or a neighbour."""
     if inode_of(path) in protected:
-        return "the model that is read"
+        return "the model being read"
     if path.suffix == ".onnx":
         return None
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How large a model is: nodes by operator, and bytes."""
+"""The size of a model: nodes by operator, and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps down from one version of an operator to the one before, where onnx has no converter and none is hard."""
+"""Convert an operator to its previous version, in simple cases for which onnx has no converter."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ class _Evaluator(ModelInterpreter):
         """Narrow integers wrap."""
         if array.dtype == np.int64 and (dtype := self._shape_info.dtype(value)) is not None and dtype.is_integer():
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
-                raise OutOfScopeError(f"'{value.name}', whose unsigned integers wrap")
+                raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")
             wrapped = array.astype(dtype.numpy()).astype(np.int64)
             if id(array) in self._fed:
                 self._fed[id(wrapped)] = wrapped
@@ -395,13 +395,13 @@ class _Comparison:
             if reason := self._differ(*trial):
                 return reason
         if not self.count:
-            raise OutOfScopeError("there are no sizes with which both run")
+            raise OutOfScopeError("found no sizes with which both models run")
         if never := self.unsized - self.sized:
-            raise OutOfScopeError(f"output '{min(never)}', which is empty, and of two shapes")
+            raise OutOfScopeError(f"output '{min(never)}' is empty and has different shapes in the two models")
         if self.kept:
-            raise OutOfScopeError(f"input '{min(self.kept)}', with which both run by its default alone")
+            raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
-            raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}', of which only one outcome was seen")
+            raise OutOfScopeError(f"only one outcome of {left[0].op_type} '{left[0].name}' was seen")
         return ""
 
     def _one_sided(self) -> list[ir.Node]:
@@ -453,7 +453,7 @@ class _Comparison:
         self.count += 1
         self.kept -= overridden.keys()
         if symbols[0] != symbols[1]:
-            raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which is a constant of one model only")
+            raise OutOfScopeError(f"the constant {min(symbols[0] ^ symbols[1])} occurs in only one of the models")
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
             empty = a.size == b.size == 0 and a.ndim == b.ndim  # a Loop of no trips knows no sizes of its steps
             if empty and a.shape != b.shape:
@@ -462,7 +462,7 @@ class _Comparison:
                 self.sized.add(str(value.name))
             if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
                 shapes = {name: array.shape for name, array in inputs.items()}
-                return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}"
+                return f"output '{value.name}' differs in exact arithmetic for inputs of shapes {shapes}"
         check_time(self.deadline)
         return ""
 
@@ -514,7 +514,7 @@ def _beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterator[di
     numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
     large = sorted(number for number in numbers if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
-        raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
+        raise OutOfScopeError(f"the models compare sizes with {large[-1]}")
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
     for number in (*sorted(near), *(number + more for number in large[-4:] for more in (0, 2))):
         for name in sizes:
@@ -546,5 +546,5 @@ def _draw(
         elif value.dtype.is_integer():
             feeds[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
         else:
-            raise OutOfScopeError(f"input '{value.name}' of {value.dtype.name}")
+            raise OutOfScopeError(f"input '{value.name}' has element type {value.dtype.name}")
     return feeds

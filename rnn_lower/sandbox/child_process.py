@@ -1,4 +1,4 @@
-"""Run models, which may end the process, in a child that ends with its work.
+"""Run models in a child process, because they may end the process.
 
 A child is a fork, so that it has what its parent has loaded and holds without a copy; where there is no fork, or where
 it could hang, all is done here. What has limits, and comes many times in a call, is in `resource_limits`.

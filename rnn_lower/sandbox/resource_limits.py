@@ -1,4 +1,4 @@
-"""Do work on hostile input within limits in a child that may die of it: inference, folding, conversion.
+"""Process untrusted input (inference, folding, conversion) in a child process with resource limits.
 
 A child is a fork, so that it has loaded what its parent has. Since a fork takes longer than inference of most models,
 one child does all that a call of the library asks for, and ends with that call.

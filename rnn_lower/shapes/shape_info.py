@@ -1,4 +1,4 @@
-"""What is known of a value: what the model's inputs and initializers declare, and what follows from them.
+"""Information about values: declarations of inputs and initializers, and what follows from them.
 
 An annotation of any other value may be out of date, and nothing would tell. So it counts only where shape inference,
 which is given no annotation, comes to the same.
@@ -168,8 +168,8 @@ class ShapeInfo:
         passed = {argument is not None and self.is_provided(argument) for argument in self._arguments[value]}
         if len(passed) > 1:
             raise UnsupportedError(
-                f"a function is called with '{value.name}' and without it, which needs two bodies;"
-                " lower with --fold, which inlines the function"
+                f"a function is called both with and without '{value.name}', so it cannot have one lowered"
+                " body; pass --fold to inline the function"
             )
         return passed != {False}
 
@@ -179,8 +179,8 @@ class ShapeInfo:
         if len(dtypes) > 1:
             names = " and ".join(sorted(dtype.name for dtype in dtypes if dtype is not None))
             raise UnsupportedError(
-                f"a function is called with '{value.name}' of type {names}, which needs two bodies;"
-                " lower with --fold, which inlines the function"
+                f"a function is called with '{value.name}' of the types {names}, so it cannot have one lowered"
+                " body; pass --fold to inline the function"
             )
         return next(iter(dtypes), None)
 

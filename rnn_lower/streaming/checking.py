@@ -1,4 +1,4 @@
-"""Does a streaming model, chunk by chunk, give what the original gives for the whole? Random chunks show."""
+"""Compare a streaming model in random chunks with the original on whole sequences."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def check_streaming(
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     if plan.left:
         raise RnnLowerError(
-            f"input '{plan.left[0]}' carries a state, and --check does not know which output to feed"
-            " back; drop --check, and compare with StreamingSession(..., states=...)"
+            f"input '{plan.left[0]}' carries a state, but --check cannot determine which output returns it;"
+            " drop --check, and compare with StreamingSession(..., states=...)"
         )
     document, _ = files.open_model(model)
     judge, runner = ModelPair(original, original), ModelPair(document, document)

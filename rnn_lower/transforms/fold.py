@@ -1,4 +1,4 @@
-"""What folding constants tells: sizes that inference does not find, branches never taken; and the folded model."""
+"""Constant folding: sizes that inference does not find, branches that are never taken, and the folded model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fold(model: ir.Model) -> None:
             run_in_subprocess(_fold_here, model)
         _fold_here(model)
     except Ended as end:
-        raise RnnLowerError(f"folding constants ended its process ({end}); drop --fold") from None
+        raise RnnLowerError(f"the process that folds constants ended ({end}); drop --fold") from None
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Calls of functions, with the bodies of these in their place."""
+"""Replace function calls with the bodies of the functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A protobuf model without its weights and without what onnx_ir cannot read: what lowering looks at."""
+"""A protobuf model without weights and without parts that onnx_ir cannot read, as input for lowering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The features that are tried on every runtime: one small model each."""
+"""The features that are tested on every runtime, with one small model for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came out of a kit, feature by feature, and the target's file that follows from it."""
+"""The results of a kit, feature by feature, and the target file that follows from them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CARRIERS = ("Scan", "Loop")
 
 @dataclasses.dataclass(frozen=True)
 class KitReport:
-    """What a runtime made of a kit.
+    """The results of a runtime for a kit.
 
-    results: by feature, by form ("fused" and those of the target), the outcome and its detail; "refused" is a feature
-        that the target's rules keep from being lowered.
-    forms: in which something came out right.
-    failing: operators that, in some form, are in no model that came out right.
-    unexplained: feature and form of what failed although every operator in it was right elsewhere.
-    proposal: the text of a target's file; empty where nothing lowered came out right.
+    results: for each feature and form ("fused" and those of the target), the outcome and its detail; "refused" means
+        that the rules of the target prevent the feature from being lowered.
+    forms: the forms in which at least one result was right.
+    failing: operators that, in some form, occur only in models that failed.
+    unexplained: feature and form of failures although every operator of the model was right elsewhere.
+    proposal: the text of a target file; empty if no lowered model was right.
     """
 
     target: str
@@ -141,9 +141,9 @@ def _propose(
 
 
 def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    yield "# Tried with known sizes only, in float32 and at one opset.\n"
+    yield "# Tested only with known sizes, in float32 and at one opset.\n"
     for feature, form in unexplained:
-        yield f"# Not right, and no operator explains it: {feature} ({form})\n"
+        yield f"# This failed, and no operator explains the failure: {feature} ({form})\n"
 
 
 def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:
