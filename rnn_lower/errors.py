@@ -18,7 +18,7 @@ class RnnLowerError(ValueError):
 
 
 class OutOfMemoryError(RnnLowerError, MemoryError):
-    """There is not enough memory for a model."""
+    """The memory is not sufficient for a model."""
 
     def __init__(self, message: str = "there is not enough memory for this model") -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class UnsupportedOpError(UnsupportedError):
 
 @dataclasses.dataclass(frozen=True)
 class Requirement:
-    """One thing that is missing for a node to be lowered as asked.
+    """A requirement for lowering a node that is not met.
 
     what: a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
     sizes: "seq_length", "batch_size": those that must be known.  nodes: whether it is the limit of emitted nodes.

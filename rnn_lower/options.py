@@ -36,11 +36,11 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a lowering, checked as far as that is possible without a model."""
+    """The options of lowering, validated as far as possible without a model."""
 
     form: str = _option("auto", "how the steps are computed; auto chooses the form that suits the model and the target")
     target: str | None = _option(
-        None, "emit only operators that this runtime supports; a name that `rnn-lower targets` lists, or a .toml file"
+        None, "emit only operators that this runtime supports: a name from `rnn-lower targets`, or a .toml file"
     )
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
     select: Select | None = _option(

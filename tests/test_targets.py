@@ -76,7 +76,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU and LSTM"),
         ('fused = "perhaps"', "fused is 'perhaps'; it must be a table of RNN, GRU and LSTM"),
         ("versions = 5", "versions is 5; it must be a list of release lines"),
-        ("sources = 3", "sources is 3; it must be a table of texts"),
+        ("sources = 3", "sources is 3; it must be a table of strings"),
         ('sources.Klip = "page 3"', "sources.Klip: the name must be an operator or one of opsets, rank"),
         ("slow = { steps = 3 }", "slow is {'steps': 3}; it must be { steps = NUMBER, seconds = NUMBER }"),
         ("saturates = { Tanh = -1 }", "saturates is {'Tanh': -1}; it must be a table of operators"),

@@ -106,7 +106,7 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
     a, b = np.asarray(expected), np.asarray(actual)
     infinite, why = float("inf"), ""
     if isinstance(expected, list) or isinstance(actual, list):
-        why = "only one of the two is a sequence"
+        why = "only one of the two values is a sequence"
     elif (a.shape != b.shape and not _both_empty(a, b)) or a.dtype != b.dtype:
         why = f"{a.dtype}{list(a.shape)} expected, {b.dtype}{list(b.shape)} found"
     elif a.dtype.kind in "OSU" and not np.array_equal(a, b):

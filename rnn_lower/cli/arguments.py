@@ -59,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD, f"{self.prog}: error: {message}{f'; did you mean {near[0]}?' if near else ''}\n")
 
     def _flags(self) -> set[str]:
-        """Of all commands: an argument that a command does not know is refused by the parser of all."""
+        """The flags of all commands: the main parser reports arguments that a command does not know."""
         choices = (action.choices for action in self._actions if isinstance(action.choices, dict))
         commands = [command for each in choices for command in each.values()]
         return {flag for parser in (self, *commands) for flag in parser._option_string_actions}
@@ -93,15 +93,15 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     )
 
     check = add("check", "compare two models by a proof and by running both")
-    check.add_argument("original", metavar="A.onnx", help="- means stdin")
-    check.add_argument("lowered", metavar="B.onnx")
+    check.add_argument("original", metavar="A.onnx", help="the original model; - means stdin")
+    check.add_argument("lowered", metavar="B.onnx", help="the lowered model; - means stdin")
     _check_arguments(check)
 
     _raise_arguments(add("raise", "replace loops with recurrent nodes that are proved equal to them"))
     _prove_arguments(add("prove", "prove in exact arithmetic that two models compute the same function"))
 
     inspect = add("inspect", "list the recurrent nodes of a model and their features")
-    inspect.add_argument("model", metavar="IN.onnx", help="- means stdin")
+    inspect.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
     inspect.add_argument(
         "--target",
         metavar="RUNTIME",
@@ -110,7 +110,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     _fixed_sizes(inspect)
 
     lint = add("lint", "list the nodes that a runtime does not support, grouped by rule")
-    lint.add_argument("model", metavar="IN.onnx")
+    lint.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
     lint.add_argument(
         "--target", metavar="RUNTIME", required=True, help="a runtime's name, or the path of a .toml file"
     )
@@ -187,8 +187,8 @@ def _raise_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _prove_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("original", metavar="A.onnx", help="- means stdin")
-    parser.add_argument("lowered", metavar="B.onnx")
+    parser.add_argument("original", metavar="A.onnx", help="the original model; - means stdin")
+    parser.add_argument("lowered", metavar="B.onnx", help="the lowered model; - means stdin")
     parser.add_argument(
         "--points",
         type=int,
@@ -273,11 +273,11 @@ def _stream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time", metavar="NAME", help="the axis of the stream, as the name of its symbolic size or as INPUT[AXIS]"
     )
-    parser.add_argument("--step", type=int, metavar="K", help="accept only chunks of exactly K frames, and unroll them")
+    parser.add_argument("--step", type=int, metavar="K", help="accept only chunks of K frames, and unroll their steps")
     parser.add_argument(
         "--keep-native",
         action="store_true",
-        help="keep the recurrent nodes, and only make their states inputs and outputs",
+        help="keep the recurrent nodes, but turn their states into inputs and outputs",
     )
     parser.add_argument(
         "--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="replace an input with a constant"
@@ -336,13 +336,13 @@ def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="write the model only if it is proved to equal the original run on all chunks",
+        help="write the model only if it is proved equal to the original in chunks",
     )
     _runs_and_tolerance(parser)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="IN.onnx", help="- means stdin")
+    parser.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
     parser.add_argument(
         "-o",
         "--output",
@@ -350,7 +350,9 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
         help="the output file (default report.html, or node.svg with --svg); - means stdout",
     )
     parser.add_argument(
-        "--svg", action="store_true", help="write no report, but an SVG drawing of one node before and after lowering"
+        "--svg",
+        action="store_true",
+        help="instead of a report, write an SVG drawing of one node before and after lowering",
     )
     parser.add_argument("--node", metavar="NAME", help="the name of the node that --svg draws")
     _form(parser)
@@ -374,7 +376,7 @@ def _counterexample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--counterexample",
         metavar="X.npz",
-        help="if the models differ, write inputs that show the difference, for use with --inputs",
+        help="if the models differ, write inputs that show the difference to this file",
     )
 
 
@@ -408,7 +410,7 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def require(arguments: argparse.Namespace, flag: str, names: Iterable[str]) -> None:
-    """Raise RnnLowerError for an argument that was set although the flag that it belongs to was not."""
+    """Raise RnnLowerError for an argument that has no effect without `flag`, if the flag is not set."""
     if not getattr(arguments, flag):
         for name in names:
             if getattr(arguments, name) is not None:
@@ -416,7 +418,7 @@ def require(arguments: argparse.Namespace, flag: str, names: Iterable[str]) -> N
 
 
 def one_value_each(argv: Sequence[str]) -> list[str]:
-    """The command line with `--dim` or `--input-shape` repeated before each further size that follows one of them."""
+    """Repeat `--dim` or `--input-shape` before each of its further sizes; return the command line."""
     tokens: list[str] = []
     flag, is_first = "", False
     for token in argv:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Selection:
-    """The nodes that --include and --exclude choose by name or operator; each pattern must match some node."""
+    """The nodes that --include and --exclude select by name or operator; each pattern must match at least one node."""
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         self._include, self._exclude = include, exclude
@@ -39,7 +39,7 @@ class _Selection:
         return (not self._include or _matches(names, self._include)) and not _matches(names, self._exclude)
 
     def check(self) -> None:
-        """Raise RnnLowerError for a pattern that no node matches, which is a slip."""
+        """Raise RnnLowerError for a pattern that matches no node, since it is probably a typing error."""
         for flag, patterns in (("--include", self._include), ("--exclude", self._exclude)):
             for pattern in patterns:
                 if pattern not in OP_TYPES and not any(_matches(names, [pattern]) for names in self._nodes):
@@ -64,7 +64,7 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 
 def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
-    """Raise RnnLowerError where OUT of `IN OUT` may be a second input, as a shell makes of `*.onnx`."""
+    """Raise RnnLowerError if OUT of `IN OUT` may be meant as a second input, such as from `*.onnx` in a shell."""
     from rnn_lower import api
 
     model, output = arguments.model, arguments.output
@@ -139,7 +139,7 @@ def _dims(arguments: argparse.Namespace) -> Dims | None:
 
 @contextlib.contextmanager
 def _unnamed(path: str) -> Iterator[None]:
-    """Errors without the path of a file that has its name only when it is put in place."""
+    """Remove the path of a temporary file from errors, because the file has its final name only after the rename."""
     try:
         yield
     except RnnLowerError as error:
@@ -147,7 +147,7 @@ def _unnamed(path: str) -> Iterator[None]:
 
 
 def _stdout_for_text(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
-    """Where text goes: not among the bytes of a model, and nowhere if nobody wants it."""
+    """The stream for text: not stdout if a model is written there, and none with --quiet."""
     if arguments.quiet and not arguments.json:
         return contextlib.redirect_stdout(io.StringIO())
     return contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout)
@@ -217,7 +217,7 @@ def _unstream(arguments: argparse.Namespace) -> int:
 
 
 def _require_comparison(arguments: argparse.Namespace) -> None:
-    """Raise RnnLowerError for arguments of a comparison where none is requested; a proof has a seed, too."""
+    """Raise RnnLowerError for arguments of a comparison if none is requested; a proof also has a seed."""
     require(arguments, "check", ("runs", "rtol", "atol") if arguments.prove else ("runs", "seed", "rtol", "atol"))
 
 

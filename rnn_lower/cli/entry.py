@@ -90,7 +90,7 @@ def _check_folder() -> None:
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    """Answer a shell that asks what could come next, by argcomplete where it is installed, and end."""
+    """Answer a completion request of the shell with argcomplete, if it is installed, and exit."""
     if "_ARGCOMPLETE" in os.environ:
         with contextlib.suppress(ImportError):
             import argcomplete  # only a shell needs it
@@ -106,21 +106,21 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Each message in one line without control characters, whatever names a model has."""
+    """Format each message as one line without control characters, even if names in a model contain them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record))
 
 
 class _UntilClosed(io.TextIOBase):
-    """A stream of text that drops what is written after its reader has left, as `| head` does."""
+    """A text stream that drops what is written after its reader has closed the pipe, as with `| head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     @property
     def buffer(self) -> BinaryIO | None:
-        """Where bytes go, whose loss is an error."""
+        """The binary stream, for which a closed pipe is an error."""
         return getattr(self._stream, "buffer", None)
 
     def write(self, text: str) -> int:
@@ -151,7 +151,7 @@ def _fail(code: int, message: str) -> int:
 
 @contextlib.contextmanager
 def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
-    """Where a model is "-", a file of what comes through the pipe: a model is read more than once."""
+    """Copy a model from stdin to a temporary file if its name is "-", because a model is read more than once."""
     values = vars(arguments)
     names = [name for name in ("model", "original", "lowered") if values.get(name) == "-"]
     several = [] if "model" in values else values.get("models") or []

@@ -39,7 +39,7 @@ def print_inspected(
     arguments: argparse.Namespace, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode], target: Target | None,
     loops: Sequence[LoopInfo],
 ) -> None:  # fmt: skip
-    """The inputs, recurrent nodes and loops of a model, and whether the target runs each node right natively."""
+    """Print inputs, recurrent nodes and loops of a model, and whether the target runs each node correctly."""
     verdicts = [None if target is None else target.verdict(node) for node in nodes]
     if arguments.json:
         rows = [
@@ -72,7 +72,7 @@ def print_inspected(
 
 
 def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequence[Raised]) -> None:
-    """What became of each loop."""
+    """Print the result for each loop."""
     if arguments.json:
         print_json({"output": written, "loops": [dataclasses.asdict(loop) for loop in loops]})
         return
@@ -88,7 +88,7 @@ def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequ
 
 
 def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
-    """The nodes that a target does not support, grouped by reason."""
+    """Print the nodes that a target does not support, grouped by reason."""
     if arguments.json:
         print_json(report.data)
         return
@@ -111,17 +111,17 @@ def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
 
 
 def print_kit(arguments: argparse.Namespace, kit: Manifest) -> None:
-    """What a kit holds."""
+    """Print the contents of a kit."""
     if arguments.json:
         print_json({"output": arguments.output, **dataclasses.asdict(kit)})
         return
     for refused in kit.refused:
         _print(f"skipped {refused.feature} ({refused.form}): {refused.why}")
-    _print(f"wrote {arguments.output}: {len(kit.cases)} models of {len(kit.features)} features")
+    _print(f"wrote {arguments.output}: {len(kit.cases)} models for {len(kit.features)} features")
 
 
 def print_kit_report(arguments: argparse.Namespace, written: str | None, report: KitReport) -> None:
-    """What a runtime computed for a kit: each feature, the counts, and the proposed target file."""
+    """Print the results of a runtime for a kit: each feature, the counts, and the proposed target file."""
     if arguments.json:
         print_json({"ok": report.ok, "output": written, **dataclasses.asdict(report)})
         return
@@ -154,7 +154,7 @@ def print_lowered(
     arguments: argparse.Namespace, written: str | None, records: Sequence[Record], counts: Sequence[Count],
     reports: Sequence[CheckReport | Proof],
 ) -> None:  # fmt: skip
-    """What became of each recurrent node and of the file. counts: of the model before and after."""
+    """Print the result for each recurrent node and for the file. counts: of the model before and after lowering."""
     before, after = counts
     if arguments.json:
         rows = [_record_row(record) for record in records]
@@ -168,7 +168,7 @@ def print_lowered(
 
 
 def print_native(target: Target, records: Sequence[Record]) -> None:
-    """A hint where nodes were lowered that the target runs right itself, and no slower."""
+    """Print a hint if the target runs some of the lowered nodes correctly and no more slowly without lowering."""
     count = sum(target.keeps(record.node) for record in records)
     if count:
         nodes = f"{count} of {_count(len(records), 'node')}"
@@ -181,7 +181,7 @@ NOTHING_WRITTEN = "nothing was written because the comparison failed"
 def print_streamed(
     arguments: argparse.Namespace, written: str | None, result: StreamResult, reports: Sequence[CheckReport]
 ) -> None:
-    """The states of a streaming model, the chunks that it accepts, and what became of its recurrent nodes."""
+    """Print the states of a streaming model, the chunks that it accepts, and the result for each recurrent node."""
     plan = result.plan
     states = [
         {"input": s.input, "output": s.output, "of": s.node, "first": "from the caller" if s.first is None else "known"}
@@ -207,7 +207,7 @@ def print_streamed(
 def print_whole(
     arguments: argparse.Namespace, written: str | None, result: Whole, reports: Sequence[CheckReport]
 ) -> None:
-    """The states that `rnn-lower unstream` put inside of the model."""
+    """Print the states that `rnn-lower unstream` moved into the model."""
     if arguments.json:
         states = [{"input": state.input, "output": state.output, "of": state.node} for state in result.plan.states]
         inputs = dict(result.plan.inputs)
@@ -220,7 +220,7 @@ def print_whole(
 
 
 def print_reported(arguments: argparse.Namespace, written: str, report: Report | None) -> None:
-    """The verdicts of a report; None for a drawing, which has none."""
+    """Print the verdicts of a report; None means a drawing, which has no verdict."""
     parts = [] if report is None else [report.check, report.proof]
     if arguments.json:
         data = _report_data([part for part in parts if not isinstance(part, str)])
@@ -232,7 +232,7 @@ def print_reported(arguments: argparse.Namespace, written: str, report: Report |
 
 
 def print_targets(arguments: argparse.Namespace, targets: Sequence[Target]) -> None:
-    """One line for each target."""
+    """Print one line for each target."""
     if arguments.json:
         print_json({"targets": [_target_row(target) for target in targets]})
         return
@@ -241,7 +241,7 @@ def print_targets(arguments: argparse.Namespace, targets: Sequence[Target]) -> N
 
 
 def print_target(arguments: argparse.Namespace, target: Target) -> None:
-    """What one target supports, rule by rule."""
+    """Print the capabilities of one target, rule by rule."""
     if arguments.json:
         print_json({"targets": [{**_target_row(target), "rules": list(target.explained())}]})
         return
@@ -250,7 +250,7 @@ def print_target(arguments: argparse.Namespace, target: Target) -> None:
 
 
 def print_report(arguments: argparse.Namespace, report: CheckReport | Proof) -> None:
-    """What a check or a proof found, in lines of which the verdict is the last."""
+    """Print the result of a check or a proof; the verdict is the last line."""
     if arguments.json:
         print_json(_data(report))
         return
@@ -262,12 +262,12 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def one_line(text: str) -> str:
-    """The text in one line without control characters, which names in a model may have."""
+    """The text in one line, with control characters escaped, which names in a model may contain."""
     return escape_controls(" ".join(text.split()))
 
 
 def escape_controls(text: str) -> str:
-    """The text with each control character as an escape, so that no name commands a terminal."""
+    """The text with each control character escaped, so that no name can control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -280,7 +280,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """JSON has no infinity and no NaN; null stands for a number that is none."""
+    """Replace infinity and NaN, which JSON does not have, with null."""
     if isinstance(data, dict):
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -326,7 +326,7 @@ def _node_row(node: RecurrentNode) -> dict[str, Any]:
 
 
 def _costs(node: RecurrentNode) -> dict[str, int | None]:
-    """Numbers that the node is made of, and products of a step of one row, of all directions; None: size unknown."""
+    """The parameters of a node, and the products per step of one row in all directions; None if a size is unknown."""
     D, G, H, I = node.num_directions, node.operator.gates, node.hidden_size, node.input_size  # noqa: E741
     if not isinstance(I, int):
         return {"parameters": None, "macs_per_step": None}
@@ -367,7 +367,7 @@ def _print_reports(arguments: argparse.Namespace, reports: Sequence[CheckReport 
 
 
 class progress:
-    """A progress bar on stderr, when someone is looking and wants it."""
+    """A progress bar on stderr, if stderr is a terminal and the bar is wanted."""
 
     def __init__(self, quiet: bool = False, what: str = "writing weights") -> None:
         self._quiet, self._what = quiet, what

@@ -19,7 +19,7 @@ from rnn_lower.errors import RnnLowerError
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How the work on one model ended: exit code, what it printed, and its error."""
+    """The result for one model: exit code, printed text and error."""
 
     model: str
     code: int
@@ -28,7 +28,7 @@ class End:
 
 
 def on_several(work: Command, arguments: argparse.Namespace) -> int:
-    """Do `work` for each of arguments.models, with output in arguments.out_dir; the worst exit code of all.
+    """Run `work` for each of arguments.models, with outputs in arguments.out_dir; return the worst exit code.
 
     An error of one model does not keep the others from being done. Raises RnnLowerError, before any of them, when two
     would have the same output or there can be no such folder.
@@ -76,7 +76,7 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
 
 
 def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raise where two outputs are one file, by links or by spelling, or an output is the input of another model."""
+    """Raise if two outputs are the same file, by links or by spelling, or if an output is another model's input."""
     inputs = {_identity(model): model for model in reversed(models)}
     written: dict[object, str] = {}
     for model, output in zip(models, outputs, strict=True):
@@ -91,7 +91,7 @@ def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def _identity(path: str) -> object:
-    """Equal for paths of one file: by device and number where it exists, else by its folder's and its name."""
+    """Equal for paths of the same file: device and number if it exists, otherwise its folder and its name."""
     real = os.path.realpath(path)
     try:
         status = os.stat(real)

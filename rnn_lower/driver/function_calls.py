@@ -28,7 +28,7 @@ RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference
 
 
 def check_target(target: str) -> None:
-    """Raises RnnLowerError for a runtime that was not seen to run function calls."""
+    """Raise RnnLowerError for a runtime that has not been shown to run function calls."""
     if target not in RUN_BY:
         text = (
             f"target {target} has not been shown to run function calls; drop --as-function, or choose one of"
@@ -38,7 +38,7 @@ def check_target(target: str) -> None:
 
 
 class Calls:
-    """The functions that the nodes of one model become calls of; the model is changed by `register` alone."""
+    """The functions that replace the nodes of one model; only `register` changes the model."""
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
@@ -50,7 +50,7 @@ class Calls:
     def call(
         self, node: RecurrentNode, scope: Scope, form: str, max_nodes: int | None, finish: Finish
     ) -> tuple[ir.Node, Sequence[ir.Node], bool]:
-        """A node that computes what a recurrent one does, what is in its function, and whether that is a new one.
+        """A call that computes the same as a recurrent node, the contents of its function, and whether it is new.
 
         Raises UnsupportedError as `lower_node`.
         """
@@ -70,7 +70,7 @@ class Calls:
         return call, list(function), new
 
     def register(self) -> None:
-        """Add the functions to the model, which may have to be of a newer IR version."""
+        """Add the functions to the model, and raise its IR version if necessary."""
         if not self._functions:
             return
         if self._model.ir_version < IR_VERSION:

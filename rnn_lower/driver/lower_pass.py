@@ -91,7 +91,7 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
 
 
 def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
-    """Lower a model that someone else holds: an error leaves it as it was."""
+    """Lower a model that the caller holds; an error leaves it unchanged."""
 
     for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
         validate.check_imports(imports.items())
@@ -113,7 +113,7 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
 
 
 def prepared(document: Document, options: Options) -> tuple[Document, Options]:
-    """The document to lower, and what is left to be done.
+    """Return the document to lower, and the options that remain.
 
     Folding and unrolling the model's own loops change all of a model, so they come first.
     """
@@ -170,19 +170,19 @@ def _would_lose(proto: onnx.ModelProto) -> str:
 
 
 def unrolls_loops(model: ir.Model, options: Options) -> bool:
-    """Whether loops of the model's own are to be unrolled: that was requested, or the target has no loops."""
+    """Whether to unroll loops of the original model: on request, or if the target has no loops."""
     lacks_loops = options.target is not None and not {"scan", "loop"} & {*find_target(options.target).forms}
     return (options.loops or lacks_loops) and any(loops(model))
 
 
 def folds(model: ir.Model, options: Options) -> bool:
-    """Whether to fold constants: that was requested, or sizes that the model computes must be known to the target."""
+    """Whether to fold constants: on request, or if the target must know sizes that the model computes."""
     static = find_target(options.target).constraints.static
     return options.fold or (static and any(node.op_type == "Shape" for node, _ in nodes(model)))
 
 
 def changes_all(model: ir.Model, options: Options) -> bool:
-    """Whether more than the recurrent nodes is rewritten."""
+    """Whether more than the recurrent nodes are rewritten."""
     return folds(model, options) or unrolls_loops(model, options)
 
 
@@ -216,7 +216,7 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
 
 @uncollected()
 def lower_document(document: Document, options: Options) -> list[Record]:
-    """`lower_model` for the view of a document."""
+    """Lower the view of a document, like `lower_model`."""
 
     def attempt(changed: Options) -> None:
         again = document.again()
@@ -231,7 +231,7 @@ def lower_document(document: Document, options: Options) -> list[Record]:
 
 
 def lower_unadvised(document: Document, options: Options) -> list[Record]:
-    """As `lower_document`, but an error does not say what would work instead, which takes time to find out."""
+    """Lower like `lower_document`, but without suggestions in errors, which take time to find."""
     chosen = _of_target_with_sizes(document, options)
     records = _lower_nodes(document.model, chosen, document.outline)
     _log_conversion(options, chosen)
@@ -248,7 +248,7 @@ def _of_target_with_sizes(document: Document, options: Options) -> Options:
 
 
 def at_opset_of_target(model: ir.Model, options: Options) -> Options:
-    """With the nearest opset that the target takes, where the model is at another and nobody asked for one."""
+    """Options with the nearest opset that the target supports, unless the model's opset is supported or one is set."""
     target = find_target(options.target)
     (first, last), newest = target.opsets, newest_opset()
     sites = recurrent_nodes(model, options.op_types)
@@ -268,7 +268,7 @@ def _log_conversion(requested: Options, chosen: Options) -> None:
 
 @one_child()
 def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
-    """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `ShapeInfo`."""
+    """Fix sizes, convert and lower; after an error the model is unusable. outline: as in `ShapeInfo`."""
     if options.dims:
         fixed_dims.fix_dims(model, options.dims)
     notes = list[str]()
@@ -292,7 +292,7 @@ def _lower_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | N
 
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
-    """Replace the chosen nodes, all or none of them."""
+    """Replace all chosen nodes, or none of them."""
     shape_info = ShapeInfo(model, outline)
     plan = Plan(model, options, shape_info)
     read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]

@@ -20,7 +20,7 @@ from rnn_lower.targeting import find_target
 
 
 class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
-    """Hands out what a session of lowering has made of each node.
+    """Return the lowered nodes of a session for each matched node.
 
     A recurrent node has up to eight inputs and three outputs, each of which may be absent; the rule takes the node
     itself instead of listing all these patterns. The whole model is lowered at the first node that is met.

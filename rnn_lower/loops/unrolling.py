@@ -170,7 +170,7 @@ class Unroller:
             shape, dtype = self._shape_info.verified_shape(output), self._shape_info.dtype(output)
             sizes = [size for size in shape or () if isinstance(size, int)]
             if axis or dtype is None or shape is None or len(sizes) < len(shape):
-                raise NotCountedError(f"it runs no steps, but the shape of '{output.name}' is unknown")
+                raise NotCountedError(f"it runs no steps, so the shape of '{output.name}' would have to be known")
             return np.zeros((0, *sizes), dtype.numpy())
         if not axis:
             return Table(tuple(rows))

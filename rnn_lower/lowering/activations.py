@@ -14,7 +14,7 @@ from rnn_lower.errors import InvalidNodeError
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """One activation of one direction. alpha, beta: None where the function has no such parameter."""
+    """One activation of one direction. alpha, beta: None if the function has no such parameter."""
 
     name: str
     alpha: float | None = None
@@ -28,7 +28,7 @@ class Activation:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """alpha, beta: the default when the node lists no value, None where the function takes none.
+    """alpha, beta: the default if the node lists no value, None if the function has no such parameter.
 
     bounded: |f(x)| stays below a constant.
     """
@@ -58,7 +58,7 @@ _BY_LOWER_CASE = {name.lower(): name for name in ACTIVATIONS}
 def assign(
     names: Sequence[str], alphas: Iterable[float], betas: Iterable[float]
 ) -> tuple[tuple[Activation, ...], list[str]]:
-    """Give each named activation its alpha and beta; also returns notes about surprising defaults.
+    """Assign alpha and beta to each named activation; also return notes about surprising defaults.
 
     alpha and beta are two queues over the whole node: only an activation that has the parameter takes a value. Values
     left over are ignored; when a queue is empty the default holds.

@@ -46,7 +46,7 @@ def function_of(
     node: RecurrentNode, form: str, opset: int, domain: str, name: str, max_nodes: int | None = None,
     formal: Sequence[str] | None = None, finish: Finish | None = None,
 ) -> ir.Function:  # fmt: skip
-    """The function that computes what a node does.
+    """Build the function that computes the same as a node.
 
     Its inputs and outputs have the names of the ONNX text and are those that the node has, or `formal` inputs, of which
     those that the node lacks are not read. Sizes of the node that are symbols are not known in the function.
@@ -94,7 +94,7 @@ class _Declared:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionContext:
-    """What is said of an operator whose body is asked for; see `rnn_lower.function_body`."""
+    """The context of a requested function body; see `rnn_lower.function_body`."""
 
     op_type: str
     version: int
@@ -121,7 +121,7 @@ class FunctionContext:
 
     @property
     def opset_of_body(self) -> int:
-        """As asked for, or the first with that version. Raises UnsupportedError where there is none."""
+        """The requested opset, or the first one with this version. Raises UnsupportedError if there is none."""
         opset = max(self.version, FIRST_OPSET) if self.opset is None else self.opset
         if self.version not in self.operator.versions:
             known = ", ".join(map(str, self.operator.versions))

@@ -26,7 +26,7 @@ LARGEST = 64
 
 
 def can_fuse(node: RecurrentNode, opset: int) -> bool:
-    """Whether both directions can be one cell: alike in all but weights, small, and as long as X."""
+    """Whether both directions can be one cell: equal except for the weights, small, and as long as X."""
     return (
         node.num_directions == 2
         and node.activations[0] == node.activations[1]

@@ -22,7 +22,7 @@ SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """What differs between the three operators before any equation.
+    """The properties in which the three operators differ, apart from their equations.
 
     gates: number of gates in W and R.  states: names of the carried states; each is an output Y_... and an input.
     activations: the functions f, g, h when the node names none.  versions: those that this room has read.
@@ -79,7 +79,7 @@ LARGEST_SIZE = 2**31 - 1
 
 
 class ShapeInfo(Protocol):
-    """What is known of values."""
+    """The interface for information about values."""
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None: ...
     def dtype(self, value: ir.Value) -> ir.DataType | None: ...
@@ -149,13 +149,13 @@ class RecurrentNode:
         return self.batch_size if isinstance(self.batch_size, int) else None
 
     def format_size(self, size: str) -> str:
-        """A size for people: "seq_length" or "batch_size", in quotes when it is a symbol."""
+        """The size "seq_length" or "batch_size" for messages; symbols are quoted."""
         dim = getattr(self, size)
         return "unknown" if dim is None else repr(dim)
 
     @property
     def origin(self) -> dict[str, str]:
-        """What emitted nodes remember of this one in their metadata."""
+        """The metadata with which emitted nodes refer to this node."""
         return {"rnn_lower.op": self.op_type, "rnn_lower.version": str(self.version), NODE_MARK: self.name}
 
     def describe(self) -> str:
@@ -175,7 +175,7 @@ class RecurrentNode:
 
 
 def display_name(node: ir.Node) -> str:
-    """The node's name, else that of its first output: what messages and new names use."""
+    """The name of the node, or of its first output; used in messages and new names."""
     return node.name or next((out.name for out in node.outputs if out.name), "") or node.op_type.lower()
 
 
@@ -242,7 +242,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
 
 
 def version_at(op_type: str, opset: int) -> int:
-    """The operator's version in an opset. Raises UnsupportedError for a version that is not known here."""
+    """The version of the operator in an opset. Raises UnsupportedError for an unknown version."""
     if op_type == QUANTIZED:
         return 1
     if opset < 1:
@@ -341,7 +341,7 @@ def _sizes(
                 f"{name} has shape {_shown(shape)} of rank {len(shape)}; its rank must be {len(axes)}"
             )
         if any(isinstance(dim, int) and dim > LARGEST_SIZE for dim in shape):
-            raise InvalidNodeError(f"{name} has shape {_shown(shape)}; the limit for a size is {LARGEST_SIZE}")
+            raise InvalidNodeError(f"{name} has shape {_shown(shape)}; the maximum size of an axis is {LARGEST_SIZE}")
         for dim, (factor, size) in zip(shape, axes, strict=True):
             known = num_directions if size == "num_directions" else sizes[size]
             if not isinstance(dim, int):
@@ -355,7 +355,7 @@ def _sizes(
                 )
             elif dim % factor:
                 raise InvalidNodeError(
-                    f"{name} has shape {_shown(shape)}; size {dim} is not a multiple of {factor}, the number of gates"
+                    f"{name} has shape {_shown(shape)}; size {dim} is not a multiple of {factor} (gates)"
                 )
             elif size != "num_directions":
                 sizes[size] = dim // factor
@@ -363,7 +363,7 @@ def _sizes(
     if not isinstance(sizes["hidden_size"], int):
         raise InvalidNodeError("hidden_size is missing and the shape of R is unknown; add the attribute hidden_size")
     if sizes["hidden_size"] > LARGEST_SIZE:
-        raise InvalidNodeError(f"hidden_size is {hidden_size}; the limit for a size is {LARGEST_SIZE}")
+        raise InvalidNodeError(f"hidden_size is {hidden_size}; the maximum is {LARGEST_SIZE}")
     return sizes
 
 

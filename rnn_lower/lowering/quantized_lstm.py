@@ -30,7 +30,7 @@ INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 def lower_quantized(node: RecurrentNode, b: GraphBuilder, form: str) -> dict[str, ir.Value]:
-    """The values that replace the outputs of a quantized node, as `lower_node`."""
+    """The values that replace the outputs of a quantized node, like `lower_node`."""
     if not node.outputs:
         return {}
     if b.opset < FIRST_OPSET:

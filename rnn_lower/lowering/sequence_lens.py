@@ -31,7 +31,7 @@ LARGEST_MASK = 1 << 24
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """What sequence_lens comes to.
+    """The effect of sequence_lens.
 
     whole: emits the mask of all steps, [seq_length, batch_size, columns].  columns: 1 where masks broadcast.
     of_y: emits it with an axis for the directions, [seq_length, 1, batch_size, columns].  dtype: of its elements.

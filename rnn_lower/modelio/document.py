@@ -58,7 +58,7 @@ class Document:
         return Document(self.proto, self.folder)
 
     def copied(self, change: Callable[[onnx.ModelProto], None] = lambda _: None) -> Document:
-        """The same model with a protobuf of its own, after a change to that."""
+        """The same model with its own protobuf, after a change to that."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         change(proto)
@@ -73,12 +73,12 @@ class Document:
         return proto
 
     def check_data(self) -> None:
-        """Raise RnnLowerError where weights are in files of which nobody knows the folder."""
+        """Raise RnnLowerError if weights are in files whose folder is unknown."""
         if self.folder is None and any(map(protobuf.is_external, protobuf.tensors(self.proto))):
             raise RnnLowerError("the weights are in files whose folder is unknown; pass the path of the model")
 
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
-        """The model as a function leaves it that may change anything; what is no part of what runs may be lost.
+        """The model after a function that may change anything; parts that do not affect results may be lost.
 
         Raises UnsupportedError for a model with something that runs and that onnx_ir does not carry.
         """
@@ -127,7 +127,7 @@ class Document:
 
     @functools.cached_property
     def shape_info(self) -> ShapeInfo:
-        """About the view as it is; who changes it must not ask for them."""
+        """Information about the view in its current state; it is not valid after changes."""
         return ShapeInfo(self.model, self.outline)
 
     @functools.cached_property
@@ -178,7 +178,7 @@ class Document:
     def write_back(
         self, dims: Dims | None = None, keep: Callable[[ir.Value], ir.TensorProtocol] | None = None
     ) -> onnx.ModelProto:
-        """Bring the changes of the view into the protobuf, which is answered.
+        """Write the changes of the view back to the protobuf, and return it.
 
         dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
         Raises UnsupportedError when the result would be too deep for protobuf to read.
@@ -199,7 +199,7 @@ class Document:
         return self.proto
 
     def check_nesting(self) -> int:
-        """How many graphs lie in each other. Raises UnsupportedError when they are too many to be read."""
+        """The depth of nested graphs. Raises UnsupportedError if it is too large to be read."""
         nesting = max(_nesting(scope.graph) for scope in roots(self.model))
         if nesting > max(MAX_NESTING, self._nesting_before):
             raise _too_deep("use --form unroll")
@@ -295,7 +295,7 @@ def _is_readable(proto: onnx.ModelProto) -> bool:
 
 @contextlib.contextmanager
 def _as_no_model() -> Iterator[None]:
-    """What readers stumble over is no model."""
+    """Report every error of a reader as an invalid model."""
     try:
         yield
     except (RnnLowerError, MemoryError):
@@ -311,7 +311,7 @@ def _not_carried(what: str) -> UnsupportedError:
 
 
 def _sort(model: ir.Model) -> None:
-    """onnxruntime takes nodes in any order; what walks a model does not."""
+    """Sort the nodes; onnxruntime accepts any order, but the traversal of a model does not."""
     try:
         for scope in roots(model):
             scope.graph.sort()

@@ -19,7 +19,7 @@ from rnn_lower.modelio.stale_files import Inode, inode_of
 def checked_destination(
     destination: str | os.PathLike[str], protected: Collection[Inode] = (), text: bool = False
 ) -> Path:
-    """Where the file really goes, links followed. Raises RnnLowerError when it cannot go there.
+    """The final path, with links followed. Raises RnnLowerError if it cannot be written.
 
     protected: files that are not replaced.  text: it is no model, so that any ending will do.
     """
@@ -46,7 +46,7 @@ def checked_destination(
 
 
 def name_of(destination: str | os.PathLike[str]) -> str:
-    """The path as a text. Raises RnnLowerError for what is none."""
+    """The path as a string. Raises RnnLowerError if it is not a path."""
     name = os.fspath(destination) if isinstance(destination, (str, os.PathLike)) else None
     if not isinstance(name, str) or "\0" in name:
         raise RnnLowerError(f"the output must be a path, not {destination!r}")
@@ -54,12 +54,12 @@ def name_of(destination: str | os.PathLike[str]) -> str:
 
 
 def is_binary(path: Path) -> bool:
-    """Whether a model of this name is protobuf's bytes, not one of the texts that `onnx` writes too."""
+    """Whether the name of a model means binary protobuf instead of one of the text formats of `onnx`."""
     return onnx.serialization.registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
 
 
 def _owner(path: Path, protected: Collection[Inode]) -> str | None:
-    """The model that has weights in a file: the one that is read, or a neighbour."""
+    """The model that has weights in a file: the model being read, or another model in the folder."""
     if inode_of(path) in protected:
         return "the model being read"
     if path.suffix == ".onnx":
@@ -74,7 +74,7 @@ def _owner(path: Path, protected: Collection[Inode]) -> str | None:
 
 
 def to_stdout(content: bytes) -> bool:
-    """Write bytes there, whatever its encoding; answers whether it takes any."""
+    """Write bytes to stdout, whatever its encoding; return whether it accepts bytes."""
     stream = getattr(sys.stdout, "buffer", None)
     if stream is not None:
         sys.stdout.flush()

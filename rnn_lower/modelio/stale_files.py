@@ -55,7 +55,7 @@ def inode_of(path: Path) -> Inode | None:
 
 
 def stem_of(path: Path) -> str:
-    """The name of an output in the names of its other files: valid text on every system, and short enough."""
+    """The name of an output within the names of its other files: valid on every system, and short enough."""
     name = _ODD.sub("_", path.name.encode("utf-8", "replace").decode())
     content = name.encode()
     if len(content) <= NAME_BYTES:
@@ -127,7 +127,7 @@ def _data_pattern(path: Path) -> re.Pattern[str]:
 
 
 def remove(stale: Mapping[Path, bool]) -> None:
-    """Delete stale files, and name those that a killed run left."""
+    """Delete stale files, and log those that a killed run left behind."""
     for path, interrupted in stale.items():
         with contextlib.suppress(OSError):
             path.unlink()

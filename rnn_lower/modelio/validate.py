@@ -32,7 +32,7 @@ LATER = onnx.TensorProto()
 
 
 def check(model: onnx.ModelProto, folder: Path | None) -> bool:
-    """Whether the nodes of a model stand in an order in which they can run; another order is no fault.
+    """Check the validity of a model; return whether its nodes are in an executable order, which is not required.
 
     Raises RnnLowerError for tensors without their data, InvalidNodeError for nodes that make no sense as a graph.
     """
@@ -61,7 +61,7 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
 
 
 def check_imports(imports: Iterable[tuple[str, int]]) -> None:
-    """Raise RnnLowerError for two opsets of the default domain: runtimes take the last entry, of either name."""
+    """Raise RnnLowerError for two opsets of the default domain, of which runtimes use the last entry."""
     versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
     if len(versions) > 1:
         text = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
@@ -135,7 +135,7 @@ def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | Non
 
 
 def _is_same(tensor: onnx.TensorProto, twin: onnx.TensorProto | None, folder: Path | None) -> bool:
-    """Whether two initializers hold the same, in whatever field, and wherever in a file."""
+    """Whether two initializers have the same contents, in any field or file."""
     ours, theirs = (None if held is None else protobuf.as_ir(held, folder) for held in (tensor, twin))
     if ours is None or theirs is None:
         return bool(tensor == twin)

@@ -69,7 +69,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
 
 
 def converted(document: Document, opset: int) -> Document:
-    """A copy at another opset, recurrent nodes included; a layout stays there where the opset does not have it."""
+    """A copy at another opset, including recurrent nodes; a layout is kept even if the opset does not define it."""
     copy = document.copied()
     convert_opset(copy.model, opset, copy.outline)
     restamp_rest(copy.model, keep_layout=True)
@@ -77,7 +77,7 @@ def converted(document: Document, opset: int) -> Document:
 
 
 def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
-    """Recurrent nodes that were not lowered are of the model's opset from now on. Raises when they cannot be.
+    """Set the opset of recurrent nodes that were not lowered to that of the model. Raises if this is impossible.
 
     keep_layout: whether nodes that no runtime sees may have a layout before opset 14.
     """
@@ -98,7 +98,7 @@ def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
 
 
 def take_over(model: ir.Model, other: ir.Model) -> None:
-    """Make a model what its changed copy is."""
+    """Turn a model into its changed copy."""
     model.graph, model.ir_version = other.graph, other.ir_version
     model.metadata_props.update(other.metadata_props)
     model.functions.clear()
@@ -109,7 +109,7 @@ def take_over(model: ir.Model, other: ir.Model) -> None:
 
 
 def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> bool:
-    """Whether the node must be written otherwise at the new opset."""
+    """Whether the node must be converted for the new opset."""
     old, new = (schema_of(node.op_type, version) for version in (scope.opset, opset))
     if node.domain != "" or old is None:
         return False
@@ -185,7 +185,7 @@ def _refusal(node: ir.Node, current: int, opset: int, why: object) -> Conversion
 
 
 def _reason(why: object) -> str:
-    """What a converter says, without where in its sources it says so."""
+    """The message of a converter, without the location in its source code."""
     text = " ".join(str(why).split())
     if "No Adapter" in text:
         return "onnx has no converter for it between these opsets"

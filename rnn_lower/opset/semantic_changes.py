@@ -29,7 +29,7 @@ class Change:
 
 
 def semantic_change(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
+    """Attributes that a converted node needs beyond the work of converters, or why it cannot be converted."""
     attributes: Attributes = {}
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         return attributes  # which nobody can convert
@@ -61,7 +61,7 @@ VANISHED = {
 
 
 def unknown_value(node: ir.Node, version: int) -> str:
-    """A value of an attribute that a version of the node's operator does not know, or nothing."""
+    """The reason why a version of the operator does not accept an attribute value of the node, or nothing."""
     unknown = [key for key, since in VALUES.items() if version < since]
     unknown += [key for key, until in VANISHED.items() if version >= until]
     for op_type, name, value in unknown:

@@ -32,7 +32,7 @@ Step = Callable[[Restated], bool]
 
 
 def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int, shape_info: ShapeInfo) -> Restated:
-    """The node stepped down from its opset towards another, as far as the table leads."""
+    """The node stepped down from its opset towards another, as far as the table allows."""
     done = Restated(node, proto, current, shape_info)
     while done.opset > opset and (schema := schema_of(node.op_type, done.opset)) is not None:
         since = schema.since_version

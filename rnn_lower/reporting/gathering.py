@@ -97,7 +97,7 @@ class Kind:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
+        """The JSON output."""
         return {
             "op": f"{self.node.op_type}-{self.node.version}", "form": self.record.form, "nodes": self.record.emitted,
             "operators": dict(self.operators), "runtimes": [dataclasses.asdict(item) for item in self.runtimes],
@@ -132,17 +132,17 @@ class Report:
 
     @property
     def count(self) -> int:
-        """Lowered nodes."""
+        """The number of lowered nodes."""
         return sum(len(kind.ones) for kind in self.kinds)
 
     @property
     def proved(self) -> int:
-        """Nodes that are proved."""
+        """The number of proved nodes."""
         return 0 if isinstance(self.proof, str) else sum(node.ok for node in self.proof.nodes)
 
     @property
     def ok(self) -> bool:
-        """Whether no difference was found, and no node that is another function."""
+        """Whether no difference was found and no node is a different function."""
         return all(isinstance(result, str) or result.ok for result in (self.check, self.proof))
 
     @property

@@ -48,7 +48,7 @@ _DONE, _ERROR = b"+", b"-"
 
 
 def run_with_limits(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
-    """What `function(*arguments)` gives, serialized, computed in a child; where there is no fork, here.
+    """Run `function(*arguments)` with limits in a child, or here without fork; return its serialized result.
 
     function: one of a module, which the child finds by its name.  seconds: of processor time.  size: bytes of memory.
     Raises RnnLowerError when the function raises, with what that says, or the child dies or comes to one of its limits.

@@ -44,7 +44,7 @@ def declared_shapes(model: ir.Model) -> Shapes:
 
 
 def axis_name(name: str, axis: int) -> str:
-    """How an axis of an input is called when it has no name of its own."""
+    """The name of an input axis that has no symbolic name."""
     return f"{name}[{axis}]"
 
 
@@ -58,7 +58,7 @@ def free_dims(inputs: Shapes) -> Iterator[tuple[str, int, str]]:
 
 
 def fix_dims(model: ir.Model, dims: Dims) -> None:
-    """Give sizes of the inputs fixed values, in place; a symbol gets its value everywhere in the model.
+    """Fix the sizes of inputs, in place; a symbol gets its value everywhere in the model.
 
     All axes of an input that declares no shape give it one. Raises RnnLowerError for what no graph input has.
     """
@@ -77,7 +77,7 @@ def fix_dims(model: ir.Model, dims: Dims) -> None:
 
 
 def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
-    """The same in a protobuf model, for what its values declare."""
+    """Fix the sizes in a protobuf model, as far as its values declare them."""
     fixed = _resolve({value.name: dims_of(value) for value in model.graph.input}, dims)
     for value in model.graph.input:
         if value.type.HasField("tensor_type") and dims_of(value) is None:
@@ -121,7 +121,7 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         if size < 0:
             raise RnnLowerError(f"size {size} of '{name}' must not be negative")
         if size > LARGEST_SIZE:
-            raise RnnLowerError(f"size {size} of '{name}' is too large; the limit for a size is {LARGEST_SIZE}")
+            raise RnnLowerError(f"size {size} of '{name}' is too large; the maximum is {LARGEST_SIZE}")
         if name in symbols:
             fixed.symbols[name] = size
         else:
@@ -150,7 +150,7 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
 
 
 def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
-    """What is fixed, by symbol or as INPUT[AXIS]."""
+    """The fixed sizes, by symbol or as INPUT[AXIS]."""
     for name, size in dims.items():
         if isinstance(size, int):
             yield name, size
@@ -168,7 +168,7 @@ def _parse_axis(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], 
     match = re.fullmatch(r"(.+)\[(\d{1,9})\]", name, re.DOTALL)
     if match is None or match[1] not in inputs:
         known = ", ".join(dict.fromkeys(symbol for *_, symbol in free_dims(inputs))) or "none"
-        several = "; write several as --dim A=1 B=2" if "=" in name else ""
+        several = "; write several sizes as --dim A=1 B=2" if "=" in name else ""
         raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}{several}")
     owner, axis = match[1], int(match[2])
     shape = inputs[owner]

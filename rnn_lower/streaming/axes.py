@@ -131,7 +131,7 @@ def _fixed_axes(document: Document) -> list[str]:
 
 
 def stream_axis(document: Document, step: int | None) -> str:
-    """Which axis is the stream where nobody says so: the free one, that of the nodes if there are several; or CALLS."""
+    """The axis of the stream if none is named: the only free axis, or the one of the recurrent nodes; or CALLS."""
     if external(document) and (axis := outside(document)) is not None:
         return axis
     if step == 1 and (axis := one_step(document)) is not None:
@@ -170,7 +170,7 @@ def _free(document: Document) -> list[str]:
 
 
 def axes_of(document: Document, time: str) -> dict[str, int]:
-    """Input and axis that have a size of this name, or are named by their place."""
+    """Inputs and axes that have a size of this name, or that are named as INPUT[AXIS]."""
     free, nameless = _free(document), (None, *NO_NAMES)
     named = [str(dim) for name, axis, dim in _axes(document) if time == axis_name(name, axis) and dim not in nameless]
     time = named[0] if named else time  # given by its place although it has a name
@@ -189,7 +189,7 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
 
 
 def called(model: ir.Model, streams: Mapping[str, int]) -> str:
-    """What `dims` calls the size of the stream."""
+    """The name of the size of the stream in `dims`."""
     return next(symbol for name, axis, symbol in free_dims(declared_shapes(model)) if streams.get(name) == axis)
 
 

@@ -25,7 +25,7 @@ from rnn_lower.streaming.shapes import filled_shape
 
 
 class CausalityAnalysis:
-    """One pass over a model without functions, which stays as it is.
+    """One pass over a model without functions; the model stays unchanged.
 
     streams: the axis of the stream in each input that has it.
     delay: whether outputs may lack frames at the end of a run over the whole.
@@ -54,7 +54,7 @@ class CausalityAnalysis:
         self.divisors: set[int] = set()
 
     def run(self) -> None:
-        """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
+        """Run the analysis. Raises UnsupportedError for the first node that is not proved to be causal."""
         scope = roots(self._model)[0]
         for value in self._model.graph.inputs:
             self.infos[value] = self._input(value)

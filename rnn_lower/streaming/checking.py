@@ -23,7 +23,7 @@ LENGTHS = (5, 12, 1, 23, 40)
 def check_streaming(
     original: Document, fused: Document, model: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
 ) -> CheckReport:  # fmt: skip
-    """Compare whole runs of the original with runs chunk by chunk, of random lengths, of what was made of it.
+    """Compare runs of the original with runs of its streaming model in chunks of random length.
 
     fused: the streaming form before its nodes were lowered; these are compared in exact arithmetic where that is cheap.
     Raises RnnLowerError when no inputs are found with which the original runs.

@@ -139,7 +139,7 @@ class GraphEditor:
                     f"reset: the caller provides state '{theirs[0]}', so only the caller can reset it"
                 )
             if self._rows is None:
-                raise UnsupportedError("reset: the model has no state of its own to reset")
+                raise UnsupportedError("reset: the model has no internal state to reset")
             self.graph.input.append(declared(self.reset, ir.DataType.BOOL, (self._rows,)))
         self._forget_lengths()
         self._insert(self.graph, self._dead())

@@ -23,7 +23,7 @@ FIELDS = ("node", "state", "end", "index")
 
 
 def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
-    """The plan with states named by a template, in the model too."""
+    """Name the states by a template, in the plan and in the model."""
     names: dict[str, str] = {}
     for index, state in enumerate(state for state in plan.states if state.first is not None):
         node, _, last = state.input.rpartition("/")
@@ -60,7 +60,7 @@ def _formatted(template: str, fields: Mapping[str, object]) -> str:
 
 
 def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
-    """The plan with all states of an element type in one tensor, [batch, elements] where there is a free batch.
+    """Pack all states of an element type into one tensor, [batch, elements] if the batch size is free.
 
     The states of callers stay as they are. Raises UnsupportedError for states that grow, or are of several batches.
     """

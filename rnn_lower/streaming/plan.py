@@ -25,7 +25,7 @@ LAST, FIXED = "last", "fixed"
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What one chunk hands to the next: an output that is fed back as an input.
+    """A state between chunks: an output that is fed back as an input.
 
     shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
     with a symbol; None where the caller gives it, since the model has always had this input.

@@ -139,7 +139,7 @@ def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
     )
     nearest = ctx.attribute("mode", "nearest") == "nearest" and (coordinates, rounding) in REPEATS
     if not nearest or not times:
-        raise ctx.refuse("along the time axis, it can only repeat frames (mode 'nearest' with a whole scale)")
+        raise ctx.refuse("along the time axis, it can only repeat frames (mode 'nearest' with an integer scale)")
     x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE:
         raise ctx.refuse("it repeats frames that are padded or merged with other axes")

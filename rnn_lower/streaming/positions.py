@@ -44,7 +44,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     if offsets.min() < 0:
         raise ctx.refuse("it uses negative indices, which select frames from the end; pad the start of the stream")
     if not x.is_unmerged or indices.outer != ONE or x.every != indices.every:
-        raise ctx.refuse("its indices belong to another stream than its frames")
+        raise ctx.refuse("it selects frames of one stream with indices from another stream")
     reach = max(int(offsets.max()), x.lead, indices.late - x.late + x.lead)
     late = x.late + reach - x.lead
     if indices.late < late and not ctx.analysis.delay:

@@ -38,7 +38,7 @@ def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -
         raise ctx.refuse("its sequence axis merges the stream with other axes")
     states = ctx.inputs[4:7]
     if any(state is not None and (state.is_timed or state.last or state.opening) for state in states):
-        raise ctx.refuse("its sequence_lens or its initial state depend on the stream")
+        raise ctx.refuse("its sequence_lens or its initial state depends on the stream")
     if len(states) > 0 and states[0] is not None and x.every != 1:
         raise ctx.refuse("its sequence_lens count frames at a different rate from its input")
     rows, units = x.sizes[batch], size(read.hidden_size)
@@ -83,7 +83,7 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
     if any(info.axis != axis % info.rank for info, axis in zip(sequences, axes, strict=True)):
         raise ctx.refuse("it must scan its inputs along the axis of the stream")
     if any(info.is_timed or info.last for info in (*states, *ctx.analysis.captured(ctx.node))):
-        raise ctx.refuse("its initial states or other values that its body uses depend on the stream")
+        raise ctx.refuse("its body uses initial states or other values that depend on the stream")
     if not x.is_plain or x.outer != ONE or x.late:
         raise ctx.refuse("its frames are padded, delayed or merged with other axes")
     for node in body.all_nodes():

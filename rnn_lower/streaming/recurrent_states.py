@@ -113,7 +113,7 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
 def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
     """A state that the model takes from an input and gives back in ways of its own; reason: names the node."""
     if "sequence_lens" in read.inputs:
-        raise UnsupportedError(f"{reason}; a node with sequence_lens does not support this")
+        raise UnsupportedError(f"{reason}, which is not supported for a node with sequence_lens")
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")

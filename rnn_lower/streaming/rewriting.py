@@ -70,7 +70,7 @@ class StreamedModel:
 
 
 def streamed(document: Document, requested: StreamOptions, dims: Dims | None) -> StreamedModel:
-    """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
+    """Create the streaming form of a model. Raises UnsupportedError, naming the node, if causality is not proved."""
     if read_plan(document.proto) is not None:
         raise RnnLowerError(
             "the model is already a streaming model; use it unchanged, lower it (rnn-lower lower), or stream"

@@ -61,7 +61,7 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
             raise ctx.refuse(f"it multiplies frames of the stream with each other{ATTENTION}")
         compared = all(info.offsets is not None for info, _ in pairs)
         text = f"it compares frames of the stream with each other, as a mask does{ATTENTION}"
-        raise ctx.refuse(text if compared else "the stream is along different axes of its inputs")
+        raise ctx.refuse(text if compared else "the stream runs along different axes of its inputs")
     if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
         raise ctx.refuse("its inputs merge the stream with other axes in different ways")
     for index, (info, term) in enumerate(zip(ctx.inputs, terms, strict=False)):
@@ -255,7 +255,7 @@ def concat(ctx: RuleContext) -> list[AxisInfo]:
         if info.axis is None:
             raise ctx.refuse("it concatenates the stream with a fixed number of frames")
     if len({info.axis for info in infos}) > 1:
-        raise ctx.refuse("the stream is along different axes of its inputs")
+        raise ctx.refuse("the stream runs along different axes of its inputs")
     return [first.moved(along(ctx, first), ctx.resized(first, [axis]))]
 
 
@@ -349,7 +349,7 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: 
         return WHOLE
     line = linear(position, in_stream=is_end and x.cut)
     if axis != x.axis or line is None or not x.is_unmerged or (x.cut and not is_end):
-        raise ctx.refuse("its slice bounds are computed from the size of another axis")
+        raise ctx.refuse("its slice bounds are not computed from the size of the sliced axis")
     (times, more), behind = line, x.lead - x.late + x.trail
     if times * x.every == 1:
         return more - behind if more < behind else WHOLE

@@ -46,7 +46,7 @@ MARK = b"first states, written by rnn-lower stream"
 
 @dataclasses.dataclass(frozen=True)
 class StreamResult:
-    """A streaming model that is ready to be written. dims: sizes that were fixed in it; kept: nodes that stay."""
+    """A streaming model before it is written. dims: sizes that were fixed in it; kept: nodes that were not lowered."""
 
     document: Document
     dims: Dims | None
@@ -60,7 +60,7 @@ class StreamResult:
 
 
 def make(document: Document, requested: StreamOptions, options: Options) -> StreamResult:
-    """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
+    """Create the streaming form, lowered unless the fused nodes are kept. The document stays unchanged."""
     check_texts(axis=requested.axis, state_names=requested.state_names)
     if requested.step is not None:
         check_numbers(step=requested.step)

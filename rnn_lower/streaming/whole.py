@@ -44,7 +44,7 @@ class Whole:
 
 
 def unstreamed(document: Document, states: Mapping[str, str] | None, time: str | None) -> Whole:
-    """A model over whole sequences.
+    """Create a model on whole sequences.
 
     states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  time: the axis of
     the frames of such a model, INPUT[AXIS]; where it has none, each run is one step, and a new axis comes first.
@@ -60,7 +60,8 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     source = document.copied()
     if time is not None and plan.inputs:
         raise RnnLowerError(
-            f"--time {time}: the model's metadata already names the axes of the frames: {dict(plan.inputs)}"
+            f"--time {time}: the model's metadata already names the axes of the frames,"
+            f" {dict(plan.inputs)}; drop --time"
         )
     if time is not None:
         plan = _with_axes(source, plan, time)

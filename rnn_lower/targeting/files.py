@@ -44,7 +44,7 @@ NO_TARGET = Target(
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of a target's file: what its value must be, as a test and in words; required: whether it must be there."""
+    """A key of a target file: a test for its value, a description of valid values, and whether it is required."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -184,7 +184,7 @@ def _limits_error(keys: Any) -> str | None:
 def _sources_error(keys: Any) -> str | None:
     """What is wrong with `sources`, with its place."""
     if not _are_texts(keys):
-        return f"sources is {keys!r}; it must be a table of texts"
+        return f"sources is {keys!r}; it must be a table of strings"
     for name in keys:
         if name not in NAMED and name not in _operators():
             return f"sources.{name}: the name must be an operator or one of {', '.join(NAMED)}"
@@ -199,7 +199,7 @@ KEYS: dict[str, Key] = {
     "versions": Key(
         lambda value: isinstance(value, list) and all(map(_is_text, value)), 'a list of release lines, such as ["5"]'
     ),
-    "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll", the best first', required=True),
+    "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll" in order of preference', required=True),
     "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
     "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
     "static_batch": Key(_is_flag, "true or false"),
@@ -216,7 +216,7 @@ KEYS: dict[str, Key] = {
     ),
     "faster_lowered": Key(_is_batches, "a table that contains a batch size for RNN, GRU or LSTM, such as { GRU = 1 }"),
     "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
-    "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
+    "sources": Key(lambda value: _sources_error(value) is None, "a table of strings"),
     "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
     "saturates": Key(
         _is_saturation, "a table that contains, for each operator, the argument beyond which its result is constant"
@@ -226,12 +226,12 @@ KEYS: dict[str, Key] = {
 
 
 def load_target(path: Path) -> Target:
-    """Read a target. Raises RnnLowerError, with the file and what is wrong where, for a file that says none."""
+    """Read a target file. Raises RnnLowerError that names the file and the error."""
     return _target(path, read_keys(path))
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """What a target's file says, every key checked. Raises as `load_target`."""
+    """The validated contents of a target file. Raises the errors of `load_target`."""
     try:
         text = tomllib.loads(untrusted.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -311,7 +311,7 @@ def _of_version(name: str) -> Target | None:
 
 
 def find_target(name: str | None) -> Target:
-    """A target by its name, in any case, or by the path of its file; None is no target: the canonical graph.
+    """Find a target by its name, ignoring case, or by the path of its file; None means the canonical graph.
 
     A version may follow, as in opencv@4; without one it is the newest that was measured.
 

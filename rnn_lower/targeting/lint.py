@@ -52,12 +52,12 @@ class LintReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the runtime takes all of it."""
+        """Whether the runtime supports all nodes."""
         return not self.findings
 
     @property
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as data for JSON."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
@@ -70,7 +70,7 @@ Mends = Callable[[], Mapping[str, tuple[str, bool]]]
 
 
 def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, mends: Mends = dict) -> LintReport:
-    """A report of every node of a model that a target does not support, recurrent ones by what was measured."""
+    """Report all nodes of a model that a target does not support; recurrent nodes are judged by measurements."""
     count = sum(len(list(scope.graph)) for scope in scopes(model))
     findings = list(unsupported(model, target, shape_info, attempt))
     loops = mends() if any(finding.op in LOOPS for finding in findings) else {}
@@ -84,7 +84,7 @@ def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, m
 def unsupported(
     model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try | None = None
 ) -> Iterator[Finding]:
-    """The nodes of a model that a target does not support; attempt: says of recurrent nodes what lowering does."""
+    """The nodes of a model that a target does not support. attempt: tries to lower a recurrent node."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
     for scope in scopes(model):
         yield from _plain(scope, target, shape_info, recurrent, model)
@@ -159,7 +159,7 @@ def _name(node: ir.Node) -> str:
 
 
 def trial(lower: Callable[[RecurrentNode], object]) -> Try:
-    """A lowering of one node, as what `lint` asks for."""
+    """Wrap the lowering of one node for `lint`."""
 
     def attempt(node: RecurrentNode) -> str | None:
         try:

@@ -32,7 +32,7 @@ DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RN
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one operator: features that come out right, and those that are wrong with no error. Others are refused."""
+    """For one operator: features that are right, and features that are wrong without an error. Others are refused."""
 
     right: frozenset[str]
     wrong: frozenset[str]
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, runtime: str) -> Verdict:
-    """Of a node as it is. table: by operator.  listed: whether the runtime's list names it.  runtime: the runtime."""
+    """The verdict for a node without lowering. table: by operator.  listed: whether the runtime's list names it."""
     if node.is_quantized and runtime.startswith("onnxruntime"):
         return Verdict(RIGHT, f"{node.op_type} is an operator that only onnxruntime has")
     measured = table.get(node.op_type)
@@ -78,7 +78,7 @@ def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, ru
 
 
 def features(node: RecurrentNode) -> list[str]:
-    """What a measured node has beyond the plain one."""
+    """The features of a node beyond the plain one."""
     lengths = node.inputs.get("sequence_lens")
     listed, names = _listed(node), _names(node)
     named = "activations" in node.node.attributes and names == {DEFAULTS[node.op_type]}

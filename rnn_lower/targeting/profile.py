@@ -63,7 +63,7 @@ class Target:
 
     @property
     def opsets(self) -> tuple[int, int]:
-        """First and last opset it takes."""
+        """The first and the last opset that it supports."""
         return self.constraints.opsets
 
     @property
@@ -71,7 +71,7 @@ class Target:
         return self.static_batch or self.single_batch or self.constraints.static
 
     def verdict(self, node: RecurrentNode) -> Verdict:
-        """Whether it runs a recurrent node right as it is."""
+        """Whether it runs a recurrent node correctly without lowering."""
         listed = self.unmeasured or (self.constraints.takes is not None and node.op_type in self.constraints.takes)
         measured = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
         if measured.kind == RIGHT and not self._as_fast(node):
@@ -79,7 +79,7 @@ class Target:
         return measured
 
     def keeps(self, node: RecurrentNode) -> bool:
-        """Whether a node is best left as it is: it is right so, and not slower than lowered."""
+        """Whether a node should be kept: it runs correctly, and no more slowly than lowered."""
         return self.verdict(node).kind == RIGHT and self._as_fast(node)
 
     def _as_fast(self, node: RecurrentNode) -> bool:
@@ -87,7 +87,7 @@ class Target:
         return least is None or (node.static_batch or 0) < least
 
     def explained(self) -> Iterator[tuple[str, str]]:
-        """Line by line, for people: what it takes, and where that is from."""
+        """The capabilities and their sources, line by line, for display."""
         first, last = self.opsets
         yield self.name, self.summary
         yield self.status, self.source
@@ -123,14 +123,14 @@ class Target:
             yield "loading", f"slow above {steps} unrolled steps: {seconds:g} s for an LSTM of 400 steps"
 
     def choose(self, node: RecurrentNode, opset: int) -> str:
-        """The form for a node that nobody asked a form for."""
+        """The form for a node if no form is requested."""
         length = node.static_length
         if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
             return "unroll"
         return next(iter(self.forms_for(node, opset)), "loop")
 
     def why(self, node: RecurrentNode, form: str) -> str:
-        """Why `choose` took this form, for people."""
+        """The reason for the choice of this form, for display."""
         if form == "unroll" and node.static_length != 1 and self.path == Path():
             return "canonical"
         if form == "unroll":
@@ -146,14 +146,14 @@ class Target:
         )
 
     def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
-        """The forms that a node at this opset can take, given that its length serves."""
+        """The forms that are possible for a node at this opset, if its length is suitable."""
         scan = exists("Scan", opset) and (self.scan_captures or not _captures(node))
         listed = self.constraints.listed
         serves = {"scan": scan and listed("Scan"), "loop": listed("Loop"), "unroll": True}
         return [form for form in self.forms if serves[form]]
 
     def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Requirement]:
-        """What keeps the runtime from taking the node in this form."""
+        """The requirements that the node does not meet for this form on the runtime."""
         requirements, text = [], f"target {self.name}"
         first, last = self.opsets
         if not first <= opset <= last:

@@ -396,7 +396,7 @@ FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]]
     ("4 gates for GRU in R", "R", (1, 16, 4), "size 16 should be 3 * hidden_size, and hidden_size is 4", "GRU", {}),
     ("3 gates for LSTM", "R", (1, 12, 4), "size 12 should be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
     ("3 gates for RNN", "W", (1, 12, 3), "size 12 should be hidden_size, and hidden_size is 4", "RNN", {}),
-    ("no number of gates", "R", (1, 16, 4), "size 16 is not a multiple of 3, the number of gates", "GRU", {"hidden_size": False}),
+    ("no number of gates", "R", (1, 16, 4), "size 16 is not a multiple of 3 (gates)", "GRU", {"hidden_size": False}),
     ("W transposed", "W", (1, 3, 16), "size 3 should be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
     ("W of another hidden_size than R", "W", (1, 20, 3), "size 20 should be 4 * hidden_size, and hidden_size is 4 according to R", "LSTM", {"hidden_size": False}),
     ("W of another input_size than X", "W", (1, 12, 9), "size 9 should be input_size, and input_size is 3 according to X", "GRU", {}),
@@ -789,7 +789,7 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph has 2 attributes; a Constant must have exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is set twice")
     yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
-    yield Bad("function with two element types", changed(two_element_types, place="function"), "of the types FLOAT and FLOAT16, so it cannot have one lowered body; pass --fold", runs=True)
+    yield Bad("function with two element types", changed(two_element_types, place="function"), "of the types FLOAT and FLOAT16, which one lowered body cannot handle; pass --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
         yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower with --fold", runs=True)
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
@@ -947,8 +947,8 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but here it is 'T'; use --form scan or --form loop, or add --dim T=16")
     yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but here it is 'T'")
     yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but the limit (--max-nodes) allows only 1000 more; use --form scan or --form loop, or add --max-nodes 500000")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "with which the model exceeds the limit of 3 nodes by 16; add --max-nodes 500000")
-    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "with which the model exceeds the limit of 0 nodes by 16; add --max-nodes 500000")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "so the model exceeds the limit of 3 nodes by 16; add --max-nodes 500000")
+    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "so the model exceeds the limit of 0 nodes by 16; add --max-nodes 500000")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare a symbolic length")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
     yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; run `rnn-lower targets` for a list", "abacus")
@@ -992,8 +992,8 @@ def bad_wishes() -> Iterator[Bad]:
     yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set twice, as 5 and as 6")
     yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes, so 'X[3]' does not exist")
     yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but here it is unknown; use --form scan or --form loop")
-    yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; the limit for a size is 2147483647")
-    yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; the limit for a size is 2147483647")
+    yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; the maximum size of an axis is 2147483647")
+    yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; the maximum is 2147483647")
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
     yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
     yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "size 3 should be input_size, and input_size is 7 according to X")
@@ -1722,7 +1722,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is not a valid value for input 'sr' of type INT64", "sr")
     yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "has shape [2], but the value has shape [3]", "sr")
     yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: the caller provides state 'initial_h', so only the caller can reset it", "reset")
-    yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own to reset", "reset")
+    yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no internal state to reset", "reset")
     yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9 or newer; the model has opset 8")
     yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "its sequence_lens cannot be counted over chunks, because the node is in a branch")
     yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "Neg 'negative' also reads its sequence_lens")
@@ -1754,7 +1754,7 @@ NOT_CAUSAL = {
     "pad cut off": "it removes frames from the stream",
     "reflected": "its padding values depend on the stream (mode reflect)",
     "flip": "it selects frames -1 to -4611686018427387904 of the stream with step -1",
-    "the first frame begins a node": "its sequence_lens or its initial state depend on the stream",
+    "the first frame begins a node": "its sequence_lens or its initial state depends on the stream",
     "first frames": "it selects frames 0 to 2 of the stream with step 1",
     "split in time": "it splits the stream along the time axis",
     "sum from here on": "it starts to sum at the end of the stream (reverse)",

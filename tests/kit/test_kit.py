@@ -202,7 +202,7 @@ def test_a_command_for_each_case(tmp_path, capsys):
     assert cli.main(["kit", "-o", str(kit), "--target", "portable", *(
         word for name in ("plain", "reverse", "clip", "no bias") for word in ("--include", f"RNN {name}")
     )]) == cli.DONE  # fmt: skip
-    assert "8 models of 4 features" in capsys.readouterr().out
+    assert "8 models for 4 features" in capsys.readouterr().out
     (tmp_path / "run.py").write_text(RUNNER)
     command = f"'{sys.executable}' '{tmp_path}/run.py' {{model}} {{inputs}} {{outputs}}"
     done = cli.main(

@@ -43,7 +43,7 @@ class KitReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was lowered is right."""
+        """Whether all lowered models are right."""
         lowered = [outcome for row in self.results.values() for form, outcome in row.items() if form != FUSED]
         return bool(lowered) and all(state in (RIGHT, REFUSED) for state, _ in lowered)
 
@@ -54,26 +54,26 @@ class KitReport:
 
     @property
     def errors(self) -> list[str]:
-        """What errors say, the most frequent first, and how often each was met."""
+        """The texts of errors, the most frequent first, with their numbers."""
         text = collections.Counter(
             why for row in self.results.values() for state, why in row.values() if state == ERROR
         )
         return [f"{why} ({times} times)" for why, times in text.most_common()]
 
     def count(self, form: str) -> str:
-        """How many came out how."""
+        """The number of each outcome in a form."""
         return count_outcomes(row[form] for row in self.results.values() if form in row)
 
 
 def count_outcomes(outcomes: Iterable[Outcome]) -> str:
-    """How many came out how."""
+    """The number of each outcome."""
     states = [state for state, _ in outcomes]
     text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
     return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
 
 
 def make_report(folder: Path, manifest: Manifest, outcomes: Mapping[str, Outcome]) -> KitReport:
-    """Tell what came out, and propose a target's file."""
+    """Summarize the results, and propose a target file."""
     results: dict[str, dict[str, Outcome]] = {feature: {} for feature in manifest.features}
     for case in manifest.cases:
         results[case.feature][case.form] = outcomes[case.case]

@@ -35,7 +35,7 @@ def outcome(got: Sequence[Any], wanted: Sequence[np.ndarray], limit: float) -> O
 
 
 def largest_difference(got: Sequence[Any], wanted: Sequence[np.ndarray]) -> float:
-    """Absolute; NaN when there is one."""
+    """The largest absolute difference; NaN if there is a NaN."""
     pairs = zip(got, wanted, strict=True)
     return float(np.max([np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) for a, b in pairs]))
 

@@ -52,7 +52,7 @@ The report lists which features are right, wrong or refused, and proposes a targ
 
 
 def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float = LIMIT) -> Manifest:
-    """Write a kit to a folder that is not there yet, or empty; it appears by one rename. Raises RnnLowerError else.
+    """Write a kit to a new or empty folder by one rename. Raises RnnLowerError for other folders.
 
     only: patterns of features, all without any.  limit: of each case.
     """
