@@ -116,7 +116,7 @@ def test_only_what_needs_it_is_lowered(tmp_path, capsys):
     kept = [node.name for node in every_node(onnx.load(tmp_path / "out.onnx")) if node.op_type == "LSTM"]
     assert kept == ["a_node"]
     assert (
-        "LSTM 'b_node' in main graph: lowered although --keep-native is set: feature 'peepholes' of LSTM is silently wrong"
+        "LSTM 'b_node' in main graph: not kept as a native node: feature 'peepholes' of LSTM is silently wrong"
         in capsys.readouterr().err
     )
 

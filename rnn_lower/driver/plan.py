@@ -135,7 +135,7 @@ class Plan:
         for site in self.sites:
             if self._options.keep_native:
                 logger.info(
-                    "%s: lowered although --keep-native is set: %s",
+                    "%s: not kept as a native node: %s",
                     site.node.describe(),
                     self._target.verdict(site.node).why,
                 )

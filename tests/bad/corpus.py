@@ -1705,7 +1705,7 @@ def bad_streams() -> Iterator[Bad]:
     yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has symbolic sizes other than the batch size; fix them (--dim NAME=SIZE)")
     yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "chunks cannot cover a whole run, because the model has 9 frames, which is not a multiple of 2")
     yield Bad("unstream of rows set back", unstreaming(set_back), "a model for whole sequences does not support input 'reset', which resets rows; stream the original model without --reset")
-    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata already names the axes of the frames: {'X': 0}", "--time")
+    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata already names the axes of the frames, {'X': 0}; drop --time", "--time")
     yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs except its states")
     yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the axis of the frames is unknown; declare the sizes of the output")
     yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; symbolic sizes: T, N", "--time")
