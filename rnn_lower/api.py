@@ -47,41 +47,45 @@ R = TypeVar("R")
 def lower(model: M | str | os.PathLike[str], **options: Unpack[Keywords]) -> M | onnx.ModelProto:
     """Replace the RNN, GRU and LSTM nodes of a model with primitive operators that compute the same values.
 
-    model: an onnx.ModelProto, which stays unchanged, or the path of a file; both return a new onnx.ModelProto. An
-        onnx_ir.Model or a torch.onnx.ONNXProgram is lowered in place and returned. Any opset from 1 on; nodes in
-        subgraphs and functions are lowered, too.
-    form: "scan" (opset 9 and up), "loop" or "unroll" (known sequence length); "auto" is Scan, or Loop below opset 9,
-        and unrolled for one step, or for as many steps as are faster unrolled on the target.
-    target: a runtime; the result uses only what it supports, and form "auto" follows its preference. None makes the
-        canonical graph, independent of any runtime.
-    op_types: which of "RNN", "GRU", "LSTM" to lower, one or several.
-    select: called with each RecurrentNode; False keeps the node.
+    model: an onnx.ModelProto, which stays unchanged, or the path of a file; for both, a new onnx.ModelProto is
+        returned. An onnx_ir.Model or a torch.onnx.ONNXProgram is lowered in place and returned. The opset may be any
+        from 1 on. Nodes in subgraphs and functions are lowered, too.
+    form: "scan" (opset 9 or newer), "loop" or "unroll" (known sequence length). "auto" selects Scan, or Loop below
+        opset 9; it unrolls a sequence of one step, or of as many steps as run faster unrolled on the target.
+    target: a runtime. The result uses only what this runtime supports, and form "auto" follows its preference. None
+        returns the canonical graph, which is independent of any runtime.
+    op_types: one or several of "RNN", "GRU" and "LSTM"; only these operators are lowered.
+    select: a function that is called with each RecurrentNode; it returns False for nodes to keep.
     opset: convert the whole model to this opset, and lower the recurrent nodes at it. By default, a model is converted
-        only if the target does not support its opset, to the nearest that it supports; the conversion is logged.
+        only if the target does not support its opset, to the nearest opset that it supports; the conversion is logged.
     dims: sizes for free dimensions of the inputs, e.g. {"batch": 4, "x[1]": 100}, or for all axes of an input, e.g.
-        {"x": (4, 100, 16)}, fixed before lowering.
-    fold: fold the constants of the whole model first (onnxscript), and inline functions that depend on the
-        call site (onnx_ir). For a target of static sizes this is automatic where the model computes sizes.
-    keep_native: keep the nodes that the target was measured to run right natively, and no slower than lowered.
-    as_function: make each lowered node a call of a model-local function with its weights as inputs; nodes with the
-        same sizes and attributes call the same one. The IR version of an older model becomes 8.
-    loops: unroll the model's own Loop and Scan nodes, too; one with an unknown number of steps raises
-        UnsupportedError. For a target that has neither, this is automatic where possible.
-    raise_loops: first replace loops that are proved to be recurrent nodes, as `raise_loops` does.
-    fuse_directions: let both directions of a node (hidden size up to 64, all sequences as long as X) share one loop
-        as a block-diagonal cell; a NaN or infinity of one direction then reaches the other.
-    legalize_all: with a target, replace other nodes too that it does not support, where supported ones exist.
-    max_nodes: limit of emitted nodes, against accidental unrolling.
+        {"x": (4, 100, 16)}. They are fixed before lowering.
+    fold: first fold the constants of the whole model (with onnxscript), and inline functions that depend on the call
+        site (with onnx_ir). This is automatic if the target needs static sizes and the model computes sizes.
+    keep_native: keep the nodes that the target was measured to run correctly, and at least as fast as lowered nodes.
+    as_function: replace each lowered node with a call of a model-local function that has its weights as inputs. Nodes
+        with the same sizes and attributes call the same function. The IR version of an older model becomes 8.
+    loops: also unroll Loop and Scan nodes of the original model. A loop with an unknown number of steps raises
+        UnsupportedError. For a target that supports neither operator, unrolling is automatic where possible.
+    raise_loops: first replace loops that are proved equal to recurrent nodes, like `raise_loops`.
+    fuse_directions: compute both directions of a node (hidden size up to 64, all sequences as long as X) in one loop,
+        as a block-diagonal cell. A NaN or infinity in one direction then also affects the other.
+    legalize_all: with a target, also replace other nodes that the target does not support, if supported equivalents
+        exist.
+    max_nodes: the maximum number of emitted nodes; it guards against accidental unrolling.
 
-    Raises InvalidNodeError when a node contradicts the ONNX text of its version, UnsupportedError when the request
-    is impossible, RnnLowerError for an unknown form, target, operator or dimension. After an error, the model is
+    Raises InvalidNodeError if a node contradicts the ONNX specification of its version, UnsupportedError if the request
+    is impossible, and RnnLowerError for an unknown form, target, operator or dimension. After an error, the model is
     unchanged.
     """
     chosen = Options(**options)
     held = model if isinstance(model, ir.Model) else getattr(model, "model", None)  # as an ONNXProgram holds one
     if isinstance(held, ir.Model):
         if chosen.raise_loops:
-            raise RnnLowerError("raise_loops accepts an onnx.ModelProto or a file; raise the model first")
+            raise RnnLowerError(
+                "raise_loops supports only an onnx.ModelProto or a file; raise the loops of the model first"
+                " (rnn_lower.raise_loops)"
+            )
         lower_in_place(held, chosen)
         return model  # type: ignore[return-value]
     if isinstance(model, onnx.ModelProto):
@@ -109,15 +113,19 @@ def lower_file(
     progress: files.Progress | None = None,
     **options: Unpack[Keywords],
 ) -> list[Record]:
-    """`lower` from file to file, for models of any size; returns one Record per lowered node.
+    """Lower the model in one file and write it to another, like `lower`; return one Record per lowered node.
 
-    Source and destination may be the same file. One rename publishes the destination, so it is never incomplete. Links
-    are followed, devices and FIFOs are written to, and "-" is the standard output. Weights in external files are
-    copied, without loading them, to one new file in the same folder, `DESTINATION.<16 hex digits>.data`; the data file
-    of the replaced model is removed unless another model in the folder refers to it. Data under other names stays.
-    accept: called with the path of the finished file before the rename; False leaves the destination unchanged.
-    progress: called with (name, index, total) for each written weight.
-    Raises as `lower`, with the file in the message, and RnnLowerError when a file cannot be read or written.
+    Models of any size are supported. Source and destination may be the same file. The destination is replaced by one
+    rename, so it is never incomplete. Links are followed, devices and FIFOs are written to, and "-" means standard
+    output. Weights in external files are copied, without being loaded, to one new file in the same folder,
+    `DESTINATION.<16 hex digits>.data`. The data file of the replaced model is removed unless another model in the
+    folder refers to it. Data files with other names are kept.
+
+    accept: a function that is called with the path of the finished file before the rename; if it returns False, the
+        destination stays unchanged.
+    progress: a function that is called with (name, index, total) for each written weight.
+
+    Raises the errors of `lower`, with the file in the message, and RnnLowerError if a file cannot be read or written.
     """
     chosen = Options(**options)
     document = files.load(source)
@@ -144,21 +152,25 @@ def stream(
     states: Literal["each", "packed"] = "each", state_names: str | None = None,
     **options: Unpack[Keywords],
 ) -> onnx.ModelProto:  # fmt: skip
-    """A model that processes a sequence chunk by chunk: states become inputs NAME/h_in, outputs NAME/h_out, and so on.
+    """Convert a model to one that processes a sequence chunk by chunk, with its states as inputs and outputs.
 
-    Feeding the outputs back continues the sequence; `rnn_lower.StreamingSession` does that. The model stays unchanged.
-    axis: the symbolic size of the inputs that is the stream, or INPUT[AXIS], of several inputs separated by
-        commas; not needed where there is only one.
-    step: the only length of chunks; the recurrent nodes are unrolled.  keep_native: do not lower them; with a target,
-    keep those that it runs right.
-    set_inputs: values by name for inputs that become constants; branches that depend on them are folded away.
-    reset: add an input `reset`, bool [batch], that resets rows to their initial states.
-    delay: accept right padding, too: outputs are delayed, and their last frames come when the stream continues.
-    states: a tensor for each, or "packed", one for each element type.  state_names: a template for their names, such as
-    "{state}_{end}"; {node}/{state}_{end} are the defaults.
-    Other options as for `lower`.
-    A table of rules (docs/streaming.md) proves that every value is computed frame by frame; the first node for which it
-    does not raises UnsupportedError. Other errors as for `lower`.
+    The states are inputs NAME/h_in, outputs NAME/h_out, and so on. To continue the sequence, pass these outputs to the
+    next run as inputs, as `rnn_lower.StreamingSession` does. The original model stays unchanged.
+
+    axis: the axis of the stream, as the name of a symbolic size or as INPUT[AXIS]; for several inputs, separate the
+        axes with commas. It is not needed if there is only one symbolic size.
+    step: the only length of chunks; the recurrent nodes are unrolled.  keep_native: do not lower the recurrent nodes,
+        or, with a target, keep those that the target runs correctly.
+    set_inputs: values, by name, for inputs that become constants; branches that depend on them are folded.
+    reset: add an input `reset`, bool [batch], which resets rows to their initial states.
+    delay: also accept right padding: the outputs are delayed, and their last frames follow when the stream continues.
+    states: "each" for one tensor per state, or "packed" for one tensor per element type.  state_names: a template for
+        their names, such as "{state}_{end}"; the default is {node}/{state}_{end}.
+
+    Other options are the same as for `lower`.
+
+    A table of rules (docs/streaming.md) proves that every value is computed frame by frame. The first node for which
+    the rules cannot prove it raises UnsupportedError. Other errors are the same as for `lower`.
     """
     from rnn_lower.streaming import stream_model  # for those who stream
 
@@ -185,9 +197,11 @@ def stream_file(
     accept: Callable[[str, StreamResult], bool] | None = None, progress: files.Progress | None = None,
     **options: Unpack[Keywords],
 ) -> StreamResult:  # fmt: skip
-    """`stream` from file to file, as `lower_file`; the initial states are written to DESTINATION.state.npz.
+    """Convert the model in one file to a streaming model in another, like `stream`.
 
-    accept: called with the path of the finished file, and with the result, before the rename.
+    The file is written as by `lower_file`, and the initial states are written to DESTINATION.state.npz.
+
+    accept: a function that is called with the path of the finished file and the result before the rename.
     """
     from rnn_lower.streaming import stream_model  # for those who stream
 
@@ -221,16 +235,16 @@ def _raised(document: Document, options: Options) -> tuple[Document, Options]:
     raised, loops = raise_document(document, options.dims)
     for loop in loops:
         if loop.why:
-            logging.getLogger("rnn_lower").warning("'%s' stays a loop: %s", loop.name, loop.why)
+            logging.getLogger("rnn_lower").warning("loop '%s' is not replaced: %s", loop.name, loop.why)
     return raised, dataclasses.replace(options, raise_loops=False, dims=None)
 
 
 @public
 def raise_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> onnx.ModelProto:
-    """The model with RNN, GRU and LSTM nodes in place of equivalent loops, and of nodes that `lower` emitted.
+    """Replace loops, and nodes that `lower` emitted, with the RNN, GRU and LSTM nodes to which they are proved equal.
 
-    The functions and weights of a step suggest a node, which exact arithmetic proves to be the same function
-    (docs/loops.md); a loop for which that fails stays.  dims: as for `lower`, sizes that are fixed first.
+    The functions and weights of a step suggest a node, and exact arithmetic proves that it is the same function
+    (docs/loops.md). A loop for which the proof fails stays unchanged.  dims: sizes to fix first, as for `lower`.
     """
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
 
@@ -247,7 +261,10 @@ def raise_file(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *, dims: Dims | None = None,
     progress: files.Progress | None = None,
 ) -> list[Raised]:  # fmt: skip
-    """`raise_loops` from file to file; returns the result for each loop. Nothing is written where none is replaced."""
+    """Raise the loops of the model in one file and write it to another, like `raise_loops`; return a result per loop.
+
+    Nothing is written if no loop is replaced.
+    """
     from rnn_lower.raising.raise_loops import raise_document  # for those who raise
 
     document = files.load(source)
@@ -266,9 +283,9 @@ def raise_file(
 
 @public
 def inspect_loops(model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None) -> list[LoopInfo]:
-    """The loops of a model: trips, states, the recurrent node that each is, and which command replaces it.
+    """List the loops of a model with their trip counts, their states and the command that replaces each of them.
 
-    dims: as for `inspect`.
+    A loop that is proved equal to a recurrent node is listed with this node.  dims: as for `inspect`.
     """
     from rnn_lower.raising import inspecting  # for those who have loops
 
@@ -285,7 +302,7 @@ def _data_of_source(document: Document, source: Any, destination: Any) -> frozen
 def _of_stream(options: Keywords) -> Options:
     chosen = Options(**options)
     if chosen.as_function:
-        raise RnnLowerError("as_function is for lower, not for stream")
+        raise RnnLowerError("stream does not support as_function; drop it")
     return chosen
 
 
@@ -293,9 +310,9 @@ def _of_stream(options: Keywords) -> Options:
 def check_streaming(
     result: StreamResult, model: Any, *, runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL
 ) -> CheckReport:
-    """Compare whole runs of the original with runs of its streaming model in random chunks.
+    """Compare runs of the original on whole sequences with runs of its streaming model in random chunks.
 
-    Lowered recurrent nodes are also compared in exact arithmetic where that is cheap.
+    Lowered recurrent nodes are also compared in exact arithmetic if that is cheap.
     """
     from rnn_lower.checking import subprocess_run  # onnxruntime is for those who compare
     from rnn_lower.streaming import checking
@@ -309,7 +326,7 @@ def check_streaming(
 def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0) -> StreamProof:
     """Prove in exact arithmetic that a streaming model, in chunks of any length, equals the original.
 
-    original, model: models or paths. Inputs that were set for `stream` must be set in the original, too.
+    original, model: models or paths. Inputs that were set for `stream` must also be set in the original.
     """
     from rnn_lower.streaming import plan as plans
     from rnn_lower.streaming import proof
@@ -317,7 +334,7 @@ def prove_streaming(original: Any, model: Any, *, points: int = 2, seed: int = 0
     (before, _), (after, path) = files.open_model(original), files.open_model(model)
     plan = plans.read_plan(after.proto)
     if plan is None:
-        raise RnnLowerError("not a streaming model; make one (rnn-lower stream)")
+        raise RnnLowerError("not a streaming model; create one with rnn-lower stream")
     return _naming_file(path, lambda: proof.prove_streaming(before, after, plan, points, seed))
 
 
@@ -326,11 +343,13 @@ def unstream(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *,
     states: Mapping[str, str] | None = None, axis: str | None = None,
 ) -> onnx.ModelProto:  # fmt: skip
-    """A streaming model as one over whole sequences: its step is the body of a Scan, or its axis of frames is free.
+    """Convert a streaming model to one that runs on whole sequences.
 
-    states: outputs by the inputs to which they are fed back, for a model that `stream` did not make.
-    axis: INPUT[AXIS], where its frames are; without it each run is one step, and a new axis comes first. Known initial
-    states become constants; the others stay inputs and outputs. The model stays unchanged.
+    Its step becomes the body of a Scan, or its axis of frames becomes free. The original model stays unchanged.
+
+    states: the output for each input to which it is fed back, for a model that `stream` did not create.
+    axis: the axis of its frames, as INPUT[AXIS]; without it, each run is one step, and a new axis comes first. Known
+        initial states become constants; the others stay inputs and outputs.
     """
     from rnn_lower.streaming import whole
 
@@ -344,7 +363,10 @@ def unstream_file(
     states: Mapping[str, str] | None = None, axis: str | None = None,
     accept: Callable[[str, Whole], bool] | None = None,
 ) -> Whole:  # fmt: skip
-    """`unstream` from file to file. accept: called with the finished file before it is put in place."""
+    """Convert the streaming model in one file to a model on whole sequences in another, like `unstream`.
+
+    accept: a function that is called with the finished file before the rename.
+    """
     from rnn_lower.streaming import whole
 
     document = files.load(source)
@@ -382,18 +404,21 @@ def function_body(
     inputs: Sequence[str] = ("X", "W", "R"), outputs: Sequence[str] | None = None, dtype: str = "float",
     seq_length: int | None = None, domain: str = "", **attributes: Any,
 ) -> onnx.FunctionProto:  # fmt: skip
-    """The operator as a function of primitive operators, as the ONNX standard could ship it.
+    """Build a function of primitive operators for RNN, GRU or LSTM, as the ONNX standard could include it.
 
-    This is a context-dependent body; the context is what a node specifies: hidden_size and the other
+    This is a context-dependent body. The context consists of the specification of a node: hidden_size and the other
     attributes (direction, activations, activation_alpha, activation_beta, clip, layout, linear_before_reset,
-    input_forget), which inputs and outputs it has, and their element type ("float", "double", "float16", "bfloat16").
-    The body reads the sizes of time, batch and features at run time. Formal inputs are all those of the operator, in
-    its order; those not in `inputs` are not read. Outputs are those of the operator up to the last one in `outputs`, so
-    that both are matched by position.
-    version: of the operator.  opset: of the body, 9 or newer, one in which the operator is of that version; the first
-    such by default.  form: "scan", "loop", or "unroll" with a known `seq_length`.  domain: for a function of a model.
-    Raises UnsupportedError for an opset before 9 or of another version, InvalidNodeError for attributes that
-    contradict the ONNX text, RnnLowerError for unknown names.
+    input_forget), the inputs and outputs that the node has, and their element type ("float", "double", "float16",
+    "bfloat16"). The body reads the sizes of time, batch and features at run time. Its formal inputs are all inputs of
+    the operator, in order; it does not read those that are not in `inputs`. Its outputs are those of the operator up to
+    the last one in `outputs`. Inputs and outputs are therefore matched by position.
+
+    version: the version of the operator.  opset: the opset of the body, 9 or newer, at which the operator has this
+    version; the default is the first such opset.  form: "scan", "loop", or "unroll" with a known `seq_length`.  domain:
+    the domain of a function in a model.
+
+    Raises UnsupportedError for an opset below 9 or an opset with another version, InvalidNodeError for attributes that
+    contradict the ONNX specification, and RnnLowerError for unknown names.
     """
     limit = Options(form=form, op_types=op_type).max_nodes  # which checks them
     arguments = {"hidden_size": hidden_size, **attributes}
@@ -405,10 +430,11 @@ def function_body(
 def inspect(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], *, dims: Dims | None = None
 ) -> list[RecurrentNode]:
-    """All recurrent nodes of a model, in any graph or function, read and validated.
+    """Read and validate all recurrent nodes of a model, in any graph or function.
 
     dims: sizes that the model will have, as for `lower`; the model stays unchanged.
-    Raises InvalidNodeError for a bad node, RnnLowerError when a file cannot be read or for an unknown dimension.
+
+    Raises InvalidNodeError for an invalid node, and RnnLowerError if a file cannot be read or a dimension is unknown.
     """
     if isinstance(model, ir.Model):
         return inspect(ir.to_proto(model), dims=dims) if dims else read_nodes(model)
@@ -419,7 +445,7 @@ def inspect(
 def inspect_file(
     model: onnx.ModelProto | str | os.PathLike[str], *, dims: Dims | None = None
 ) -> tuple[list[ir.Value], list[RecurrentNode]]:
-    """The inputs that a caller has to provide, and the recurrent nodes. Arguments and errors as for `inspect`."""
+    """Return the inputs that a caller has to provide, and the recurrent nodes. For the rest, see `inspect`."""
     document, path = _opened(model, dims)
 
     def result() -> tuple[list[ir.Value], list[RecurrentNode]]:
@@ -439,7 +465,7 @@ def _opened(model: Any, dims: Dims | None) -> tuple[Document, str | os.PathLike[
 
 @public
 def targets() -> list[Target]:
-    """All runtimes that `target` accepts by name; `explained()` of each lists what it supports."""
+    """Return all runtimes that `target` accepts by name; `explained()` lists what each of them supports."""
     return list(TARGETS.values())
 
 
@@ -447,11 +473,14 @@ def targets() -> list[Target]:
 def lint(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], target: str, *, dims: Dims | None = None
 ) -> LintReport:
-    """The nodes of a whole model that a runtime does not support, with the rule, and whether lowering replaces them.
+    """List the nodes of a whole model that a runtime does not support, with the violated rule and the remedy.
 
-    target: a name (see `targets`), or the path of a .toml file.  dims: sizes that the model will
-    have, as for `lower`. The model stays unchanged.
-    Raises as `inspect`, and RnnLowerError for an unknown target.
+    The report also states whether lowering replaces a node.
+
+    target: a name (see `targets`) or the path of a .toml file.  dims: sizes that the model will have, as for `lower`.
+    The model stays unchanged.
+
+    Raises the errors of `inspect`, and RnnLowerError for an unknown target.
     """
     document, path = _opened(model, dims)
 
@@ -480,33 +509,36 @@ def check(
     runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL,
     on: str | None = None, counterexample: str | os.PathLike[str] | None = None, proof: Proof | None = None,
 ) -> CheckReport:  # fmt: skip
-    """Compare two models, each an onnx.ModelProto, an onnx_ir.Model or the path of a file.
+    """Compare two models by a proof and by running both; each is an onnx.ModelProto, an onnx_ir.Model or a path.
 
-    inputs: arrays by input name, or an .npz file of such; they are used for one run, and sampled ones only for nodes in
-    branches and loops that these do not reach. By default, `seed` determines `runs` sets of inputs: symbolic sizes are
-    sampled per name unless the lowered model fixes them, an input that feeds sequence_lens lies in [0, T],
-    numbers lie in [-1, 1] first and then reach from 0.1 to 1e4.
-    `check` first proves what it can within a few seconds, as `prove` does, unless it is given the `proof`. A node that
-    is another function is a difference, unless other tools have changed the model since; a proved node need not run.
-    Runs then test rounding and the runtime. Where all nodes are proved and nothing else has changed, integers may
-    differ, since they depend on rounding.
-    Every other replaced node must run three steps, with rows of different length where it has sequence_lens. `check`
-    samples further inputs for it; a node that still has not run is listed as unreached, and the models do not agree.
-    Nor do they if all outputs are empty, or the same in all runs, unless all nodes are proved.
-    Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * size, where size is the
-    largest |original| at the same index of the last axis, or that of most indices; NaN agrees with NaN; in a type
-    that is coarser than rtol one unit in the last place is allowed. Everything else must be equal.
-    counterexample: an .npz file to write with inputs that show a difference, for `inputs`.
+    inputs: arrays by input name, or an .npz file with such arrays. They are used for one run; `check` samples other
+    inputs only for nodes in branches and loops that this run does not reach. By default, `seed` determines `runs` sets
+    of inputs: symbolic sizes are sampled by name unless the lowered model fixes them, an input that feeds sequence_lens
+    is in [0, T], and numbers are in [-1, 1] at first and between 0.1 and 1e4 later.
 
+    `check` first proves what it can within a few seconds, like `prove`, unless the `proof` is provided. A node that is
+    a different function counts as a difference, unless other tools have changed the model since; a proved node need not
+    run. The runs then test rounding and the runtime. If all nodes are proved and nothing else has changed, integers may
+    differ, because they depend on rounding. Every other replaced node must run three steps, with rows of different
+    length if it has sequence_lens. `check` samples further inputs for such a node. If the node still has not run, it is
+    listed as unreached, and the models do not agree. They do not agree either if all outputs are empty or the same in
+    all runs, unless all nodes are proved.
+
+    Floating-point numbers agree when |lowered - original| <= rtol * |original| + atol * size. Here, size is the largest
+    |original| at the same index of the last axis, or that of most indices. NaN agrees with NaN. In a type that is
+    coarser than rtol, one unit in the last place is allowed. Everything else must be equal.
+
+    counterexample: an .npz file to write, with inputs that show a difference; `inputs` accepts this file.
     on: run the lowered model on this runtime, which must be installed: "openvino", "tract", "opencv", "onnx2torch",
-    "tinygrad", "tvm", "iree" or "onnx-reference"; every size is fixed to that of the inputs first.
+    "tinygrad", "tvm", "iree" or "onnx-reference"; every size is first fixed to that of the inputs.
 
-    By default both run on onnxruntime, in a child process, because some models crash it; in this process where there is
-    no fork, or other threads run. Where it cannot run the fused operators (double, bfloat16, layout 1, opsets
-    below 7, empty sequences or batches) the original runs on onnx.reference with rnn_lower.checking.reference; the
-    report says so.
-    Raises RnnLowerError when a model cannot be read, when no inputs were found with which the original runs, or when
-    the runtime has ended its process.
+    By default, both models run on onnxruntime in a child process, because some models crash it. They run in this
+    process if it cannot fork or has other threads. If onnxruntime cannot run the fused operators (double, bfloat16,
+    layout 1, opsets below 7, empty sequences or batches), the original runs on onnx.reference with
+    rnn_lower.checking.reference; the report states this.
+
+    Raises RnnLowerError if a model cannot be read, if no inputs were found with which the original runs, or if the
+    runtime has ended its process.
     """
     from rnn_lower.checking import checker, subprocess_run  # onnxruntime is for those who compare
 
@@ -532,12 +564,14 @@ def prove(
 ) -> Proof:  # fmt: skip
     """Prove that a lowered model is the same function as the original, without inputs and without a tolerance.
 
-    Models as for `check`. Every replaced recurrent node is compared with its subgraph in
-    exact arithmetic modulo a prime, at `points` random points that `seed` chooses; docs/proof.md has the argument and
-    says what it does not cover, rounding above all. Everything else must be unchanged. Needs no runtime, and supports
-    every element type and opset.
-    counterexample: an .npz file to write with inputs that show a difference, found by running both models.
-    Raises RnnLowerError when a model cannot be read; anything wrong in a lowered model is in the Proof.
+    The models are specified as for `check`. Every replaced recurrent node is compared with its subgraph in exact
+    arithmetic modulo a prime, at `points` random points that `seed` determines. docs/proof.md explains the argument and
+    its limits, of which rounding is the most important. Everything else must be unchanged. The proof needs no runtime,
+    and supports every element type and opset.
+
+    counterexample: an .npz file to write, with inputs that show a difference; they are found by running both models.
+
+    Raises RnnLowerError if a model cannot be read; errors in a lowered model are reported in the Proof.
     """
     from rnn_lower.proving import prover
 
@@ -559,12 +593,13 @@ def report(
     runs: int = 3, seed: int = 0, rtol: float = RTOL, atol: float = ATOL,
     **options: Unpack[Keywords],
 ) -> Report:  # fmt: skip
-    """How the recurrent nodes of a model are lowered, checked and proved, and what it costs; `.html` is a page.
+    """Report how the recurrent nodes of a model are lowered, checked and proved, and the cost; `.html` is a page.
 
-    The model is lowered with the options (as for `lower`), compared (`inputs` to `atol` are as for `check`),
-    proved, run on onnxruntime with its profiler, and lowered for each target; it stays unchanged. The page
-    contains drawings as SVG and loads nothing. Drawing needs the packages of the extra `report`.
-    Raises as `lower`, and RnnLowerError when these packages are missing.
+    The model is lowered with the options of `lower`, compared (`inputs` to `atol` have the same meaning as for
+    `check`), proved, run on onnxruntime with its profiler, and lowered for each target; it stays unchanged. The page
+    contains drawings as SVG and loads no other files. Drawing needs the packages of the extra `report`.
+
+    Raises the errors of `lower`, and RnnLowerError if these packages are missing.
     """
     from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
 
@@ -577,10 +612,13 @@ def report(
 def draw(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], node: str | None = None, **options: Unpack[Keywords]
 ) -> str:
-    """A drawing of a recurrent node and of the nodes that replace it, as SVG.
+    """Draw a recurrent node and the nodes that replace it, as SVG.
 
-    node: its name; not needed where there is only one.  Options as for `lower`, but `select`.
-    Raises as `lower`, and RnnLowerError when no node has this name or the packages of the extra `report` are missing.
+    node: the name of the node; it is not needed if there is only one.  The options are those of `lower`, except
+    `select`.
+
+    Raises the errors of `lower`, and RnnLowerError if no node has this name or the packages of the extra `report` are
+    missing.
     """
     from rnn_lower.reporting import gathering  # onnxruntime is for those who compare
 

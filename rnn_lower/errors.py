@@ -1,4 +1,4 @@
-"""The error family: every message is one line that says where, what was found and what would work."""
+"""The error classes: every message is one line that names the place, the problem and the way out."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ R = TypeVar("R")
 
 
 class RnnLowerError(ValueError):
-    """Base of all errors that rnn_lower raises on purpose."""
+    """Base class of all errors that rnn_lower raises deliberately."""
 
 
 class OutOfMemoryError(RnnLowerError, MemoryError):
-    """There is not enough memory for a model."""
+    """The memory is not sufficient for a model."""
 
     def __init__(self, message: str = "there is not enough memory for this model") -> None:
         super().__init__(message)
 
 
 class InvalidNodeError(RnnLowerError):
-    """A recurrent node contradicts the ONNX text of its version (attributes, shapes, inputs)."""
+    """A recurrent node contradicts the ONNX specification of its version (attributes, shapes, inputs)."""
 
 
 class UnsupportedError(RnnLowerError):
-    """What was asked for is valid but cannot be done; the message names what would work."""
+    """A valid request cannot be fulfilled; the message names options that work."""
 
 
 class ConversionError(UnsupportedError):
-    """A node that no converter brings to the opset asked for."""
+    """No converter can convert a node to the requested opset."""
 
 
 class UnsupportedOpError(UnsupportedError):
-    """A runtime does not support an operator, and no equivalent is known. rule: what rules it out."""
+    """A runtime does not support an operator, and no equivalent is known. rule: the violated constraint."""
 
     def __init__(self, op_type: str, rule: str) -> None:
-        super().__init__(f"does not support {op_type}: {rule}, and no equivalent is known")
+        super().__init__(f"does not support {op_type}: {rule}; no equivalent is known")
         self.op_type, self.rule = op_type, rule
 
     def __reduce__(self) -> tuple[type[UnsupportedOpError], tuple[str, str]]:
@@ -49,7 +49,7 @@ class UnsupportedOpError(UnsupportedError):
 
 @dataclasses.dataclass(frozen=True)
 class Requirement:
-    """One thing that is missing for a node to be lowered as asked.
+    """A requirement for lowering a node that is not met.
 
     what: a sentence.  forms: those that would do without it.  opsets: first and last that would serve.
     sizes: "seq_length", "batch_size": those that must be known.  nodes: whether it is the limit of emitted nodes.
@@ -65,7 +65,7 @@ class Requirement:
 
 
 class UnmetRequirementError(UnsupportedError):
-    """What is missing, all of it; `rnn_lower.driver.suggestions` finds out what would mend it."""
+    """Requirements for lowering a node are not met; `rnn_lower.driver.suggestions` finds options that meet them."""
 
     def __init__(self, message: str, requirements: Sequence[Requirement] = ()) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ def _name(flag: str) -> str:
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """For what callers call: a lack of memory is an RnnLowerError, too, and messages are for Python."""
+    """Wrap a public function: a lack of memory becomes an RnnLowerError, and messages name Python arguments."""
 
     @functools.wraps(function)
     def guarded(*arguments: P.args, **keywords: P.kwargs) -> R:
@@ -122,10 +122,10 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def one_line(error: BaseException) -> str:
-    """What somebody else's error says, for a message of ours."""
+    """Return the text of another library's error in one line, for use in a message."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What an error was raised from, and that from, where onnx_ir has wrapped it."""
+    """Return the original error behind an error that onnx_ir has wrapped, possibly several times."""
     return error if error.__cause__ is None else first_cause(error.__cause__)

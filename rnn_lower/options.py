@@ -1,4 +1,4 @@
-"""The options of a lowering: names, defaults and help, for Python and for the command line.
+"""The options of lowering: names, defaults and help texts, for Python and for the command line.
 
 Imports only the standard library, so that the command line shows its help at once.
 """
@@ -36,42 +36,46 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a lowering, checked as far as that is possible without a model."""
+    """The options of lowering, validated as far as possible without a model."""
 
-    form: str = _option("auto", "how to compute the steps; auto chooses what suits the model and the target")
+    form: str = _option("auto", "how the steps are computed; auto chooses the form that suits the model and the target")
     target: str | None = _option(
-        None, "emit only what this runtime supports: a name (see `rnn-lower targets`) or a .toml file"
+        None, "emit only operators that this runtime supports: a name from `rnn-lower targets`, or a .toml file"
     )
     op_types: Sequence[str] | str = _option(OP_TYPES, "lower only these operators")
-    select: Select | None = _option(None, "called with each RecurrentNode; False leaves the node as it is")
+    select: Select | None = _option(
+        None, "a function that is called with each RecurrentNode; a node for which it returns False is not lowered"
+    )
     opset: int | None = _option(
-        None, "convert the whole model to this opset; by default, to the nearest that the target supports"
+        None, "convert the whole model to this opset; the default is the nearest opset that the target supports"
     )
     dims: Dims | None = _option(
         None,
-        "fix a symbolic size of the inputs, or INPUT[AXIS], before lowering; accepts several",
+        "fix a symbolic size of the inputs, or the size of INPUT[AXIS], before lowering; accepts several",
     )
     fold: bool = _option(
         False,
-        "fold the constants of the whole model first, and inline functions that depend on the call site; automatic if"
-        " the target needs static sizes and the model computes sizes",
+        "first fold the constants of the whole model and inline functions that depend on the call site;"
+        " automatic if the target needs static sizes and the model computes sizes",
     )
     keep_native: bool = _option(
-        False, "keep nodes that the target was measured to run correctly and no slower than their lowering"
+        False, "keep nodes that the target was measured to run correctly, and at least as fast as lowered nodes"
     )
-    as_function: bool = _option(False, "make each lowered node a function call; equal nodes share a function")
+    as_function: bool = _option(False, "replace each lowered node with a function call; equal nodes share a function")
     fuse_directions: bool = _option(
-        False, "compute both directions of a small node in one loop; a NaN in one then reaches the other"
+        False, "compute both directions of a small node in one loop; a NaN in one direction then also affects the other"
     )
     loops: bool = _option(
-        False, "also unroll Loop and Scan nodes of the model; automatic for a target that has neither"
+        False, "also unroll Loop and Scan nodes of the model; automatic for a target that supports neither"
     )
-    raise_loops: bool = _option(False, "first replace loops with recurrent nodes where the two are proved equal")
+    raise_loops: bool = _option(False, "first replace loops with recurrent nodes that are proved equal to them")
     legalize_all: bool = _option(
         False, "also replace other nodes that the target does not support, if supported equivalents exist"
     )
-    dequantize: bool = _option(False, "convert the weights of DynamicQuantizeLSTM to floats, and compute in floats")
-    max_nodes: int = _option(200_000, "limit of emitted nodes, against accidental unrolling")
+    dequantize: bool = _option(
+        False, "convert the weights of DynamicQuantizeLSTM nodes to floats and compute in floats"
+    )
+    max_nodes: int = _option(200_000, "maximum number of emitted nodes; guards against accidental unrolling")
 
     def __post_init__(self) -> None:
         if self.dims is not None and not isinstance(self.dims, Mapping):
@@ -82,7 +86,7 @@ class Options:
             raise RnnLowerError(f"op_types is {self.op_types!r}; it must list operators")
         for name, sizes in (self.dims or {}).items():
             if not isinstance(name, str):
-                raise RnnLowerError(f"dims has the key {name!r}; it must map names to sizes")
+                raise RnnLowerError(f"dims has the key {name!r}; its keys must be names")
             for size in _sizes_in(sizes):
                 check_number(name, size)
         if self.opset is not None:
@@ -90,11 +94,11 @@ class Options:
         check_numbers(max_nodes=self.max_nodes)
         if self.keep_native and self.target is None:
             raise RnnLowerError(
-                "--keep-native keeps what a target runs right natively; name the target (--target RUNTIME)"
+                "--keep-native keeps nodes that a target runs correctly; name the target (--target RUNTIME)"
             )
         if self.legalize_all and self.target is None:
             raise RnnLowerError(
-                "--legalize-all replaces what a target does not support; name the target (--target RUNTIME)"
+                "--legalize-all replaces nodes that a target does not support; name the target (--target RUNTIME)"
             )
         if self.select is not None and not callable(self.select):
             raise RnnLowerError("select must be callable; it is called with each RecurrentNode")

@@ -1,4 +1,4 @@
-"""Make SIGTERM and SIGHUP act like Ctrl-C, so that a run cleans up after itself."""
+"""Handle SIGTERM and SIGHUP like Ctrl-C, so that a run cleans up after itself."""
 
 from __future__ import annotations
 

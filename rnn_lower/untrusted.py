@@ -1,4 +1,4 @@
-"""Reading untrusted input: JSON in a model's metadata, files in a folder, arguments."""
+"""Read untrusted input: JSON in metadata, files in a folder, arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNSOUND = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def loads(text: str | bytes) -> Any:
-    """The value. Raises ValueError for anything that is not JSON, or is nested too deeply."""
+    """Parse JSON. Raises ValueError for invalid or too deeply nested JSON."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -20,7 +20,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def plain(path: str | os.PathLike[str]) -> Path:
-    """The path of a finite file. Raises OSError for a device or a FIFO, which may never end."""
+    """The path of a file of finite size. Raises OSError for a device or a FIFO, which may never end."""
     regular = Path(path)
     if regular.exists() and not regular.is_file() and not regular.is_dir():  # opening a folder raises by itself
         raise OSError(0, "not a file")

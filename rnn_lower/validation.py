@@ -1,4 +1,4 @@
-"""Validation of numbers and strings from callers, before any work starts."""
+"""Validate numbers and strings from callers before any work starts."""
 
 from __future__ import annotations
 

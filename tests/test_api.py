@@ -132,7 +132,7 @@ def test_unknown_element_type_is_noted():
     model.graph.ClearField("output")
     (node,) = rnn_lower.inspect(model)
     assert node.dtype == ir.DataType.FLOAT
-    assert "FLOAT is assumed" in node.notes[0]
+    assert "assuming FLOAT" in node.notes[0]
 
 
 def test_own_models_are_small_and_varied():

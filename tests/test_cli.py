@@ -95,7 +95,7 @@ def test_failed_check_writes_nothing(lstm, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rnn_lower.CheckReport, "ok", False)
     code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--check")
     assert code == 1
-    assert "nothing written" in text
+    assert "nothing was written" in text
     assert not (tmp_path / "o.onnx").exists()
 
 
@@ -123,8 +123,8 @@ def test_what_is_not_proved_is_not_written(lstm, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rnn_lower.NodeProof, "ok", False)
     code, text, _ = run(capsys, "lower", lstm, "-o", tmp_path / "o.onnx", "--prove")
     assert code == 1
-    assert "nothing written" in text
-    assert "NOT PROVED: 0 of 1 node(s) are proved" in text
+    assert "nothing was written" in text
+    assert "NOT PROVED: only 0 of 1 node(s) are proved" in text
     assert not (tmp_path / "o.onnx").exists()
 
 
@@ -154,7 +154,7 @@ def test_include_and_exclude(lstm, tmp_path, capsys):
     for flag in ("--include", "--exclude"):
         code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "none.onnx", flag, "nods")
         assert (code, not (tmp_path / "none.onnx").exists()) == (2, True)
-        assert f"{flag} nods: no RNN, GRU or LSTM node has this name; there are 'node'" in err
+        assert f"{flag} nods: no RNN, GRU or LSTM node has this name; names in the model include 'node'" in err
 
 
 def test_model_without_recurrent_nodes(tmp_path, capsys, lstm):
@@ -180,7 +180,7 @@ def test_inputs_file(lstm, tmp_path, capsys):
     np.savez(tmp_path / "x.npz", **feeds)
     code, _, err = run(capsys, "lower", lstm, "-o", tmp_path / "p.onnx", "--check", "--inputs", tmp_path / "x.npz")
     assert code == 2
-    assert "inputs lack X" in err
+    assert "the inputs have no array for X" in err
 
 
 # -- bad input: one line, exit 2, nothing written ---------------------------------------------------------------------
@@ -190,7 +190,7 @@ def bad_models() -> dict[str, tuple[Case, dict, str]]:
     """name -> case, attribute changes (None removes), words of the message"""
     make = onnx.helper.make_attribute
     return {
-        "clip as an int": (Case("LSTM"), {"clip": make("clip", 3)}, "attribute 'clip' is of type INT, it must be FLOAT"),
+        "clip as an int": (Case("LSTM"), {"clip": make("clip", 3)}, "attribute 'clip' has type INT; its type must be FLOAT"),
         "unknown activation": (Case("GRU"), {"activations": make("activations", ["Sigmoid", "Gelu"])}, "unknown activation 'Gelu'"),
         "count of activations": (Case("LSTM"), {"activations": make("activations", ["Tanh"])}, "1 activations; LSTM has 3 per direction"),
         "hidden_size": (Case("RNN"), {"hidden_size": make("hidden_size", 7)}, "hidden_size, which is 7 by the attribute"),
@@ -230,11 +230,11 @@ def test_bad_attributes(what, tmp_path, capsys):
 
 def contradicting() -> dict[str, tuple[str, tuple[int, ...], str]]:
     return {
-        "R": ("R", (1, 16, 5), "hidden_size, which is 4"),
-        "W": ("W", (1, 20, 3), "W has shape [1, 20, 3]; 20 should be 4 * hidden_size, which is 4"),
+        "R": ("R", (1, 16, 5), "hidden_size, and hidden_size is 4"),
+        "W": ("W", (1, 20, 3), "W has shape [1, 20, 3]; size 20 should be 4 * hidden_size, and hidden_size is 4"),
         "B": ("B", (1, 30), "B has shape [1, 30]"),
-        "P": ("P", (2, 12), "num_directions, which is 1"),
-        "rank": ("B", (32,), "it must be of rank 2"),
+        "P": ("P", (2, 12), "num_directions, and num_directions is 1"),
+        "rank": ("B", (32,), "its rank must be 2"),
         "input_size": ("W", (1, 16, 9), "input_size"),
     }
 
@@ -260,7 +260,7 @@ def test_missing_required_input_and_too_many():
         rnn_lower.lower(model)
     model, _ = build(Case("RNN", optional=("B", "sequence_lens", "initial_h")))
     model.graph.node[0].input.append("X")
-    with pytest.raises(rnn_lower.InvalidNodeError, match="7 inputs, the operator has 6"):
+    with pytest.raises(rnn_lower.InvalidNodeError, match="the node has 7 inputs, but the operator has only 6"):
         rnn_lower.lower(model)
 
 
@@ -339,7 +339,7 @@ def test_failure_while_writing_keeps_the_model(lstm, capsys, monkeypatch):
     ("arguments", "words"),
     [
         (["--form", "spiral"], "invalid choice"),
-        (["--target", "abacus"], "unknown target 'abacus'; `rnn-lower targets` lists all"),
+        (["--target", "abacus"], "unknown target 'abacus'; run `rnn-lower targets` for a list"),
         (["--include", "SRU"], "no RNN, GRU or LSTM node has this name"),
         (["--dim", "T"], "write NAME=SIZE"),
         (["--dim", "Q=3"], "no input has a symbolic size 'Q'"),
@@ -363,11 +363,13 @@ def test_impossible_forms(tmp_path, capsys):
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "scan")
     assert code == 2
     assert "LSTM 'node'" in err
-    assert "needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17" in err
+    assert (
+        "needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17" in err
+    )
     onnx.save(build(Case("LSTM", 14, dynamic=True))[0], path)
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll")
     assert code == 2
-    assert "known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=16" in err
+    assert "known sequence length, but here it is 'T'; use --form scan or --form loop, or add --dim T=16" in err
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--dim", "T=5")[0] == 0
     assert run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--dim", "T=5", "--check")[0] == 0  # with T = 5 too
 
@@ -377,12 +379,12 @@ def test_unrolling_too_much(tmp_path, capsys):
     onnx.save(build(Case("LSTM", 14, T=2000))[0], path)
     code, _, err = run(capsys, "lower", path, "-o", tmp_path / "o.onnx", "--form", "unroll", "--max-nodes", "5000")
     assert code == 2
-    assert "unrolling 2000 steps takes" in err
+    assert "unrolling 2000 steps emits" in err
     assert "use --form scan or --form loop, or add --max-nodes 50000" in err
     model = rnn_lower.lower(build(Case("LSTM", 14, T=40))[0], form="unroll")
     last = max(place for place, node in enumerate(model.graph.node) if "/t39/" in node.name)
-    assert int(_count_message(40, 100).split("takes ")[1].split()[0]) == last + 1
-    assert "unrolling 40 steps takes more than 40 nodes" in _count_message(40, 10)
+    assert int(_count_message(40, 100).split("emits ")[1].split()[0]) == last + 1
+    assert "unrolling 40 steps emits more than 40 nodes" in _count_message(40, 10)
 
 
 def _count_message(length: int, limit: int) -> str:
@@ -406,8 +408,8 @@ def test_external_data(tmp_path, capsys):
         assert code == 0
         result = onnx.load(out)
         (data,) = tmp_path.glob(f"{out.name}.*.data")
-        lines = [f"the weights are in {data}"]
-        lines += ["in.weights stays, although"] * (out.name == "in.onnx")
+        lines = [f"the weights were written to {data}"]
+        lines += ["in.weights, although"] * (out.name == "in.onnx")
         assert [line in row for line, row in zip(lines, err.splitlines(), strict=True)] == [True] * len(lines)
         assert data.stat().st_size > 2 * 64 * 256 * 4
         assert np.array_equal(
@@ -543,7 +545,7 @@ def test_a_second_input_is_not_taken_for_the_output(lstm, tmp_path, capsys):
     before = other.read_bytes()
     code, _, err = run(capsys, "lower", lstm, other)
     assert (code, other.read_bytes()) == (2, before)
-    assert f"write -o {other}" in err
+    assert f"pass -o {other} to overwrite it" in err
     assert run(capsys, "lower", lstm, "-o", other)[0] == 0
     assert run(capsys, "lower", lstm, lstm)[0] == 0, "in place"
 
@@ -656,7 +658,7 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path):
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 2
-    assert "the working folder no longer exists" in done.stderr
+    assert "the current folder no longer exists" in done.stderr
 
 
 def test_a_target_file_of_5000_brackets_is_refused(lstm, tmp_path, capsys):

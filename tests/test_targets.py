@@ -76,11 +76,11 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ('fused.LSTM = ["plain"]', "fused is {'LSTM': ['plain']}; it must be a table of RNN, GRU and LSTM"),
         ('fused = "perhaps"', "fused is 'perhaps'; it must be a table of RNN, GRU and LSTM"),
         ("versions = 5", "versions is 5; it must be a list of release lines"),
-        ("sources = 3", "sources is 3; it must be a table of texts"),
-        ('sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets, rank"),
+        ("sources = 3", "sources is 3; it must be a table of strings"),
+        ('sources.Klip = "page 3"', "sources.Klip: the name must be an operator or one of opsets, rank"),
         ("slow = { steps = 3 }", "slow is {'steps': 3}; it must be { steps = NUMBER, seconds = NUMBER }"),
         ("saturates = { Tanh = -1 }", "saturates is {'Tanh': -1}; it must be a table of operators"),
-        ('tune = ["jump"]', "tune is ['jump']; it must be a list of rewrites, of product_per_activation"),
+        ('tune = ["jump"]', "tune is ['jump']; it must be a list of rewrites from product_per_activation"),
         ("colour = 3", "unknown key 'colour'; known keys: summary, status"),
         ("summary", "not a target: "),
         ("forms = [", "not a target: "),
@@ -228,10 +228,11 @@ def test_rules_are_told_with_their_source(tmp_path):
     text += 'limits.MatMul.constant = [1]\nsources.MatMul = "page 7"\n'
     text = text.replace("takes = [", 'takes = ["MatMul", ').replace('"Gemm", ', "")
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"MatMul with constant inputs at \[1\], here 1 is computed \(page 7\)"
+        rnn_lower.UnsupportedError,
+        match=r"MatMul only with constants as inputs \[1\], but input 1 is computed \(page 7\)",
     ):
         rnn_lower.lower(model, target=written(tmp_path, text))
-    with pytest.raises(rnn_lower.UnsupportedError, match="supports a batch of 1 only, here it is 2"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="supports only a batch size of 1, but here it is 2"):
         rnn_lower.lower(build(Case("RNN", 17))[0], target=written(tmp_path, NPU))
 
 
@@ -362,7 +363,7 @@ def test_the_opset_is_the_nearest_that_the_target_takes(opset, wanted, tmp_path,
     onnx.save(model, tmp_path / "in.onnx")
     command = ["lower", str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--target", "portable", "--check"]
     assert cli.main(command) == cli.DONE
-    told = f"converted to opset {wanted}, the nearest that target portable supports"
+    told = f"converted the model to opset {wanted}, the nearest opset that target portable supports"
     assert (told in capsys.readouterr().err) == (wanted != opset)
     lowered = rnn_lower.lower(model, target="portable")
     assert rnn_lower.prove(model, lowered).ok

@@ -1,4 +1,4 @@
-"""Constants that nodes of the model only move: exporters join, cut and turn the weights that they have in pieces.
+"""Constants that nodes of the model only move: exporters concatenate, slice and transpose weights that are in parts.
 
 torch's dynamo exporter leaves W, R and B as Slice, Concat and Unsqueeze of its parameters when these are large, and
 models whose weights are stored in float16 widen them by a Cast. What such nodes make of constants is a constant too, so

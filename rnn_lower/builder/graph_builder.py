@@ -447,8 +447,8 @@ class GraphBuilder:
 def _positions(length: int) -> np.ndarray:
     if length > LARGE:
         raise UnsupportedError(
-            f"{length} steps need a constant of {length} positions, more than the limit of {LARGE}; declare a symbolic"
-            " length"
+            f"{length} steps need a constant with {length} positions, which exceeds the limit of {LARGE};"
+            " declare a symbolic length"
         )
     return np.arange(length)
 

@@ -1,4 +1,4 @@
-"""Names that nothing else carries."""
+"""Unique names."""
 
 from __future__ import annotations
 

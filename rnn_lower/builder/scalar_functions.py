@@ -1,4 +1,4 @@
-"""The functions of one number that have an operator of their own, by simpler operators.
+"""Express scalar functions that have their own operator with simpler operators.
 
 `alpha` and `beta` are the parameters of the ONNX operator of that name. Used where an opset or a target lacks the
 operator, and where onnxruntime has it in float32 only.

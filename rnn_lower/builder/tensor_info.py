@@ -1,4 +1,4 @@
-"""What is known of operands before anything runs: shape, element type, and what small constants hold."""
+"""Information about operands before anything runs: shape, element type, and the contents of small constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version of an operator an opset has, and what it takes as attributes and as inputs: read off onnx's schemas.
+"""The version of each operator in an opset, and the attributes and inputs it accepts, from the schemas of onnx.
 
 Only what no schema says stands here: versions that are never emitted, and rules of broadcasting and element types.
 """
@@ -70,8 +70,9 @@ def check_reviewed(opset: int) -> None:
     for op_type in EMITTED if opset > NEWEST_REVIEWED_OPSET else ():
         if (version := version_of(op_type, opset)) > NEWEST_REVIEWED_OPSET:
             raise UnsupportedError(
-                f"{op_type} has version {version} at opset {opset}, and the newest known opset is"
-                f" {NEWEST_REVIEWED_OPSET}; convert the model to opset {NEWEST_REVIEWED_OPSET}, or update rnn_lower"
+                f"{op_type} has version {version} at opset {opset}, but the newest opset that rnn_lower"
+                f" supports is {NEWEST_REVIEWED_OPSET}; convert the model to opset {NEWEST_REVIEWED_OPSET}, or"
+                " update rnn_lower"
             )
 
 
@@ -89,7 +90,7 @@ def input_index(op_type: str, opset: int, parameter: str) -> int | None:
     """
     if not exists(op_type, opset):
         since = first_opset(op_type)
-        raise UnsupportedError(f"{op_type} exists from opset {since} on, the model is at opset {opset}")
+        raise UnsupportedError(f"{op_type} needs opset {since} or newer, but the model has opset {opset}")
     names = _parameter_names(op_type, min(opset, newest_opset()))
     return names.index(parameter) if parameter in names else None
 

@@ -1,1 +1,1 @@
-"""Check a lowered model by running it beside the original: samples, runners, comparison."""
+"""Check a lowered model by running both it and the original: samples, runners and comparison."""

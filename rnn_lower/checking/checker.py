@@ -1,4 +1,4 @@
-"""Run two models side by side, each on a runtime that can be trusted with it, and compare what comes out."""
+"""Run two models, each on a runtime that supports it reliably, and compare their outputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FURTHER_TRIES = 5
 PROOF_SECONDS = 8.0
 """CPU time for the proofs that come before the runs."""
 
-INSTEAD = "--prove needs no runtime"
+INSTEAD = "use --prove, which needs no runtime"
 """What compares models that onnxruntime cannot run."""
 
 
@@ -87,7 +87,7 @@ def compare_models(
     nothing = "" if is_same else comparison.nothing_compared(models.touched(), varied)
     empty = [value.name for value in models.original.model.graph.inputs if 0 in map(plain_dim, value.shape or ())]
     if nothing and empty:
-        nothing += f"; input '{empty[0]}' declares a size of 0, and onnxruntime relies on it"
+        nothing += f"; input '{empty[0]}' declares a size of 0, on which onnxruntime relies"
     differs = proof is not None and (not proof.changed or not comparison.ok)
     return CheckReport(
         comparison.reports(), models.judge, models.runner, runs, rtol, atol, nothing,
@@ -170,17 +170,16 @@ class ModelPair:
 
     def _why_not(self, error: str) -> str:
         if self._unknown:
-            return (
-                f"{ORT} does not know the operator {self._unknown}; the original model can be neither run nor checked"
-            )
+            return f"{ORT} has no operator {self._unknown}, so the original model can be neither run nor checked"
         if "No corresponding Numpy type" in error:
             return f"{ORT} cannot pass an input or output of this type; {INSTEAD}"
         if self._refused and "Issues with types" in error:  # of the operator, not of the inputs
-            text = f"{ORT} does not load the original model ({self._refused})"
-            return f"{text}, and onnx's evaluator cannot run it; `rnn-lower prove` compares without running"
+            text = f"{ORT} cannot load the original model ({self._refused})"
+            return f"{text}, and the evaluator of onnx cannot run it; use `rnn-lower prove`, which runs neither model"
         wanted = "; ".join(map(_declaration, required_inputs(self.original.model)))
         return (
-            f"the original model does not run with the inputs: {error}; provide others (--inputs X.npz with {wanted})"
+            f"the original model does not run with these inputs: {error}; provide other inputs (--inputs X.npz"
+            f" with {wanted})"
         )
 
     def unproved(self, proof: Proof | None) -> list[int]:
@@ -254,7 +253,7 @@ class ModelPair:
                 self._run_lowered = open_onnxruntime(self.lowered, self._lowered_path)
             except Exception as error:
                 if (opset_of(self.lowered.proto) or 0) >= FIRST_TODAY:
-                    text = f"the lowered model does not load on {ORT}: {one_line(error)}"
+                    text = f"{ORT} cannot load the lowered model: {one_line(error)}"
                     if self._refused:
                         text = f"{ORT} loads neither the original nor the lowered model: {one_line(error)}; {INSTEAD}"
                     raise RnnLowerError(f"{_named(self._lowered_path)}{text}") from None
@@ -267,7 +266,8 @@ class ModelPair:
             message = f"the lowered model does not run{where}: {one_line(error)}"
             if "running Scan" in str(error) and "Dimension 0 is 0" in str(error):
                 message += (
-                    "; its Scan does not run on an empty sequence: lower with --form loop or --target onnxruntime"
+                    "; its Scan cannot run on an empty sequence; lower the model with --form loop or"
+                    " --target onnxruntime"
                 )
             raise RnnLowerError(f"{_named(self._lowered_path)}{message}") from None
 
@@ -285,7 +285,7 @@ def _results(node: ir.Node) -> tuple[str, ...]:
 def _declaration(value: ir.Value) -> str:
     """An input for people: name, type and shape."""
     if not isinstance(value.type, ir.TensorType):
-        return f"{value.name}: no tensor"
+        return f"{value.name}: not a tensor"
     shape = " of any shape" if value.shape is None else f"[{', '.join(_shown(dim) for dim in value.shape)}]"
     return f"{value.name}: {value.type.dtype.name.lower()}{shape}"
 
@@ -315,9 +315,11 @@ def refused_by_onnxruntime(node: RecurrentNode) -> str | None:
         return "an empty sequence, batch or input"
     attributes = node.node.attributes
     if node.op_type == "RNN" and "sequence_lens" in node.inputs and _before(1, 26):
-        return "sequence_lens of an RNN, which onnxruntime gets wrong for length 0 before version 1.26"
+        return "sequence_lens of an RNN, for which onnxruntime before version 1.26 returns wrong results at length 0"
     if node.op_type == "RNN" and _before(1, 29) and _needs_defaults(node):
-        return "an RNN activation without its alpha or beta, whose defaults onnxruntime gets wrong before version 1.29"
+        return (
+            "an RNN activation without its alpha or beta, for which onnxruntime before version 1.29 uses wrong defaults"
+        )
     if "hidden_size" not in attributes:
         return "hidden_size missing"
     if node.op_type != "RNN" and "clip" in attributes and node.clip is None:

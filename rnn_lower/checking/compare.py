@@ -1,4 +1,4 @@
-"""How outputs are compared: floating-point numbers within tolerance, everything else as it is, over several runs."""
+"""Compare outputs over several runs: floating-point numbers within a tolerance, everything else exactly."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Comparison:
         names = touched & self._reports.keys() or self._reports.keys()
         text = "every output" if names == self._reports.keys() else "every output of a recurrent node"
         if names and not self._filled & names:
-            return f"{text} is empty, or holds no finite number"
+            return f"{text} is empty or contains no finite number"
         if names and not varied and not self._varied & names:
-            return f"{text} is the same in all runs, whatever the inputs"
+            return f"{text} is the same in all runs, although the inputs differ"
         return ""
 
     def add(self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> None:
@@ -44,7 +44,7 @@ class Comparison:
         for name, wanted, result in zip(names, expected, actual, strict=True):
             new = compare(name, wanted, result, self._rtol, self._atol)
             if not new.ok and not self._discrete and _is_discrete(wanted, result):
-                new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, which rounding may decide")
+                new = dataclasses.replace(new, ok=True, reason=f"{new.reason}, which may depend on rounding")
             self._filled |= {name} if _has_content(wanted) else set()
             first = self._first.setdefault(name, wanted)
             self._varied |= set() if _identical(first, wanted) or _is_uniform(first, wanted) else {name}
@@ -106,11 +106,11 @@ def compare(name: str, expected: Any, actual: Any, rtol: float, atol: float) -> 
     a, b = np.asarray(expected), np.asarray(actual)
     infinite, why = float("inf"), ""
     if isinstance(expected, list) or isinstance(actual, list):
-        why = "one is a sequence"
+        why = "only one of the two values is a sequence"
     elif (a.shape != b.shape and not _both_empty(a, b)) or a.dtype != b.dtype:
         why = f"{a.dtype}{list(a.shape)} expected, {b.dtype}{list(b.shape)} found"
     elif a.dtype.kind in "OSU" and not np.array_equal(a, b):
-        why = "texts differ"
+        why = "strings differ"
     if why or a.size == 0 or a.dtype.kind in "OSU":
         return OutputReport(name, b.shape, infinite if why else 0.0, infinite if why else 0.0, not why, why)
     if a.dtype.kind in "fcV":  # V: the narrow types that numpy does not know

@@ -1,4 +1,4 @@
-"""Let fused recurrent nodes fail where they would end the process: on a sequence without steps, rows or features.
+"""Make fused recurrent nodes fail on inputs without steps, rows or features, which would end the process.
 
 Every X gets a few nodes before it that pass it on, or make onnxruntime raise an error that carries NAME:
 

@@ -1,4 +1,4 @@
-"""Which integers make a difference to a model: rows of tables, places in a sequence, what they are compared with."""
+"""Find the integers that matter to a model: rows of tables, positions in a sequence, values in comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How recurrent nodes ran: with how many steps and rows, and whether the rows were of different length."""
+"""Record how recurrent nodes ran: the numbers of steps and rows, and whether the rows had different lengths."""
 
 from __future__ import annotations
 

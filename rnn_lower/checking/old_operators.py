@@ -1,4 +1,4 @@
-"""Kernels of operators before opset 7 for onnx's evaluator, which takes many of them for their later versions."""
+"""Kernels of operators before opset 7 for the evaluator of onnx, which treats many of them like later versions."""
 
 from __future__ import annotations
 

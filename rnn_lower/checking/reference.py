@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM of every version for onnx's evaluator: the equations of the ONNX text in float64.
+"""RNN, GRU and LSTM of every version for the evaluator of onnx: the equations of the ONNX specification in float64.
 
 Where onnxruntime computes a well-defined result this computes the same; elsewhere the ONNX text holds: layout 1,
 double, bfloat16, and sequences without steps (final state = initial state).

@@ -1,4 +1,4 @@
-"""Runtimes that models are compared on: onnxruntime, and onnx.reference with operators of this project."""
+"""The runtimes for comparisons: onnxruntime, and onnx.reference with the operators of this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a model on other runtimes, each where its package is installed.
+"""Run a model on other runtimes, if their packages are installed.
 
 A runner takes a model whose sizes are all known, and its inputs, and answers the outputs in order.
 """
@@ -181,7 +181,7 @@ def missing(name: str) -> str | None:
         return f"{distribution} is not installed"
     lines = TARGETS[name].versions or tuple(filter(None, [name.partition("@")[2]]))
     if lines and not installed.startswith(tuple(f"{line}." for line in lines)):
-        return f"{distribution} {installed} is installed, but this target is for version {' or '.join(lines)}"
+        return f"{distribution} {installed} is installed, but this target needs version {' or '.join(lines)}"
     if name == "tinygrad" and shutil.which("clang") is None:
         return "tinygrad's CPU device needs clang, which is not installed"
     return None
@@ -194,7 +194,7 @@ def version(name: str) -> str:
 def open_runtime(name: str, document: Document) -> runners.Run:
     """A runner of one model. Raises RnnLowerError for a runtime that is not known or not installed."""
     if name not in RUNNERS:
-        raise RnnLowerError(f"--on {name}: models can be run on {', '.join(RUNNERS)} only")
+        raise RnnLowerError(f"--on {name}: models can be run only on {', '.join(RUNNERS)}")
     why = missing(name)
     if why is not None:
         raise RnnLowerError(f"--on {name}: {why}; pip install {RUNNERS[name][0]}")

@@ -1,4 +1,4 @@
-"""Inputs for a model: sampled so that they reach every part of what recurrent nodes compute, or read from a file.
+"""Inputs for a model: sampled to cover everything that recurrent nodes compute, or read from a file.
 
 The first set lies in [-1, 1] and is short; later ones are longer and reach from small values to those that saturate
 every gate, clip and threshold. Integers go over the range that their consumers show.
@@ -71,12 +71,13 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ir.Mo
         except OSError as error:
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {error.strerror or error}") from None
         except Exception:  # zip, pickle and numpy each raise their own
-            text = "not an archive of plain arrays, as np.savez writes it"
+            text = "not an archive of plain arrays; create the file with np.savez"
             raise RnnLowerError(f"{os.fspath(source)}: cannot be read as .npz: {text}") from None
     missing = [value.name for value in required_inputs(model) if value.name not in feeds]
     if missing:
         raise RnnLowerError(
-            f"inputs lack {', '.join(map(str, missing))}; they hold {', '.join(map(str, feeds)) or 'nothing'}"
+            f"the inputs have no array for {', '.join(map(str, missing))}; they contain"
+            f" {', '.join(map(str, feeds)) or 'nothing'}"
         )
     return feeds
 
@@ -85,9 +86,9 @@ def check_counterexample(path: str | os.PathLike[str], inputs: Any) -> None:
     """Raise RnnLowerError for a path that is no .npz file, or the file of the inputs that are compared with."""
     name = os.fspath(path)
     if not name.endswith(".npz"):
-        raise RnnLowerError(f"{name}: a counterexample is an .npz file; name it so (--counterexample X.npz)")
+        raise RnnLowerError(f"{name}: a counterexample must have the extension .npz (--counterexample X.npz)")
     if isinstance(inputs, (str, os.PathLike)) and os.path.realpath(inputs) == os.path.realpath(name):
-        raise RnnLowerError(f"{name}: the counterexample would replace the inputs; name another file")
+        raise RnnLowerError(f"{name}: the counterexample would overwrite the inputs; name another file")
 
 
 def save_inputs(path: str | os.PathLike[str], feeds: Mapping[str, np.ndarray]) -> None:
@@ -218,9 +219,12 @@ class _Draw:
     def sample(self, value: ir.Value) -> np.ndarray:
         name, samples = str(value.name), self.samples
         if value.type is not None and not isinstance(value.type, ir.TensorType):
-            raise RnnLowerError(f"input '{name}' is not a tensor, so it cannot be compared; --prove needs no inputs")
+            raise RnnLowerError(
+                f"input '{name}' is not a tensor, so the models cannot be compared by running; use --prove,"
+                " which needs no inputs"
+            )
         if value.dtype is None:
-            raise RnnLowerError(f"input '{name}' has no known type; provide inputs (--inputs X.npz)")
+            raise RnnLowerError(f"the type of input '{name}' is unknown; provide inputs (--inputs X.npz)")
         rank = samples.ranks.get(name, RANKS[self.attempt % len(RANKS)])
         fixed = [samples.fixed.get((name, axis)) for axis in range(rank)]
         sizes = [samples.ties.find(symbol(value, axis)) if n is None else n for axis, n in enumerate(fixed)]

@@ -1,4 +1,4 @@
-"""The command line: parser, commands, printing."""
+"""The command line: parser, commands and printing."""
 
 from rnn_lower.cli.arguments import BAD, DIFFERENT, DONE, UNFORESEEN
 from rnn_lower.cli.entry import main

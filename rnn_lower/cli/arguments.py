@@ -56,10 +56,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         slip = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         near = difflib.get_close_matches(slip[1], self._flags(), 1) if slip else []
-        self.exit(BAD, f"{self.prog}: error: {message}{f'; similar: {near[0]}' if near else ''}\n")
+        self.exit(BAD, f"{self.prog}: error: {message}{f'; did you mean {near[0]}?' if near else ''}\n")
 
     def _flags(self) -> set[str]:
-        """Of all commands: an argument that a command does not know is refused by the parser of all."""
+        """The flags of all commands: the main parser reports arguments that a command does not know."""
         choices = (action.choices for action in self._actions if isinstance(action.choices, dict))
         commands = [command for each in choices for command in each.values()]
         return {flag for parser in (self, *commands) for flag in parser._option_string_actions}
@@ -80,39 +80,51 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
             usage=USAGE.get(name), formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         added.set_defaults(command=commands[name])
-        added.add_argument("-q", "--quiet", action="store_true", help="print only errors, and JSON where requested")
-        added.add_argument("-v", "--verbose", action="store_true", help="print reasons and details, too")
-        added.add_argument("--json", action="store_true", help="print JSON")
+        added.add_argument("-q", "--quiet", action="store_true", help="print only errors and, with --json, the result")
+        added.add_argument("-v", "--verbose", action="store_true", help="also print reasons and details")
+        added.add_argument("--json", action="store_true", help="print the result as JSON")
         return added
 
     _lower_arguments(add("lower", "replace recurrent nodes with primitive operators"))
-    _stream_arguments(add("stream", "write a model that runs chunk by chunk, with its state as inputs and outputs"))
+    _stream_arguments(add("stream", "write a model that runs chunk by chunk and has its state as inputs and outputs"))
 
-    _unstream_arguments(add("unstream", "turn a model that runs chunk by chunk into one over whole sequences"))
+    _unstream_arguments(
+        add("unstream", "convert a model that runs chunk by chunk to a model that runs on whole sequences")
+    )
 
     check = add("check", "compare two models by a proof and by running both")
-    check.add_argument("original", metavar="A.onnx", help="- reads stdin")
-    check.add_argument("lowered", metavar="B.onnx")
+    check.add_argument("original", metavar="A.onnx", help="the original model; - means stdin")
+    check.add_argument("lowered", metavar="B.onnx", help="the lowered model; - means stdin")
     _check_arguments(check)
 
-    _raise_arguments(add("raise", "replace loops with recurrent nodes where the two are proved equal"))
-    _prove_arguments(add("prove", "prove in exact arithmetic that two models are the same function"))
+    _raise_arguments(add("raise", "replace loops with recurrent nodes that are proved equal to them"))
+    _prove_arguments(add("prove", "prove in exact arithmetic that two models compute the same function"))
 
-    inspect = add("inspect", "list the recurrent nodes of a model with their features")
-    inspect.add_argument("model", metavar="IN.onnx", help="- reads stdin")
-    inspect.add_argument("--target", metavar="RUNTIME", help="say whether this runtime runs each node right natively")
+    inspect = add("inspect", "list the recurrent nodes of a model and their features")
+    inspect.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
+    inspect.add_argument(
+        "--target",
+        metavar="RUNTIME",
+        help="report for each node whether this runtime runs it correctly without lowering",
+    )
     _fixed_sizes(inspect)
 
-    lint = add("lint", "list the nodes that a runtime does not support, by rule")
-    lint.add_argument("model", metavar="IN.onnx")
-    lint.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
+    lint = add("lint", "list the nodes that a runtime does not support, grouped by rule")
+    lint.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
+    lint.add_argument(
+        "--target", metavar="RUNTIME", required=True, help="a runtime's name, or the path of a .toml file"
+    )
     _fixed_sizes(lint)
 
-    targets = add("targets", "list the runtimes that --target knows, or explain one")
-    targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a name, or the path of a .toml file")
-    _report_arguments(add("report", "write a page about the recurrent nodes of a model"))
-    _kit_arguments(add("kit", "write small models, inputs and results that show what a runtime supports"))
-    _kit_report_arguments(add("kit-report", "judge what a runtime computed for a kit, and propose a target file"))
+    targets = add("targets", "list the runtimes that --target accepts, or describe one of them")
+    targets.add_argument("target", nargs="?", metavar="RUNTIME", help="a runtime's name, or the path of a .toml file")
+    _report_arguments(add("report", "write an HTML report about the recurrent nodes of a model"))
+    _kit_arguments(
+        add("kit", "write small test models, with inputs and expected outputs, to find out what a runtime supports")
+    )
+    _kit_report_arguments(
+        add("kit-report", "evaluate the outputs that a runtime computed for a kit, and propose a target file")
+    )
     return parser
 
 
@@ -121,17 +133,29 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="IN.onnx",
         nargs="+",
-        help="then OUT.onnx, or several models with --out-dir; - reads stdin or writes stdout",
+        help="the input model, followed by OUT.onnx; several input models with --out-dir; - means stdin or stdout",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
-    where.add_argument("--out-dir", metavar="FOLDER", help="write each model there, under its own name")
+    where.add_argument(
+        "-o", "--output", metavar="OUT.onnx", help="the output file, which may be IN.onnx; - means stdout"
+    )
+    where.add_argument(
+        "--out-dir", metavar="FOLDER", help="write each lowered model to this folder, under the name of the input file"
+    )
     _form(parser)
     parser.add_argument(
-        "--include", action="append", default=[], metavar="GLOB", help="lower only nodes whose name or operator matches"
+        "--include",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="lower only the nodes whose name or operator matches this pattern",
     )
     parser.add_argument(
-        "--exclude", action="append", default=[], metavar="GLOB", help="keep nodes whose name or operator matches"
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="do not lower the nodes whose name or operator matches this pattern",
     )
     _sizes_and_limits(parser)
     _option(parser, "--keep-native", "keep_native", action="store_true")
@@ -141,48 +165,78 @@ def _lower_arguments(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--raise-loops", "raise_loops", action="store_true")
     _option(parser, "--legalize-all", "legalize_all", action="store_true")
     _option(parser, "--dequantize", "dequantize", action="store_true")
-    parser.add_argument("--check", action="store_true", help="compare with the original before writing")
-    parser.add_argument("--prove", action="store_true", help="write only what is proved to be the same function")
+    parser.add_argument(
+        "--check", action="store_true", help="before writing, compare the lowered model with the original"
+    )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="write the model only if it is proved to compute the same function as the original",
+    )
     _check_arguments(parser)
 
 
 def _raise_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - reads stdin or writes stdout")
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
+    parser.add_argument(
+        "models", metavar="IN.onnx", nargs="+", help="the input model, followed by OUT.onnx; - means stdin or stdout"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.onnx", help="the output file, which may be IN.onnx; - means stdout"
+    )
     _fixed_sizes(parser)
 
 
 def _prove_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("original", metavar="A.onnx", help="- reads stdin")
-    parser.add_argument("lowered", metavar="B.onnx")
-    parser.add_argument("--points", type=int, default=2, metavar="N", help="number of random points (default 2)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the points (default 0)")
+    parser.add_argument("original", metavar="A.onnx", help="the original model; - means stdin")
+    parser.add_argument("lowered", metavar="B.onnx", help="the lowered model; - means stdin")
+    parser.add_argument(
+        "--points",
+        type=int,
+        default=2,
+        metavar="N",
+        help="number of random points at which the models are compared (default 2)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random points (default 0)")
     _counterexample(parser)
 
 
 def _kit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="a new folder")
-    parser.add_argument("--target", metavar="RUNTIME", required=True, help="a name, or the path of a .toml file")
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the folder to create")
     parser.add_argument(
-        "--include", action="append", default=[], metavar="GLOB", help="only features whose name matches"
+        "--target", metavar="RUNTIME", required=True, help="a runtime's name, or the path of a .toml file"
+    )
+    parser.add_argument(
+        "--include",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="write only the features whose name matches this pattern",
     )
     parser.add_argument(
         "--limit",
         type=float,
         default=1e-4,
         metavar="L",
-        help="largest difference that counts as right; 0.01 suits float16",
+        help="largest difference that counts as correct (default 0.0001); 0.01 is suitable for float16",
     )
 
 
 def _kit_report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="the kit")
-    parser.add_argument("--results", metavar="RESULTS", help="a folder with CASE/NAME.npy for each output, or CASE.npz")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of the kit")
     parser.add_argument(
-        "--run", metavar="COMMAND", help="run this for each case, replacing {model}, {inputs} and {outputs}"
+        "--results",
+        metavar="RESULTS",
+        help="a folder that contains the outputs of each case as CASE/NAME.npy or CASE.npz",
     )
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="limit of each --run (default 60)")
-    parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target")
+    parser.add_argument(
+        "--run",
+        metavar="COMMAND",
+        help="run this command for each case, with {model}, {inputs} and {outputs} replaced by paths",
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="time limit for each case with --run (default 60)"
+    )
+    parser.add_argument("-o", "--output", metavar="TARGET.toml", help="write the proposed target to this file")
 
 
 def _form(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +251,7 @@ def _fixed_sizes(parser: argparse.ArgumentParser) -> None:
         dest="shapes",
         action="append",
         metavar="INPUT:SIZE,SIZE...",
-        help="fix all sizes of an input; takes several inputs",
+        help="fix all sizes of an input; accepts several inputs",
     )
 
 
@@ -209,54 +263,105 @@ def _sizes_and_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _stream_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - reads stdin or writes stdout")
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
-    _form(parser)
-    parser.add_argument("--time", metavar="NAME", help="the symbolic size of the axis of the stream, or INPUT[AXIS]")
-    parser.add_argument("--step", type=int, metavar="K", help="chunks of K frames only, unrolled")
     parser.add_argument(
-        "--keep-native", action="store_true", help="keep the recurrent nodes, and only give them states"
+        "models", metavar="IN.onnx", nargs="+", help="the input model, followed by OUT.onnx; - means stdin or stdout"
     )
-    parser.add_argument("--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="make an input a constant")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.onnx", help="the output file, which may be IN.onnx; - means stdout"
+    )
+    _form(parser)
+    parser.add_argument(
+        "--time", metavar="NAME", help="the axis of the stream, as the name of its symbolic size or as INPUT[AXIS]"
+    )
+    parser.add_argument("--step", type=int, metavar="K", help="accept only chunks of K frames, and unroll their steps")
+    parser.add_argument(
+        "--keep-native",
+        action="store_true",
+        help="keep the recurrent nodes, but turn their states into inputs and outputs",
+    )
+    parser.add_argument(
+        "--set", dest="fixed", metavar="INPUT=VALUE", action="append", help="replace an input with a constant"
+    )
     parser.add_argument(
         "--states",
         choices=("each", "packed"),
         default="each",
-        help="a tensor for each state, or for each type",
+        help="each: one tensor for each state; packed: one tensor for each element type",
     )
-    parser.add_argument("--state-names", metavar="TEMPLATE", help="names made of {node}, {state}, {end} and {index}")
-    parser.add_argument("--reset", action="store_true", help="add an input `reset` that resets rows of the state")
-    parser.add_argument("--delay", action="store_true", help="delay outputs where nodes look ahead")
+    parser.add_argument(
+        "--state-names",
+        metavar="TEMPLATE",
+        help="names of the state inputs and outputs, composed of {node}, {state}, {end} and {index}",
+    )
+    parser.add_argument(
+        "--reset", action="store_true", help="add an input `reset`, which resets selected rows of the state"
+    )
+    parser.add_argument("--delay", action="store_true", help="delay the outputs if nodes look ahead")
     _sizes_and_limits(parser)
-    parser.add_argument("--check", action="store_true", help="compare random chunks with whole runs before writing")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="before writing, compare runs in random chunks with runs of the original on whole sequences",
+    )
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="write only what is proved equal to the original, chunk by chunk",
+        help="write the model only if it is proved equal to the original, chunk by chunk",
     )
     _runs_and_tolerance(parser)
 
 
 def _unstream_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="IN.onnx", nargs="+", help="then OUT.onnx; - reads stdin or writes stdout")
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", help="may be IN.onnx; - writes to stdout")
     parser.add_argument(
-        "--state", dest="states", metavar="INPUT=OUTPUT", action="append", help="a state that is not in the metadata"
+        "models", metavar="IN.onnx", nargs="+", help="the input model, followed by OUT.onnx; - means stdin or stdout"
     )
-    parser.add_argument("--time", metavar="INPUT[AXIS]", help="the axis of frames; by default, each run is one step")
-    parser.add_argument("--check", action="store_true", help="compare random sequences with chunks before writing")
-    parser.add_argument("--prove", action="store_true", help="write only what is proved to equal all chunks together")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.onnx", help="the output file, which may be IN.onnx; - means stdout"
+    )
+    parser.add_argument(
+        "--state",
+        dest="states",
+        metavar="INPUT=OUTPUT",
+        action="append",
+        help="add a state that the metadata of the model does not list",
+    )
+    parser.add_argument(
+        "--time", metavar="INPUT[AXIS]", help="the axis of the frames; without it, each run is one step"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="before writing, compare runs on random sequences with runs of the original in chunks",
+    )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="write the model only if it is proved equal to the original in chunks",
+    )
     _runs_and_tolerance(parser)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="IN.onnx", help="- reads stdin")
-    parser.add_argument("-o", "--output", metavar="FILE", help="default report.html or node.svg; - writes to stdout")
-    parser.add_argument("--svg", action="store_true", help="only draw one node, before and after, as an SVG file")
-    parser.add_argument("--node", metavar="NAME", help="the node that --svg draws")
+    parser.add_argument("model", metavar="IN.onnx", help="the model; - means stdin")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the output file (default report.html, or node.svg with --svg); - means stdout",
+    )
+    parser.add_argument(
+        "--svg",
+        action="store_true",
+        help="instead of a report, write an SVG drawing of one node before and after lowering",
+    )
+    parser.add_argument("--node", metavar="NAME", help="the name of the node that --svg draws")
     _form(parser)
     _sizes_and_limits(parser)
-    parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
+    parser.add_argument(
+        "--inputs",
+        metavar="X.npz",
+        help="use these arrays, stored under the names of the inputs, instead of sampled ones",
+    )
     _runs_and_tolerance(parser)
 
 
@@ -269,7 +374,9 @@ def _runs_and_tolerance(parser: argparse.ArgumentParser) -> None:
 
 def _counterexample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--counterexample", metavar="X.npz", help="where the models differ, write inputs that show it; see --inputs"
+        "--counterexample",
+        metavar="X.npz",
+        help="if the models differ, write inputs that show the difference to this file",
     )
 
 
@@ -281,8 +388,14 @@ def _option(parser: argparse.ArgumentParser, flag: str, name: str, **details: An
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--inputs", metavar="X.npz", help="arrays by input name, instead of sampled ones")
-    parser.add_argument("--on", metavar="RUNTIME", help="run the lowered model on this installed runtime")
+    parser.add_argument(
+        "--inputs",
+        metavar="X.npz",
+        help="use these arrays, stored under the names of the inputs, instead of sampled ones",
+    )
+    parser.add_argument(
+        "--on", metavar="RUNTIME", help="run the lowered model on this runtime, which must be installed"
+    )
     _runs_and_tolerance(parser)
     _counterexample(parser)
 
@@ -297,7 +410,7 @@ def comparison(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def require(arguments: argparse.Namespace, flag: str, names: Iterable[str]) -> None:
-    """Raise RnnLowerError for an argument that was set although the flag that it belongs to was not."""
+    """Raise RnnLowerError for an argument that has no effect without `flag`, if the flag is not set."""
     if not getattr(arguments, flag):
         for name in names:
             if getattr(arguments, name) is not None:
@@ -305,7 +418,7 @@ def require(arguments: argparse.Namespace, flag: str, names: Iterable[str]) -> N
 
 
 def one_value_each(argv: Sequence[str]) -> list[str]:
-    """The command line with `--dim` or `--input-shape` repeated before each further size that follows one of them."""
+    """Repeat `--dim` or `--input-shape` before each of its further sizes; return the command line."""
     tokens: list[str] = []
     flag, is_first = "", False
     for token in argv:
@@ -334,10 +447,10 @@ def resolve_files(arguments: argparse.Namespace) -> None:
     if arguments.output is None and len(models) == 2:
         arguments.output = models.pop()
     if arguments.output is None and len(models) == 1:
-        raise RnnLowerError(f"{models[0]}: no output; write IN.onnx OUT.onnx")
+        raise RnnLowerError(f"{models[0]}: no output file is named; write IN.onnx OUT.onnx")
     if len(models) > 1:
         several = "; use --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
-        raise RnnLowerError(f"{len(models)} models and one output{several}")
+        raise RnnLowerError(f"{len(models)} input models cannot share one output{several}")
     (arguments.model,) = models
 
 
@@ -359,7 +472,7 @@ def sizes(texts: Sequence[str], shapes: Sequence[str]) -> Dims:
     for text in texts:
         name, equals, size = text.rpartition("=")
         if not equals or not name or not _is_size(size):
-            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, a whole number, e.g. T=100")
+            raise RnnLowerError(f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number, e.g. T=100")
         _set(dims, name, int(size))
     for text in shapes:
         name, colon, sizes = text.rpartition(":")
@@ -371,7 +484,7 @@ def sizes(texts: Sequence[str], shapes: Sequence[str]) -> Dims:
 
 def _set(dims: dict[str, int | Sequence[int]], name: str, size: int | Sequence[int]) -> None:
     if dims.setdefault(name, size) != size:
-        raise RnnLowerError(f"'{name}' has two sizes, {dims[name]} and {size}")
+        raise RnnLowerError(f"'{name}' is set to two different sizes, {dims[name]} and {size}")
 
 
 def _is_size(text: str) -> bool:

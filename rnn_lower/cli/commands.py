@@ -1,4 +1,4 @@
-"""The commands: each calls the function of the library that it is named after, and prints what came of it."""
+"""The commands: each calls the library function of the same name and prints the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Selection:
-    """The nodes that --include and --exclude choose by name or operator; each pattern must match some node."""
+    """The nodes that --include and --exclude select by name or operator; each pattern must match at least one node."""
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         self._include, self._exclude = include, exclude
@@ -39,13 +39,13 @@ class _Selection:
         return (not self._include or _matches(names, self._include)) and not _matches(names, self._exclude)
 
     def check(self) -> None:
-        """Raise RnnLowerError for a pattern that no node matches, which is a slip."""
+        """Raise RnnLowerError for a pattern that matches no node, since it is probably a typing error."""
         for flag, patterns in (("--include", self._include), ("--exclude", self._exclude)):
             for pattern in patterns:
                 if pattern not in OP_TYPES and not any(_matches(names, [pattern]) for names in self._nodes):
                     known = [name for name, _ in self._nodes]
                     near = difflib.get_close_matches(pattern, known, 3, 0.4) or known[:3]
-                    names = f"; there are {', '.join(map(repr, near))}" if near else ""
+                    names = f"; names in the model include {', '.join(map(repr, near))}" if near else ""
                     raise RnnLowerError(f"{flag} {pattern}: no RNN, GRU or LSTM node has this name{names}")
 
 
@@ -64,7 +64,7 @@ def _lower(arguments: argparse.Namespace) -> int:
 
 
 def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
-    """Raise RnnLowerError where OUT of `IN OUT` may be a second input, as a shell makes of `*.onnx`."""
+    """Raise RnnLowerError if OUT of `IN OUT` may be meant as a second input, such as from `*.onnx` in a shell."""
     from rnn_lower import api
 
     model, output = arguments.model, arguments.output
@@ -77,9 +77,9 @@ def _keep_recurrent_model(arguments: argparse.Namespace) -> None:
     except RnnLowerError:  # no model, so that it is no input
         return
     if nodes:
-        several = "; to lower several models, use --out-dir FOLDER" if hasattr(arguments, "out_dir") else ""
+        several = "; pass --out-dir FOLDER to lower several models" if hasattr(arguments, "out_dir") else ""
         raise RnnLowerError(
-            f"{output} exists and has recurrent nodes itself; to replace it, write -o {output}{several}"
+            f"{output} already exists and contains recurrent nodes; pass -o {output} to overwrite it{several}"
         )
 
 
@@ -139,7 +139,7 @@ def _dims(arguments: argparse.Namespace) -> Dims | None:
 
 @contextlib.contextmanager
 def _unnamed(path: str) -> Iterator[None]:
-    """Errors without the path of a file that has its name only when it is put in place."""
+    """Remove the path of a temporary file from errors, because the file has its final name only after the rename."""
     try:
         yield
     except RnnLowerError as error:
@@ -147,7 +147,7 @@ def _unnamed(path: str) -> Iterator[None]:
 
 
 def _stdout_for_text(written: str | None, arguments: argparse.Namespace) -> contextlib.redirect_stdout[TextIO]:
-    """Where text goes: not among the bytes of a model, and nowhere if nobody wants it."""
+    """The stream for text: not stdout if a model is written there, and none with --quiet."""
     if arguments.quiet and not arguments.json:
         return contextlib.redirect_stdout(io.StringIO())
     return contextlib.redirect_stdout(sys.stderr if written == "-" else sys.stdout)
@@ -217,7 +217,7 @@ def _unstream(arguments: argparse.Namespace) -> int:
 
 
 def _require_comparison(arguments: argparse.Namespace) -> None:
-    """Raise RnnLowerError for arguments of a comparison where none is requested; a proof has a seed, too."""
+    """Raise RnnLowerError for arguments of a comparison if none is requested; a proof also has a seed."""
     require(arguments, "check", ("runs", "rtol", "atol") if arguments.prove else ("runs", "seed", "rtol", "atol"))
 
 
@@ -259,12 +259,14 @@ def _report(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or ("node.svg" if arguments.svg else "report.html")
     if output.endswith(".onnx"):
-        raise RnnLowerError(f"-o {output}: a report is not a model; name it .html, or .svg with --svg")
+        raise RnnLowerError(f"-o {output}: a report is not an ONNX model; use the extension .html, or .svg with --svg")
     options = _options(arguments)
     require(arguments, "svg", ("node",))
     if arguments.svg:
         if unused := next(iter(comparison(arguments)), None):
-            raise RnnLowerError(f"--{unused}: --svg only draws; drop one of them")
+            raise RnnLowerError(
+                f"--{unused} and --svg exclude each other, since a drawing compares nothing; drop one of them"
+            )
         text, report = api.draw(arguments.model, arguments.node, **options), None
     else:
         report = api.report(arguments.model, **comparison(arguments), **options)
@@ -308,7 +310,7 @@ def _kit_report(arguments: argparse.Namespace) -> int:
 
     require(arguments, "run", ("timeout",))
     if arguments.output is not None and not arguments.output.endswith(".toml"):
-        raise RnnLowerError(f"-o {arguments.output}: --target reads files called NAME.toml only; name it so")
+        raise RnnLowerError(f"-o {arguments.output}: a target file needs the extension .toml; name it NAME.toml")
     limit = {} if arguments.timeout is None else {"timeout": arguments.timeout}
     with printing.progress(arguments.quiet, "cases") as advance:
         report = kits.report_kit(arguments.folder, arguments.results, run=arguments.run, progress=advance, **limit)

@@ -1,4 +1,4 @@
-"""The command line: run a command; the exit code and one line on stderr say how it ended."""
+"""The entry point: run a command; report the outcome by the exit code and, for errors, one line on stderr."""
 
 from __future__ import annotations
 
@@ -73,14 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:
             return _fail(BAD, f"error: {error.filename}: {error.strerror}")
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or Python complains again when it flushes at its end
-        return _fail(BAD, f"error: the result cannot be printed: {error.strerror or error}")
+        return _fail(BAD, f"error: cannot print the result: {error.strerror or error}")
     except Exception as error:
         if was_stopped(error):
             return _fail(BAD, "interrupted")
         if os.environ.get("RNN_LOWER_TRACEBACK"):
             raise
         text = f"{type(error).__name__}: {error}"[:500]
-        return _fail(UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see where, and report it")
+        return _fail(
+            UNFORESEEN, f"internal error: {text}; set RNN_LOWER_TRACEBACK=1 to see the traceback, and report it"
+        )
     finally:
         COMMAND_LINE.reset(token)
 
@@ -89,11 +91,11 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except OSError:
-        raise RnnLowerError("the working folder no longer exists; change to another one") from None
+        raise RnnLowerError("the current folder no longer exists; change to another folder") from None
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    """Answer a shell that asks what could come next, by argcomplete where it is installed, and end."""
+    """Answer a completion request of the shell with argcomplete, if it is installed, and exit."""
     if "_ARGCOMPLETE" in os.environ:
         with contextlib.suppress(ImportError):
             import argcomplete  # only a shell needs it
@@ -109,21 +111,21 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Each message in one line without control characters, whatever names a model has."""
+    """Format each message as one line without control characters, even if names in a model contain them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record))
 
 
 class _UntilClosed(io.TextIOBase):
-    """A stream of text that drops what is written after its reader has left, as `| head` does."""
+    """A text stream that drops what is written after its reader has closed the pipe, as with `| head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     @property
     def buffer(self) -> BinaryIO | None:
-        """Where bytes go, whose loss is an error."""
+        """The binary stream, for which a closed pipe is an error."""
         return getattr(self._stream, "buffer", None)
 
     def write(self, text: str) -> int:
@@ -154,7 +156,7 @@ def _fail(code: int, message: str) -> int:
 
 @contextlib.contextmanager
 def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
-    """Where a model is "-", a file of what comes through the pipe: a model is read more than once."""
+    """Copy a model from stdin to a temporary file if its name is "-", because a model is read more than once."""
     values = vars(arguments)
     names = [name for name in ("model", "original", "lowered") if values.get(name) == "-"]
     several = [] if "model" in values else values.get("models") or []
@@ -162,7 +164,7 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         yield
         return
     if len(names) + several.count("-") > 1:
-        raise RnnLowerError("-: only one model can come from stdin; name a file")
+        raise RnnLowerError("-: only one model can be read from stdin; name a file for the other model")
     with tempfile.TemporaryDirectory(prefix="rnn_lower_") as folder:
         path = os.path.join(folder, "stdin.onnx")
         with open(path, "wb") as file, contextlib.suppress(OSError):
@@ -177,5 +179,5 @@ def _stdin_as_file(arguments: argparse.Namespace) -> Iterator[None]:
         except RnnLowerError as error:
             text = str(error).replace(path, "-")
             if f"{folder}{os.sep}" in text:  # where there is nothing but the model
-                text = "-: the model has external weights, which a pipe cannot carry; name a file"
+                text = "-: the model has external weights, which cannot be read from a pipe; name a file"
             raise type(error)(text) from None

@@ -1,4 +1,4 @@
-"""What the command line prints: lines for people, JSON for programs."""
+"""Print results: lines for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def print_inspected(
     arguments: argparse.Namespace, inputs: Sequence[ir.Value], nodes: Sequence[RecurrentNode], target: Target | None,
     loops: Sequence[LoopInfo],
 ) -> None:  # fmt: skip
-    """The inputs, recurrent nodes and loops of a model, and whether the target runs each node right natively."""
+    """Print inputs, recurrent nodes and loops of a model, and whether the target runs each node correctly."""
     verdicts = [None if target is None else target.verdict(node) for node in nodes]
     if arguments.json:
         rows = [
@@ -55,16 +55,16 @@ def print_inspected(
         _print(f"{_format_node(node)}, {node.dtype.name.lower()}, {_features(node)}")
         costs = _costs(node)
         if arguments.verbose and costs["parameters"] is not None:
-            _print(f"    {costs['parameters']:,} parameters, {costs['macs_per_step']:,} products a step")
+            _print(f"    {costs['parameters']:,} parameters, {costs['macs_per_step']:,} products per step")
         for note in node.notes:
             _print(f"    {note}")
         if verdict is not None and target is not None:
             _print(f"    native on {target.name}: {verdict.kind} ({verdict.why})")
     if not nodes:
-        _print(f"{arguments.model}: no RNN, GRU or LSTM node")
+        _print(f"{arguments.model}: no RNN, GRU or LSTM node found")
     for loop in loops:
         graph = "" if loop.where == "main graph" else f" ({loop.where})"
-        trips = "an unknown number of trips" if loop.trips is None else f"{loop.trips} trips"
+        trips = "unknown trip count" if loop.trips is None else f"{loop.trips} trips"
         is_node = f"; {loop.recognized}" if loop.recognized else ""
         _print(f"{loop.node}{graph}: {loop.op}, {trips}, states {', '.join(loop.states) or 'none'}{is_node}")
         if loop.mend:
@@ -72,19 +72,23 @@ def print_inspected(
 
 
 def print_raised(arguments: argparse.Namespace, written: str | None, loops: Sequence[Raised]) -> None:
-    """What became of each loop."""
+    """Print the result for each loop."""
     if arguments.json:
         print_json({"output": written, "loops": [dataclasses.asdict(loop) for loop in loops]})
         return
     for loop in loops:
-        _print(f"{loop.name}: {loop.op_type or 'left as it is'}{f' ({loop.why})' if loop.why else ''}")
+        _print(f"{loop.name}: {loop.op_type or 'not replaced'}{f' ({loop.why})' if loop.why else ''}")
     count = sum(bool(loop.op_type) for loop in loops)
-    text = f"{count} of {_count(len(loops), 'loop')} proved to be recurrent nodes" if loops else "no loop"
+    text = (
+        f"{count} of {_count(len(loops), 'loop')} proved equal to a recurrent node"
+        if loops
+        else "the model contains no loop"
+    )
     _print(f"wrote {written}: {text}" if written else f"nothing written: {text}")
 
 
 def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
-    """The nodes that a target does not support, grouped by reason."""
+    """Print the nodes that a target does not support, grouped by reason."""
     if arguments.json:
         print_json(report.data)
         return
@@ -99,25 +103,25 @@ def print_linted(arguments: argparse.Namespace, report: LintReport) -> None:
         _print(f"    {_count(len(nodes), 'node')}: {', '.join(shown)}{', ...' if len(shown) < len(nodes) else ''}")
     target = f"{report.target} ({report.status})"
     if not report.findings:
-        _print(f"all {_count(report.nodes, 'node')} supported by {target}")
+        _print(f"{target} supports all {_count(report.nodes, 'node')}")
         return
     mended = sum(finding.lowering_mends for finding in report.findings)
-    more = f"; lowering replaces {mended}" if mended else ""
-    _print(f"{len(report.findings)} of {_count(report.nodes, 'node')} not supported by {target}{more}")
+    more = f"; lowering replaces {mended} of them" if mended else ""
+    _print(f"{target} does not support {len(report.findings)} of {_count(report.nodes, 'node')}{more}")
 
 
 def print_kit(arguments: argparse.Namespace, kit: Manifest) -> None:
-    """What a kit holds."""
+    """Print the contents of a kit."""
     if arguments.json:
         print_json({"output": arguments.output, **dataclasses.asdict(kit)})
         return
     for refused in kit.refused:
-        _print(f"left out: {refused.feature} ({refused.form}): {refused.why}")
-    _print(f"wrote {arguments.output}: {len(kit.cases)} models of {len(kit.features)} features")
+        _print(f"skipped {refused.feature} ({refused.form}): {refused.why}")
+    _print(f"wrote {arguments.output}: {len(kit.cases)} models for {len(kit.features)} features")
 
 
 def print_kit_report(arguments: argparse.Namespace, written: str | None, report: KitReport) -> None:
-    """What a runtime computed for a kit: each feature, the counts, and the proposed target file."""
+    """Print the results of a runtime for a kit: each feature, the counts, and the proposed target file."""
     if arguments.json:
         print_json({"ok": report.ok, "output": written, **dataclasses.asdict(report)})
         return
@@ -132,22 +136,25 @@ def print_kit_report(arguments: argparse.Namespace, written: str | None, report:
     for error in report.errors[:5]:
         _print(f"error: {error}")
     if report.failing:
-        _print(f"only in models that failed: {', '.join(report.failing)}")
+        _print(f"operators that occur only in failed models: {', '.join(report.failing)}")
     for feature, form in report.unexplained:
-        _print(f"no operator explains why this failed: {feature} ({form})")
+        _print(f"no operator explains the failure of {feature} ({form})")
     if written:
         _print(f"wrote {written}")
     elif report.proposal:
         print(f"proposed target:\n\n{report.proposal}")
     else:
-        _print("no target is proposed, because no lowered model came out right; write a kit for another target")
+        _print(
+            "no target is proposed because no lowered model returned the expected outputs; write a kit for"
+            " another target"
+        )
 
 
 def print_lowered(
     arguments: argparse.Namespace, written: str | None, records: Sequence[Record], counts: Sequence[Count],
     reports: Sequence[CheckReport | Proof],
 ) -> None:  # fmt: skip
-    """What became of each recurrent node and of the file. counts: of the model before and after."""
+    """Print the result for each recurrent node and for the file. counts: of the model before and after lowering."""
     before, after = counts
     if arguments.json:
         rows = [_record_row(record) for record in records]
@@ -161,20 +168,20 @@ def print_lowered(
 
 
 def print_native(target: Target, records: Sequence[Record]) -> None:
-    """A hint where nodes were lowered that the target runs right itself, and no slower."""
+    """Print a hint if the target runs some of the lowered nodes correctly and no more slowly without lowering."""
     count = sum(target.keeps(record.node) for record in records)
     if count:
         nodes = f"{count} of {_count(len(records), 'node')}"
-        _print(f"{target.name} was measured to run {nodes} right natively; --keep-native keeps them")
+        _print(f"{target.name} was measured to run {nodes} correctly without lowering; pass --keep-native to keep them")
 
 
-NOTHING_WRITTEN = "nothing written, since the comparison did not pass"
+NOTHING_WRITTEN = "nothing was written because the comparison failed"
 
 
 def print_streamed(
     arguments: argparse.Namespace, written: str | None, result: StreamResult, reports: Sequence[CheckReport]
 ) -> None:
-    """The states of a streaming model, the chunks that it accepts, and what became of its recurrent nodes."""
+    """Print the states of a streaming model, the chunks that it accepts, and the result for each recurrent node."""
     plan = result.plan
     states = [
         {"input": s.input, "output": s.output, "of": s.node, "first": "from the caller" if s.first is None else "known"}
@@ -186,7 +193,7 @@ def print_streamed(
         print_json({"output": written, "states": states, **chunks, "nodes": rows, **_report_data(reports)})
         return
     for state in states:
-        _print(f"state {state['input']} -> {state['output']} of {state['of']}, initially {state['first']}")
+        _print(f"state {state['input']} -> {state['output']} of {state['of']}, initial value {state['first']}")
     if states:
         _print("chunk length: any" if plan.every == 1 else f"chunk length: a multiple of {plan.every} frames")
     if result.kept:
@@ -200,7 +207,7 @@ def print_streamed(
 def print_whole(
     arguments: argparse.Namespace, written: str | None, result: Whole, reports: Sequence[CheckReport]
 ) -> None:
-    """The states that `rnn-lower unstream` put inside of the model."""
+    """Print the states that `rnn-lower unstream` moved into the model."""
     if arguments.json:
         states = [{"input": state.input, "output": state.output, "of": state.node} for state in result.plan.states]
         inputs = dict(result.plan.inputs)
@@ -213,7 +220,7 @@ def print_whole(
 
 
 def print_reported(arguments: argparse.Namespace, written: str, report: Report | None) -> None:
-    """The verdicts of a report; None for a drawing, which has none."""
+    """Print the verdicts of a report; None means a drawing, which has no verdict."""
     parts = [] if report is None else [report.check, report.proof]
     if arguments.json:
         data = _report_data([part for part in parts if not isinstance(part, str)])
@@ -225,7 +232,7 @@ def print_reported(arguments: argparse.Namespace, written: str, report: Report |
 
 
 def print_targets(arguments: argparse.Namespace, targets: Sequence[Target]) -> None:
-    """One line for each target."""
+    """Print one line for each target."""
     if arguments.json:
         print_json({"targets": [_target_row(target) for target in targets]})
         return
@@ -234,7 +241,7 @@ def print_targets(arguments: argparse.Namespace, targets: Sequence[Target]) -> N
 
 
 def print_target(arguments: argparse.Namespace, target: Target) -> None:
-    """What one target supports, rule by rule."""
+    """Print the capabilities of one target, rule by rule."""
     if arguments.json:
         print_json({"targets": [{**_target_row(target), "rules": list(target.explained())}]})
         return
@@ -243,7 +250,7 @@ def print_target(arguments: argparse.Namespace, target: Target) -> None:
 
 
 def print_report(arguments: argparse.Namespace, report: CheckReport | Proof) -> None:
-    """What a check or a proof found, in lines of which the verdict is the last."""
+    """Print the result of a check or a proof; the verdict is the last line."""
     if arguments.json:
         print_json(_data(report))
         return
@@ -255,12 +262,12 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def one_line(text: str) -> str:
-    """The text in one line without control characters, which names in a model may have."""
+    """The text in one line, with control characters escaped, which names in a model may contain."""
     return escape_controls(" ".join(text.split()))
 
 
 def escape_controls(text: str) -> str:
-    """The text with each control character as an escape, so that no name commands a terminal."""
+    """The text with each control character escaped, so that no name can control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -273,7 +280,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """JSON has no infinity and no NaN; null stands for a number that is none."""
+    """Replace infinity and NaN, which JSON does not have, with null."""
     if isinstance(data, dict):
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -319,7 +326,7 @@ def _node_row(node: RecurrentNode) -> dict[str, Any]:
 
 
 def _costs(node: RecurrentNode) -> dict[str, int | None]:
-    """Numbers that the node is made of, and products of a step of one row, of all directions; None: size unknown."""
+    """The parameters of a node, and the products per step of one row in all directions; None if a size is unknown."""
     D, G, H, I = node.num_directions, node.operator.gates, node.hidden_size, node.input_size  # noqa: E741
     if not isinstance(I, int):
         return {"parameters": None, "macs_per_step": None}
@@ -360,7 +367,7 @@ def _print_reports(arguments: argparse.Namespace, reports: Sequence[CheckReport 
 
 
 class progress:
-    """A progress bar on stderr, when someone is looking and wants it."""
+    """A progress bar on stderr, if stderr is a terminal and the bar is wanted."""
 
     def __init__(self, quiet: bool = False, what: str = "writing weights") -> None:
         self._quiet, self._what = quiet, what

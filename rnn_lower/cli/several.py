@@ -1,4 +1,4 @@
-"""One command on several models, each by itself."""
+"""Run one command on several models, one after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rnn_lower.errors import RnnLowerError
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How the work on one model ended: exit code, what it printed, and its error."""
+    """The result for one model: exit code, printed text and error."""
 
     model: str
     code: int
@@ -28,7 +28,7 @@ class End:
 
 
 def on_several(work: Command, arguments: argparse.Namespace) -> int:
-    """Do `work` for each of arguments.models, with output in arguments.out_dir; the worst exit code of all.
+    """Run `work` for each of arguments.models, with outputs in arguments.out_dir; return the worst exit code.
 
     An error of one model does not keep the others from being done. Raises RnnLowerError, before any of them, when two
     would have the same output or there can be no such folder.
@@ -65,7 +65,7 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
         output = str(folder / Path(model).name)
         if output in used:
             both = f"{used[output]} and {model} would both be written to {output}"
-            raise RnnLowerError(f"{both}; lower one of them by itself, with -o OUT.onnx")
+            raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
         used[output] = model
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,22 +76,22 @@ def _outputs(arguments: argparse.Namespace) -> list[str]:
 
 
 def _check_files(models: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raise where two outputs are one file, by links or by spelling, or an output is the input of another model."""
+    """Raise if two outputs are the same file, by links or by spelling, or if an output is another model's input."""
     inputs = {_identity(model): model for model in reversed(models)}
     written: dict[object, str] = {}
     for model, output in zip(models, outputs, strict=True):
         file = _identity(output)
         if file in written:
-            both = f"{written[file]} and {model} would both be written to {output}, which is the same file"
-            raise RnnLowerError(f"{both}; lower one of them by itself, with -o OUT.onnx")
+            both = f"{written[file]} and {model} would both be written to the same file, {output}"
+            raise RnnLowerError(f"{both}; lower one of them separately with -o OUT.onnx")
         if file in inputs and _identity(model) != file:
-            lost = f"{output} is the same file as {inputs[file]}, and {model} would be written there"
+            lost = f"writing {model} to {output} would overwrite the input {inputs[file]}"
             raise RnnLowerError(f"{lost}; name another folder")
         written[file] = model
 
 
 def _identity(path: str) -> object:
-    """Equal for paths of one file: by device and number where it exists, else by its folder's and its name."""
+    """Equal for paths of the same file: device and number if it exists, otherwise its folder and its name."""
     real = os.path.realpath(path)
     try:
         status = os.stat(real)

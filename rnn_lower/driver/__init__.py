@@ -1,1 +1,1 @@
-"""The pass: choose the nodes of a model, lower each, put the subgraph in its place, leave the rest as it is."""
+"""The lowering pass: select nodes, lower each of them, insert the subgraphs, and leave the rest unchanged."""

@@ -1,4 +1,4 @@
-"""Functions with recurrent nodes of which only each call tells what they compute."""
+"""Functions whose recurrent nodes depend on the call site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rnn_lower.shapes.shape_info import ShapeInfo
 
 
 def inline_undecided(model: ir.Model) -> None:
-    """Inline them, in place, where folding is asked for.
+    """Inline functions that depend on the call site, in place, if folding is requested.
 
     They refer to attributes of the function, or are called with several element types, or with an input and without.
     Raises RnnLowerError for functions that cannot be inlined.
@@ -24,7 +24,7 @@ def inline_undecided(model: ir.Model) -> None:
 
 
 def inline_functions(model: ir.Model, chosen: Collection[ir.OperatorIdentifier]) -> None:
-    """Put functions, and all that call them, in the place of their calls.
+    """Inline functions and all functions that call them.
 
     Raises RnnLowerError for functions that cannot be inlined.
     """
@@ -71,7 +71,10 @@ def _check_imports(model: ir.Model, identifiers: Collection[ir.OperatorIdentifie
         for domain, version in plain_imports(model.functions[identifier].opset_imports).items():
             if imports.get(domain, version) != version:
                 name = f"{identifier[0]}.{identifier[1]}"
-                text = f"function {name} imports opset {version} of '{domain}' and the model {imports[domain]}"
+                text = (
+                    f"function {name} imports opset {version} of '{domain}', but the model imports opset"
+                    f" {imports[domain]}"
+                )
                 raise RnnLowerError(text)
 
 

@@ -1,4 +1,4 @@
-"""Lowered nodes that stay calls: each is a call of a function of the model, and nodes alike call the same one.
+"""Lowered nodes as function calls: equal nodes call the same function of the model.
 
 So the graph reads as before. Weights are inputs of the call, and stay what they are.
 """
@@ -28,16 +28,17 @@ RUN_BY = ("onnxruntime", "onnxruntime@1.20", "onnxruntime@1.17", "onnx-reference
 
 
 def check_target(target: str) -> None:
-    """Raises RnnLowerError for a runtime that was not seen to run function calls."""
+    """Raise RnnLowerError for a runtime that has not been shown to run function calls."""
     if target not in RUN_BY:
         text = (
-            f"target {target} has not been shown to run function calls; drop --as-function, or choose a target that has"
+            f"target {target} has not been shown to run function calls; drop --as-function, or choose one of"
+            " these targets"
         )
         raise RnnLowerError(f"{text}: {', '.join(RUN_BY)}")
 
 
 class Calls:
-    """The functions that the nodes of one model become calls of; the model is changed by `register` alone."""
+    """The functions that replace the nodes of one model; only `register` changes the model."""
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
@@ -49,12 +50,12 @@ class Calls:
     def call(
         self, node: RecurrentNode, scope: Scope, form: str, max_nodes: int | None, finish: Finish
     ) -> tuple[ir.Node, Sequence[ir.Node], bool]:
-        """A node that computes what a recurrent one does, what is in its function, and whether that is a new one.
+        """A call that computes the same as a recurrent node, the contents of its function, and whether it is new.
 
         Raises UnsupportedError as `lower_node`.
         """
         if scope.lies_in("SequenceMap"):
-            text = "is in a body of SequenceMap, where onnxruntime does not support function calls"
+            text = "it is in a body of SequenceMap, in which onnxruntime does not support function calls"
             raise UnsupportedError(f"{text}; drop --as-function, or keep the node with --exclude")
         key = (form, scope.opset, *_shape_of(node))
         new = key not in self._functions
@@ -69,11 +70,15 @@ class Calls:
         return call, list(function), new
 
     def register(self) -> None:
-        """Add the functions to the model, which may have to be of a newer IR version."""
+        """Add the functions to the model, and raise its IR version if necessary."""
         if not self._functions:
             return
         if self._model.ir_version < IR_VERSION:
-            logger.info("IR version raised from %d to %d, the first with functions", self._model.ir_version, IR_VERSION)
+            logger.info(
+                "raised the IR version from %d to %d, the first version with functions",
+                self._model.ir_version,
+                IR_VERSION,
+            )
             raise_ir_version(self._model, IR_VERSION)
         for function in self._functions.values():
             self._model.functions[function.identifier()] = function

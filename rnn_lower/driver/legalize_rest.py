@@ -1,4 +1,4 @@
-"""Legalize nodes beside the recurrent ones: whatever the target does not support and the patterns can mend."""
+"""Legalize the other nodes: replace those that the target does not support and the patterns can express."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ its place: the operator."""
 def legalize_rest(
     model: ir.Model, target: Target, shape_info: ShapeInfo, select: Callable[[ir.Node], bool] = lambda _: True
 ) -> int:  # fmt: skip
-    """How many selected nodes were replaced with ones that the target supports; the others stay as they are."""
+    """Replace selected nodes with nodes that the target supports, as far as possible; return their number."""
     if target.constraints.silent:
         return 0
     names, count = Names(used_names(model)), 0

@@ -1,4 +1,4 @@
-"""The pass: choose nodes, replace them, leave the rest of the model as it is."""
+"""The lowering pass: select nodes, replace them, and leave the rest of the model unchanged."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ OTHERS = ("AttnLSTM",)
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What became of one recurrent node: the form and the number of nodes emitted, bodies included.
+    """The result for one recurrent node: the form and the number of emitted nodes, including those in bodies.
 
-    why: why it has this form, for people.  warning: what to know of an unrolled graph that is large, else empty.
-    nodes: those emitted, as long as the record has not been pickled.
+    why: a text that explains the choice of the form.  warning: a note about a large unrolled graph, otherwise empty.
+    nodes: the emitted nodes; they are not available after pickling.
     """
 
     node: RecurrentNode
@@ -63,14 +63,14 @@ class Record:
 
 
 class LowerRecurrentPass(ir.passes.InPlacePass):
-    """Replace RNN, GRU and LSTM nodes with primitive operators.
+    """Replace RNN, GRU and LSTM nodes with primitive operators, as an onnx_ir pass.
 
-    Requires: a valid model of opset 1 or newer. Changes: the chosen nodes, wherever they are (main graph, subgraphs,
-    functions), and weights that nothing uses any more, which are removed. Everything else, the opset import included,
-    stays, but for what the options `opset` and `dims` ask for. The result's `modified` tells whether any node was
-    replaced; `records` of the pass tells which. Options as in `rnn_lower.lower`.
+    The pass requires a valid model of opset 1 or newer. It changes the chosen nodes in the main graph, in subgraphs and
+    in functions, and removes weights that are no longer used. Everything else stays unchanged, including the opset
+    import, unless the options `opset` and `dims` request a change. `modified` of the result states whether any node was
+    replaced; `records` of the pass lists these nodes. The options are those of `rnn_lower.lower`.
 
-    Raises InvalidNodeError or UnsupportedError before anything is changed when a node cannot be lowered as asked.
+    Raises InvalidNodeError or UnsupportedError, before it changes anything, if a node cannot be lowered as requested.
     """
 
     @takes_options
@@ -91,7 +91,7 @@ class LowerRecurrentPass(ir.passes.InPlacePass):
 
 
 def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
-    """Lower a model that someone else holds: an error leaves it as it was."""
+    """Lower a model that the caller holds; an error leaves it unchanged."""
 
     for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
         validate.check_imports(imports.items())
@@ -113,19 +113,21 @@ def lower_in_place(model: ir.Model, options: Options) -> list[Record]:
 
 
 def prepared(document: Document, options: Options) -> tuple[Document, Options]:
-    """The document to lower, and what is left to be done.
+    """Return the document to lower, and the options that remain.
 
     Folding and unrolling the model's own loops change all of a model, so they come first.
     """
     if options.raise_loops:
-        raise UnsupportedError("loops are raised by `lower` and `lower_file` only; raise the model first")
+        raise UnsupportedError("only `lower` and `lower_file` raise loops; call `raise_loops` on the model first")
     if not changes_all(document.model, options):
         return document, options
     requested = options.fold or options.loops
     if lost := _would_lose(document.proto):
         if not requested:
             return document, options
-        raise UnsupportedError(f"the model has {lost}, which refers to what folding removes; drop --fold and --loops")
+        raise UnsupportedError(
+            f"the model has {lost}, which refers to parts of the graph that folding removes; drop --fold and --loops"
+        )
     changed, notes = False, list[str]()
 
     def change(model: ir.Model) -> None:
@@ -168,19 +170,19 @@ def _would_lose(proto: onnx.ModelProto) -> str:
 
 
 def unrolls_loops(model: ir.Model, options: Options) -> bool:
-    """Whether loops of the model's own are to be unrolled: that was requested, or the target has no loops."""
+    """Whether to unroll loops of the original model: on request, or if the target has no loops."""
     lacks_loops = options.target is not None and not {"scan", "loop"} & {*find_target(options.target).forms}
     return (options.loops or lacks_loops) and any(loops(model))
 
 
 def folds(model: ir.Model, options: Options) -> bool:
-    """Whether to fold constants: that was requested, or sizes that the model computes must be known to the target."""
+    """Whether to fold constants: on request, or if the target must know sizes that the model computes."""
     static = find_target(options.target).constraints.static
     return options.fold or (static and any(node.op_type == "Shape" for node, _ in nodes(model)))
 
 
 def changes_all(model: ir.Model, options: Options) -> bool:
-    """Whether more than the recurrent nodes is rewritten."""
+    """Whether more than the recurrent nodes are rewritten."""
     return folds(model, options) or unrolls_loops(model, options)
 
 
@@ -214,7 +216,7 @@ def _change_all(model: ir.Model, options: Options) -> tuple[bool, list[str]]:
 
 @uncollected()
 def lower_document(document: Document, options: Options) -> list[Record]:
-    """`lower_model` for the view of a document."""
+    """Lower the view of a document, like `lower_model`."""
 
     def attempt(changed: Options) -> None:
         again = document.again()
@@ -229,7 +231,7 @@ def lower_document(document: Document, options: Options) -> list[Record]:
 
 
 def lower_unadvised(document: Document, options: Options) -> list[Record]:
-    """As `lower_document`, but an error does not say what would work instead, which takes time to find out."""
+    """Lower like `lower_document`, but without suggestions in errors, which take time to find."""
     chosen = _of_target_with_sizes(document, options)
     records = _lower_nodes(document.model, chosen, document.outline)
     _log_conversion(options, chosen)
@@ -246,7 +248,7 @@ def _of_target_with_sizes(document: Document, options: Options) -> Options:
 
 
 def at_opset_of_target(model: ir.Model, options: Options) -> Options:
-    """With the nearest opset that the target takes, where the model is at another and nobody asked for one."""
+    """Options with the nearest opset that the target supports, unless the model's opset is supported or one is set."""
     target = find_target(options.target)
     (first, last), newest = target.opsets, newest_opset()
     sites = recurrent_nodes(model, options.op_types)
@@ -259,12 +261,14 @@ def at_opset_of_target(model: ir.Model, options: Options) -> Options:
 
 def _log_conversion(requested: Options, chosen: Options) -> None:
     if requested.opset != chosen.opset:
-        logger.info("converted to opset %d, the nearest that target %s supports", chosen.opset, requested.target)
+        logger.info(
+            "converted the model to opset %d, the nearest opset that target %s supports", chosen.opset, requested.target
+        )
 
 
 @one_child()
 def lower_model(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
-    """Fix sizes, convert, lower; after an error the model is good for nothing. outline: as in `ShapeInfo`."""
+    """Fix sizes, convert and lower; after an error the model is unusable. outline: as in `ShapeInfo`."""
     if options.dims:
         fixed_dims.fix_dims(model, options.dims)
     notes = list[str]()
@@ -288,7 +292,7 @@ def _lower_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | N
 
 
 def replace_nodes(model: ir.Model, options: Options, outline: onnx.ModelProto | None = None) -> list[Record]:
-    """Replace the chosen nodes, all or none of them."""
+    """Replace all chosen nodes, or none of them."""
     shape_info = ShapeInfo(model, outline)
     plan = Plan(model, options, shape_info)
     read = [value for new in plan.replacements for value in new.site.node.node.inputs if value is not None]
@@ -327,6 +331,7 @@ def _warn_of_others(model: ir.Model) -> None:
     for op_type in OTHERS:
         if counts[op_type]:
             logger.warning(
-                "%d %s (com.microsoft) remain: of onnxruntime's own operators only DynamicQuantizeLSTM is lowered",
-                counts[op_type], op_type,
-            )  # fmt: skip
+                "%d %s (com.microsoft) remain; DynamicQuantizeLSTM is the only operator of onnxruntime that is lowered",
+                counts[op_type],
+                op_type,
+            )

@@ -1,4 +1,4 @@
-"""The plan of one lowering: which nodes, in which form, by which subgraphs; all before anything is changed."""
+"""The plan of a lowering: the nodes, their forms and their subgraphs, before anything is changed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MASKING = ("Where", "Less", "Greater", "Range")
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A recurrent node as read, with where it is."""
+    """A recurrent node with its location."""
 
     node: RecurrentNode
     scope: Scope
@@ -61,7 +61,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """What takes the place of a recurrent node: nodes, and a new value for each output that is used.
+    """The replacement of a recurrent node: nodes, and a new value for each output that is used.
 
     called: where that is a call, the nodes of its function.  why: of the form.
     """
@@ -86,7 +86,7 @@ class Replacement:
 
 
 class Plan:
-    """What the nodes of one model have in common while they are lowered, and what becomes of each.
+    """The common data of one lowering, and the replacement of each node.
 
     That is the target, what is known of shapes, the names in use, the constants (stored once for all nodes) and the
     limit of emitted nodes. Raises InvalidNodeError or UnsupportedError; the model is left as it is until `replacements`
@@ -134,14 +134,18 @@ class Plan:
             logger.debug("%s: form %s, %d nodes of opset %d", message, new.form, new.count, opset)
         for site in self.sites:
             if self._options.keep_native:
-                logger.info("%s: not kept native: %s", site.node.describe(), self._target.verdict(site.node).why)
+                logger.info(
+                    "%s: not kept as a native node: %s",
+                    site.node.describe(),
+                    self._target.verdict(site.node).why,
+                )
             for note in site.node.notes:
                 logger.info("%s: %s", site.node.describe(), note)
         return replacements
 
     @functools.cached_property
     def warnings(self) -> dict[ir.Node, str]:
-        """By node, how slowly a large unrolled graph loads; the first is logged."""
+        """For each node, a note about slow loading of a large unrolled graph; the first one is logged."""
         unrolled = [new for new in self.replacements if new.form == "unroll"]
         together = sum(new.count for new in unrolled)
         messages = [(new.site.node, self._target.slow_to_load(new.site.node, new.count, together)) for new in unrolled]
@@ -201,7 +205,7 @@ class Plan:
         return planned
 
     def _form(self, site: Site) -> str:
-        """The form that the options ask for, else the target's for this node."""
+        """The form that the options request, otherwise the form that the target prefers for this node."""
         form = self._options.form
         return self._target.choose(site.node, site.scope.opset) if form == "auto" else form
 
@@ -210,11 +214,11 @@ class Plan:
         node, opset, unmet = site.node, site.scope.opset, []
         if form == "scan" and not exists("Scan", opset):
             since = first_opset("Scan")
-            what = f"form scan needs opset {since}, the model is at opset {opset}"
+            what = f"form scan needs opset {since} or newer, but the model has opset {opset}"
             forms = tuple(name for name in self._target.forms if name != "scan")
             unmet.append(Requirement(what, forms=forms, opsets=(since, self._target.opsets[1])))
         if form == "unroll" and node.static_length is None:
-            what = f"form unroll needs a known sequence length, here it is {node.format_size('seq_length')}"
+            what = f"form unroll needs a known sequence length, but here it is {node.format_size('seq_length')}"
             forms = tuple(name for name in self._target.forms_for(node, opset) if name != "unroll")
             unmet.append(Requirement(what, forms=forms, sizes=("seq_length",)))
         return [*unmet, *self._target.lacks(node, form, opset)]
@@ -225,7 +229,7 @@ class Plan:
         known: dict[str, Any] = {name: n for name, n in sizes.items() if not isinstance(getattr(node, name), int)}
         for name, size in known.items():
             if size > LARGEST_SIZE:
-                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; no axis is longer than {LARGEST_SIZE}")
+                raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the maximum is {LARGEST_SIZE}")
             if size < 0:
                 raise InvalidNodeError(f"{node.describe()}: {name} is {size}; the sizes of the inputs are too small")
         return dataclasses.replace(site, node=dataclasses.replace(node, **known)) if known else site
@@ -234,7 +238,7 @@ class Plan:
         node = site.node
         try:
             if self._options.as_function and node.is_quantized:
-                raise UnsupportedError(f"as_function does not support {node.op_type}; drop it")
+                raise UnsupportedError(f"--as-function does not support {node.op_type}; drop --as-function")
             if self._options.as_function and node.outputs:
                 nodes, outputs, called = self._call(site, form)
             else:
@@ -284,11 +288,11 @@ class Plan:
         return nodes, outputs, inside
 
     def _spend(self, node: RecurrentNode, count: int) -> None:
-        """Raises UnmetRequirementError when more nodes are emitted than may be."""
+        """Raises UnmetRequirementError if the number of emitted nodes exceeds the limit."""
         self._left -= count
         if self._left < 0:
             limit = self._options.max_nodes
-            what = f"its lowering takes {count} nodes, {-self._left} more than are left of the limit of {limit}"
+            what = f"its lowering emits {count} nodes, so the model exceeds the limit of {limit} nodes by {-self._left}"
             raise UnmetRequirementError(what, [Requirement(what, nodes=True)])
 
     def _why(self, site: Site, form: str) -> str:
@@ -325,13 +329,16 @@ class Plan:
         return nodes, results
 
     def _check_import(self, site: Site, emitted: Sequence[ir.Node]) -> None:
-        """A function may import another opset than its model as long as its operators are the same at both."""
+        """A function may import another opset than its model if its operators are the same at both opsets."""
         own, of_model = site.scope.opset, default_opset(self._model.opset_imports)
         if not site.scope.in_function or of_model in (None, own):
             return
         for op_type in sorted({node.op_type for node in with_bodies(emitted)}):
             if not same_signature(op_type, own, of_model):
-                what = f"the function imports opset {own} and the model {of_model}, between which {op_type} changed"
+                what = (
+                    f"the function imports opset {own} and the model opset {of_model}, but {op_type} differs"
+                    " between these opsets"
+                )
                 raise UnmetRequirementError(what, [Requirement(what, opsets=(of_model, of_model))])
 
     def _pool(self, scope: Scope) -> ConstantPool:
@@ -357,7 +364,7 @@ def declared_infos(node: RecurrentNode) -> dict[ir.Value, TensorInfo]:
 
 
 def read_nodes(model: ir.Model, shape_info: ShapeInfo | None = None) -> list[RecurrentNode]:
-    """All recurrent nodes of a model. shape_info: of it, where it is there already."""
+    """All recurrent nodes of a model. shape_info: of the model, if it exists already."""
     return [site.node for site in Plan(model, Options(), shape_info).sites]
 
 
@@ -366,7 +373,8 @@ def _review(opset: int) -> None:
     check_reviewed(opset)
     if opset > (newest := newest_opset()):
         text = (
-            "opset %d is newer than the newest that the installed onnx knows (%d); lowering assumes no changed operator"
+            "opset %d is newer than the newest opset of the installed onnx (%d); lowering assumes that no"
+            " operator has changed"
         )
         logger.warning(text, opset, newest)
 

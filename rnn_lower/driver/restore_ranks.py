@@ -1,4 +1,4 @@
-"""Ranks and sizes of a node's results, declared where inference no longer finds them: of a Loop, and of a call.
+"""Declare ranks and sizes of results that inference no longer finds, such as those of a Loop or a call.
 
 Others rely on inference: onnxruntime takes no body of a Scan that gives something of unknown rank, and what a Loop of
 no trips gives has the shape that was inferred. A function declares no shapes, and may be called in such a body; there

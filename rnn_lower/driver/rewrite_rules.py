@@ -1,4 +1,4 @@
-"""The same lowering as a rule set for onnxscript's rewriter."""
+"""The lowering as a rule set for the rewriter of onnxscript."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rnn_lower.targeting import find_target
 
 
 class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
-    """Hands out what a session of lowering has made of each node.
+    """Return the lowered nodes of a session for each matched node.
 
     A recurrent node has up to eight inputs and three outputs, each of which may be absent; the rule takes the node
     itself instead of listing all these patterns. The whole model is lowered at the first node that is met.
@@ -57,15 +57,17 @@ class LowerRecurrentRule(pattern.RewriteRule):  # type: ignore[misc]
 
 @takes_options
 def rewrite_rules(**options: Unpack[Keywords]) -> RewriteRuleSet:
-    """A rule set that lowers RNN, GRU and LSTM nodes, for `onnxscript.rewriter.rewrite(..., pattern_rewrite_rules=)`.
+    """Return rules that lower RNN, GRU and LSTM nodes, for `onnxscript.rewriter.rewrite(..., pattern_rewrite_rules=)`.
 
-    Options as in `rnn_lower.lower`, but for `opset`, `dims` and `as_function`: no rule changes a model.
-    The rewriter does more than `rnn_lower.lower`: it propagates constants and renames clashing values everywhere.
-    Raises as `rnn_lower.lower` does.
+    The options are those of `rnn_lower.lower` except `opset`, `dims` and `as_function`, because no rule changes a
+    model. The rewriter does more than `rnn_lower.lower`: it propagates constants and renames clashing values
+    everywhere.
+
+    Raises the errors of `rnn_lower.lower`.
     """
     chosen = Options(**options)
     if chosen.opset is not None or chosen.dims or chosen.as_function:
-        text = "opset, dims and as_function are for rnn_lower.lower"
-        raise RnnLowerError(f"rewrite rules replace single nodes; {text}")
+        text = "for opset, dims and as_function, use rnn_lower.lower"
+        raise RnnLowerError(f"rewrite rules only replace single nodes; {text}")
     find_target(chosen.target)
     return RewriteRuleSet([LowerRecurrentRule(chosen)])

@@ -1,4 +1,4 @@
-"""Options that would mend a refusal: derived from what is missing, and tried, so that whatever is suggested works."""
+"""Suggest options for a request that failed: derive them from the missing requirements, and try them first."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _TRIAL = contextvars.ContextVar("rnn_lower.trial", default=False)
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Log nothing here, in a trial whose result nobody gets; other threads log as before."""
+    """Suppress log messages in a trial; other threads log as before."""
     token = _TRIAL.set(True)
     try:
         yield
@@ -66,7 +66,7 @@ logging.getLogger("rnn_lower").addFilter(lambda record: not _TRIAL.get())
 
 
 def advised(work: Callable[[], T], options: Options, fresh: Callable[[], ir.Model], attempt: Attempt) -> T:
-    """Do it; a refusal that other options would mend ends with them, one that none would says so.
+    """Run `work`; append suggestions to the error if other options work, or state that no option helps.
 
     fresh: gives a copy of the model as it was.
     """

@@ -1,4 +1,4 @@
-"""Every tensor of a protobuf model: where they are, whether their data is there, in the model or in files beside it."""
+"""Find all tensors of a protobuf model, and check that their data exists, in the model or in external files."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def size_of(tensor: onnx.TensorProto) -> int | None:
         dtype = ir.DataType(tensor.data_type)
         bits = None if dtype == ir.DataType.STRING else dtype.bitwidth
     except (ValueError, TypeError):
-        raise RnnLowerError(f"tensor '{tensor.name}' is of the unknown element type {tensor.data_type}") from None
+        raise RnnLowerError(f"tensor '{tensor.name}' has the unknown element type {tensor.data_type}") from None
     return None if bits is None else math.ceil(math.prod(tensor.dims) * bits / 8)
 
 
@@ -145,13 +145,15 @@ def check_data(tensor: onnx.TensorProto, folder: Path | None) -> None:
         field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
         stray = [name for name in _VALUES if name != field and len(getattr(tensor, name))]
         if stray or (wanted is None and tensor.HasField("raw_data")):
-            raise RnnLowerError(f"tensor '{tensor.name}' of type {dtype.name} holds {', '.join(stray) or 'raw_data'}")
+            raise RnnLowerError(
+                f"tensor '{tensor.name}' of type {dtype.name} must not contain {', '.join(stray) or 'raw_data'}"
+            )
         length, unit = len(getattr(tensor, field)), "values"
         packed = 8 // dtype.bitwidth if wanted is not None and dtype.bitwidth < 8 else 1
         wanted = math.ceil(count / packed) * (2 if dtype.name.startswith("COMPLEX") else 1)
     if length != wanted:
         raise RnnLowerError(
-            f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {length} {unit} of data; it needs {wanted}"
+            f"tensor '{tensor.name}' of shape {list(tensor.dims)} has {length} {unit} of data, but needs {wanted}"
         )
 
 
@@ -166,7 +168,9 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
     if not location or "\0" in location:
         raise RnnLowerError(f"{text} has external data without a location")
     if PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor or ".." in parts:
-        raise RnnLowerError(f"{text}: its data is in '{location}'; only files in or below the model's folder are read")
+        raise RnnLowerError(
+            f"{text}: its data is in '{location}', but only files in or below the model's folder are read"
+        )
     path = folder / location
     try:
         status = path.stat()
@@ -178,18 +182,20 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> Place:
         raise RnnLowerError(f"{text}: its data file {path} cannot be read: permission denied")
     wanted = size_of(tensor)
     if wanted is None:
-        raise RnnLowerError(f"{text} holds strings, which external data cannot")
+        raise RnnLowerError(f"{text} contains strings, which external data cannot represent")
     try:
         offset, length = int(entries.get("offset") or 0), int(entries.get("length") or wanted)
     except ValueError:
-        raise RnnLowerError(f"{text}: offset or length of its external data is not a number") from None
+        raise RnnLowerError(f"{text}: the offset or the length of its external data is not a number") from None
     if offset < 0 or length != wanted:
         raise RnnLowerError(
-            f"{text} of shape {list(tensor.dims)} needs {wanted} bytes; its external data has {length} at {offset}"
+            f"{text} of shape {list(tensor.dims)} needs {wanted} bytes, but its external data has {length}"
+            f" bytes at offset {offset}"
         )
     if offset + length > status.st_size:
         raise RnnLowerError(
-            f"{text}: its data file {path} has {status.st_size} bytes, too few for {length} at {offset}"
+            f"{text}: its data file {path} has only {status.st_size} bytes, too few for {length} bytes at"
+            f" offset {offset}"
         )
     return Place(Path(os.path.realpath(path)), offset, length)
 

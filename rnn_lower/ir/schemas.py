@@ -1,4 +1,4 @@
-"""What onnx's schemas say of the operators of the default domain: versions, and what they ask of attributes."""
+"""The schemas of the default domain in onnx: the versions of operators and the requirements on attributes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def of_another_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     for name, attribute in node.attributes.items():
         known = schema.attributes.get(name)
         if known is not None and attribute.type != (wanted := ir.AttributeType(known.type.value)):
-            return f"its attribute '{name}' is of type {attribute.type.name}; the operator accepts {wanted.name}"
+            return f"its attribute '{name}' has type {attribute.type.name}; the operator accepts only {wanted.name}"
     return ""
 
 
@@ -72,4 +72,4 @@ def malformed(node: ir.Node, opset: int) -> str:
     missing = [
         name for name, attribute in schema.attributes.items() if attribute.required and name not in node.attributes
     ]
-    return f"it has no attribute '{missing[0]}'" if missing else of_another_type(node, schema)
+    return f"its required attribute '{missing[0]}' is missing" if missing else of_another_type(node, schema)

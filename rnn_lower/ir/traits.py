@@ -1,4 +1,4 @@
-"""What operators have in common, whatever is done with them."""
+"""Properties that groups of operators share, for all uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building a model without the collector of cycles: onnx_ir's nodes and values are all cycles, and none is garbage."""
+"""Build a model without cyclic garbage collection: nodes and values of onnx_ir form cycles, but none is garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to walk a model: main graph, functions and the bodies in them, each with the opset that holds there."""
+"""Traverse a model: main graph, functions and the bodies in them, each with its opset."""
 
 from __future__ import annotations
 

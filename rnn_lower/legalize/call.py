@@ -1,4 +1,4 @@
-"""A node as legalization patterns read it, and the builder that they write with."""
+"""A node as legalization patterns read it, and the builder with which they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold nodes against the constraints of a target, one by one: after every lowering, and for whole models."""
+"""Check nodes against the constraints of a target: after every lowering, and for whole models."""
 
 from __future__ import annotations
 

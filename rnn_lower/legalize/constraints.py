@@ -1,4 +1,4 @@
-"""What a runtime takes: rules that one node at a time is held against. Knows no target by name, and emits nothing."""
+"""The constraints of a runtime on single nodes. This module knows no target by name and emits nothing."""
 
 from __future__ import annotations
 
@@ -84,31 +84,37 @@ Check = Callable[[Any, NodeView], str | None]
 
 def _inputs(limit: Sequence[int], use: NodeView) -> str | None:
     low, high = limit
-    return None if low <= len(use.operands) <= high else f"{len(use.operands)}"
+    return None if low <= len(use.operands) <= high else f"this node has {len(use.operands)}"
 
 
 def _outputs(limit: Sequence[int], use: NodeView) -> str | None:
     low, high = limit
-    return None if low <= len(use.outputs) <= high else f"{len(use.outputs)}"
+    return None if low <= len(use.outputs) <= high else f"this node has {len(use.outputs)}"
 
 
 def _constant(limit: Sequence[int], use: NodeView) -> str | None:
     operands = [(index, use.inputs[index]) for index in limit if index < len(use.inputs)]
     return next(
-        (f"{index} is computed" for index, operand in operands if operand is not None and not operand.constant), None
+        (f"input {index} is computed" for index, operand in operands if operand is not None and not operand.constant),
+        None,
     )
 
 
 def _variable(limit: int, use: NodeView) -> str | None:
     count = sum(not operand.constant for operand in use.operands)
-    return None if count <= limit else f"{count}"
+    return None if count <= limit else f"this node has {count}"
 
 
 def _ranks(limit: Sequence[int], use: NodeView) -> str | None:
     low, high = limit
     ranks = [None if info.shape is None else len(info.shape) for info in use.data]
     return next(
-        (f"{'unknown' if rank is None else rank}" for rank in ranks if rank is None or not low <= rank <= high), None
+        (
+            f"a rank is {'unknown' if rank is None else rank}"
+            for rank in ranks
+            if rank is None or not low <= rank <= high
+        ),
+        None,
     )
 
 
@@ -120,7 +126,7 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
     if axes is None and use.op_type in ("Split", "Gather"):
         axes = (0,)
     if axes is None or shape is None:
-        return "unknown"
+        return "an axis is unknown"
     rank = len(shape) + (len(axes) if use.op_type == "Unsqueeze" else 0)
     positions = [axis % rank if rank else axis for axis in axes]
     if use.op_type == "Slice":  # an axis that is taken whole is left alone
@@ -132,26 +138,30 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
         }
         positions = [position for position in positions if position not in whole]
     return next(
-        (f"{position} of {rank}" for position in positions if position not in limit and position - rank not in limit),
+        (
+            f"an axis is {position} of {rank}"
+            for position in positions
+            if position not in limit and position - rank not in limit
+        ),
         None,
     )
 
 
 def _steps(limit: Sequence[int], use: NodeView) -> str | None:
-    return next((f"{step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
+    return next((f"a step is {step}" for step in use.parameter("steps") or (1,) if step not in limit), None)
 
 
 def _elements(limit: int, use: NodeView) -> str | None:
     counts = [None if operand.sizes is None else math.prod(operand.sizes) for operand in use.parameters]
     counts += [len(held) for name, held in use.attributes if name in PARAMETERS and isinstance(held, tuple)]
-    return next((f"{count}" for count in counts if count != limit), None)
+    return next((f"a parameter has {count}" for count in counts if count != limit), None)
 
 
 def _values(limit: Mapping[str, Sequence[float]], use: NodeView) -> str | None:
     for name, (low, high) in limit.items():
         for number in use.parameter(name) or ():
             if not low <= number <= high:
-                return f"{name} {number:g}"
+                return f"{name} is {number:g}"
     return None
 
 
@@ -160,23 +170,25 @@ def _attributes(limit: Mapping[str, Sequence[Any]], use: NodeView) -> str | None
         value = use.attribute(name)
         plain = list(value) if isinstance(value, tuple) else value
         if value is not None and plain not in allowed:
-            return f"{name} {plain}"
+            return f"{name} is {plain}"
     return None
 
 
 def _types(limit: Sequence[str], use: NodeView) -> str | None:
     kinds = [info.dtype for info in use.data if info.dtype is not None]
-    return next((kind.name for kind in kinds if kind.name not in limit), None)
+    return next((f"an element type is {kind.name}" for kind in kinds if kind.name not in limit), None)
 
 
 def _broadcast(limit: bool, use: NodeView) -> str | None:
     shapes = {operand.shape for operand in use.operands}
-    return None if limit or len(shapes) <= 1 else " and ".join(sorted(str(list(shape or ())) for shape in shapes))
+    if limit or len(shapes) <= 1:
+        return None
+    return f"the shapes are {' and '.join(sorted(str(list(shape or ())) for shape in shapes))}"
 
 
 def _forward(limit: bool, use: NodeView) -> str | None:
     directions = [use.attribute(f"scan_{what}_directions") or () for what in ("input", "output")]
-    return "it runs backwards" if limit and any(map(any, directions)) else None
+    return "this one runs backward" if limit and any(map(any, directions)) else None
 
 
 def _states(limit: str, use: NodeView) -> str | None:
@@ -184,9 +196,9 @@ def _states(limit: str, use: NodeView) -> str | None:
 
 
 CHECKS: Mapping[str, tuple[str, Check]] = {
-    "inputs": ("number of inputs from {0[0]} to {0[1]}", _inputs),
-    "outputs": ("number of outputs from {0[0]} to {0[1]}", _outputs),
-    "constant": ("constant inputs at {0}", _constant),
+    "inputs": ("{0[0]} to {0[1]} inputs", _inputs),
+    "outputs": ("{0[0]} to {0[1]} outputs", _outputs),
+    "constant": ("constants as inputs {0}", _constant),
     "variable": ("at most {0} inputs that are not constant", _variable),
     "ranks": ("ranks {0[0]} to {0[1]}", _ranks),
     "axes": ("axes {0}", _axes),
@@ -195,9 +207,9 @@ CHECKS: Mapping[str, tuple[str, Check]] = {
     "values": ("values {0}", _values),
     "attributes": ("attributes {0}", _attributes),
     "types": ("element types {0}", _types),
-    "broadcast": ("operands of one shape", _broadcast),
-    "forward": ("scans that run forward", _forward),
-    "states": ("states that are computed", _states),
+    "broadcast": ("operands of the same shape", _broadcast),
+    "forward": ("forward scans", _forward),
+    "states": ("computed states", _states),
 }
 """What can be said of an operator, in words and as a check."""
 
@@ -244,17 +256,17 @@ class OpConstraints:
             return self._message(op_type, "it is not in the target's list of operators")
         first, last = self.opsets
         if not first <= use.opset <= last:
-            return self._message("opsets", f"it supports opsets {first} to {last}, here {use.opset}")
+            return self._message("opsets", f"it supports opsets {first} to {last}, but the opset is {use.opset}")
         for info in (*use.operands, *use.outputs):
             if self.rank is not None and info.shape is not None and len(info.shape) > self.rank:
-                return self._message("rank", f"it supports ranks up to {self.rank}, here {len(info.shape)}")
+                return self._message("rank", f"it supports ranks up to {self.rank}, but a rank is {len(info.shape)}")
             if self.static and info.sizes is None:
-                return self._message("static", "it supports known sizes only, here one is unknown")
+                return self._message("static", "it supports only known sizes, but a size is unknown")
         for name, text in self.limits.get(op_type, {}).items():
             words, check = CHECKS[name]
             instead = check(text, use)
             if instead is not None:
-                return self._message(op_type, f"it supports {op_type} with {words.format(text)}, here {instead}")
+                return self._message(op_type, f"it supports {op_type} only with {words.format(text)}, but {instead}")
         return None
 
     def _message(self, what: str, rule: str) -> str:

@@ -1,4 +1,4 @@
-"""Legalization patterns of nodes that have bodies."""
+"""Legalization patterns for nodes with bodies."""
 
 from __future__ import annotations
 

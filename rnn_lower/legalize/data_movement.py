@@ -1,4 +1,4 @@
-"""Legalization patterns of operators that only move elements; all are exact."""
+"""Legalization patterns for operators that only move elements; all of them are exact."""
 
 from __future__ import annotations
 

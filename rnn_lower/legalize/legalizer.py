@@ -1,4 +1,4 @@
-"""Legalization: every node that a target does not support becomes others that it does, until all are supported.
+"""Legalization: replace every unsupported node with other nodes until the target supports all of them.
 
 For each unsupported node the patterns of its operator are tried in order, and what a pattern writes is legalized in
 turn. It ends, since on the way from a node to what it becomes no call may come twice, and no operator three times.

@@ -1,4 +1,4 @@
-"""The table of legalization patterns: (operator, what the target lacks) -> nodes that it has.
+"""The table of legalization patterns: from an operator that a target lacks to nodes that it supports.
 
 A pattern gets a builder and the call, and writes nodes that compute the same; it returns their results, or None where
 it does not fit the call. Patterns stand in the order in which they are tried: the exact ones first. Those that round,

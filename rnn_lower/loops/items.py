@@ -1,4 +1,4 @@
-"""What a value is while a loop is unrolled, before any node computes it.
+"""Representations of values while a loop is unrolled, before any node computes them.
 
 A number that is known (`np.ndarray`) folds. One step of a sequence (`Row`) is cut out only where a node reads it, and
 what a step does to its row alone is done to all rows at once. A list that steps write into (`Table`) is the rows that

@@ -1,4 +1,4 @@
-"""All loops of a model, unrolled in place, innermost counts following from outer steps."""
+"""Unroll all loops of a model in place; inner trip counts follow from outer steps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def unroll_loops(model: ir.Model, max_nodes: int) -> tuple[list[str], list[Remai
                 continue
             try:
                 if scope.in_function:
-                    raise NotCountedError("it is in a function of another opset; convert the model first (--opset N)")
+                    raise NotCountedError(
+                        "it is in a function whose opset differs from the model's; convert the model first (--opset N)"
+                    )
                 inside = list(with_bodies([node]))
                 max_nodes -= _unroll(node, scope, GraphBuilder(
                     scope.opset, ir.DataType.FLOAT, names, pool, node.name or node.op_type,

@@ -1,4 +1,4 @@
-"""Operators of which the items of a step tell the result without a node, by what they do to the rows of axis 0."""
+"""Operators whose results on the items of a step are known without a node, from their effect on the rows of axis 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What unrolled steps have in common, written once: slices that are one Split, rows cut and stacked by one Reshape."""
+"""Share the common parts of unrolled steps: one Split instead of slices, one Reshape instead of stacked rows."""
 
 from __future__ import annotations
 

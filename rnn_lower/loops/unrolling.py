@@ -1,4 +1,4 @@
-"""A Loop or Scan whose steps are counted before it runs, as one copy of its body for each step."""
+"""Unroll a Loop or Scan with a known number of steps: one copy of its body for each step."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Unroller:
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.type is not None and not isinstance(value.type, ir.TensorType):
                 raise NotCountedError(
-                    "it carries a sequence, which only a runtime can hold; export with tensors as states"
+                    "it carries a sequence, which only a runtime can store; export the model with tensors as states"
                 )
         results = self._loop(node, env) if node.op_type == "Loop" else self._scan(node, env)
         if len(results) != len(node.outputs):
-            raise NotCountedError(f"its body returns {len(results)} values, and it has {len(node.outputs)} outputs")
+            raise NotCountedError(f"its body returns {len(results)} values, but it has {len(node.outputs)} outputs")
         return results
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Unroller:
         if known is None and (not steps or count is None):
             raise NotCountedError("its condition depends on data or on unknown sizes")
         if known is None:
-            raise NotCountedError(f"step {len(steps)} may end it by a condition that depends on data")
+            raise NotCountedError(f"a condition that depends on data may end it at step {len(steps)}")
         return bool(np.all(known))
 
     def _sequence(self, item: Item, axis: int) -> Sequence[Item]:
@@ -170,7 +170,7 @@ class Unroller:
             shape, dtype = self._shape_info.verified_shape(output), self._shape_info.dtype(output)
             sizes = [size for size in shape or () if isinstance(size, int)]
             if axis or dtype is None or shape is None or len(sizes) < len(shape):
-                raise NotCountedError(f"it runs no step, and the shape of '{output.name}' is unknown")
+                raise NotCountedError(f"it runs no steps, so the shape of '{output.name}' would have to be known")
             return np.zeros((0, *sizes), dtype.numpy())
         if not axis:
             return Table(tuple(rows))
@@ -178,7 +178,7 @@ class Unroller:
         shape = self._shape_info.shape(output) if rank is None else None
         rank = rank if shape is None else len(shape)
         if axis < 0 and rank is None:
-            raise NotCountedError(f"the rank of '{output.name}', which it stacks on axis {axis}, is unknown")
+            raise NotCountedError(f"it stacks '{output.name}' along axis {axis}, but the rank of this value is unknown")
         axis = axis if axis >= 0 else axis + (rank or 0) + 1
         parts = [self.b.unsqueeze(self.items.value(row), [axis]) for row in rows]
         return written(self.b.concat(parts, axis, "stacked"))
@@ -190,8 +190,8 @@ class Unroller:
         if max(estimate, len(self.b.nodes), (count or step) if step < 2 or count is None else 0) > self._max_nodes:
             steps = f"{count} steps" if count is not None else f"more than {step} steps"
             raise NotCountedError(
-                f"unrolling {steps} takes about {max(estimate, count or step)} nodes; the limit leaves"
-                f" {self._max_nodes} (--max-nodes N)"
+                f"unrolling {steps} emits about {max(estimate, count or step)} nodes, but the limit allows only"
+                f" {self._max_nodes} more (--max-nodes N)"
             )
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Unroller:
 
     def _step(self, body: ir.Graph, arguments: Sequence[Item], env: Env, step: int) -> list[Item]:
         if len(arguments) != len(body.inputs):
-            raise NotCountedError(f"its body has {len(body.inputs)} inputs and gets {len(arguments)}")
+            raise NotCountedError(f"its body has {len(body.inputs)} inputs, but gets {len(arguments)} arguments")
         with self.b.scope(f"t{step}"):
             return self._body(body, {**env, **dict(zip(body.inputs, arguments, strict=True))})
 

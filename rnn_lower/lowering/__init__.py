@@ -1,4 +1,4 @@
-"""One recurrent node becomes a subgraph: what it means (node), one step (cells), many steps (forms).
+"""Lower one recurrent node to a subgraph: its semantics (node), one step (cells), many steps (forms).
 
 Knows no model, no file and no runtime.
 """

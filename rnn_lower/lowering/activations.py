@@ -1,4 +1,4 @@
-"""The activations of RNN, GRU and LSTM: what alpha and beta mean, their defaults, how each is emitted.
+"""The activations of RNN, GRU and LSTM: the meaning of alpha and beta, their defaults, and the emitted nodes.
 
 Source: the ONNX text of RNN, GRU, LSTM (the eleven names are the same in every version) and onnxruntime for the
 defaults that the text leaves open. Names are compared without regard to case.
@@ -14,7 +14,7 @@ from rnn_lower.errors import InvalidNodeError
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """One activation of one direction. alpha, beta: None where the function has no such parameter."""
+    """One activation of one direction. alpha, beta: None if the function has no such parameter."""
 
     name: str
     alpha: float | None = None
@@ -28,7 +28,7 @@ class Activation:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """alpha, beta: the default when the node lists no value, None where the function takes none.
+    """alpha, beta: the default if the node lists no value, None if the function has no such parameter.
 
     bounded: |f(x)| stays below a constant.
     """
@@ -58,7 +58,7 @@ _BY_LOWER_CASE = {name.lower(): name for name in ACTIVATIONS}
 def assign(
     names: Sequence[str], alphas: Iterable[float], betas: Iterable[float]
 ) -> tuple[tuple[Activation, ...], list[str]]:
-    """Give each named activation its alpha and beta; also returns notes about surprising defaults.
+    """Assign alpha and beta to each named activation; also return notes about surprising defaults.
 
     alpha and beta are two queues over the whole node: only an activation that has the parameter takes a value. Values
     left over are ignored; when a queue is empty the default holds.
@@ -73,6 +73,6 @@ def assign(
         alpha = None if kind.alpha is None else next(alpha_queue, None)
         beta = None if kind.beta is None else next(beta_queue, None)
         if name == "ThresholdedRelu" and alpha is None:
-            notes.append("ThresholdedRelu without alpha uses 0 as onnxruntime does; the ONNX text implies 1.0")
+            notes.append("ThresholdedRelu without alpha uses 0, like onnxruntime; the ONNX specification implies 1.0")
         result.append(Activation(name, kind.alpha if alpha is None else alpha, kind.beta if beta is None else beta))
     return tuple(result), notes

@@ -1,4 +1,4 @@
-"""One step: (projected input, state) -> new state, as the equations of the ONNX text.
+"""One step: (projected input, state) -> new state, by the equations of the ONNX specification.
 
 `x` is the projected input `Xt*(W^T) + Wb + Rb` of all gates side by side, computed before the loop. A state of None is
 the zero state before the first step. A cell knows no time, no direction, no opset and no runtime.

@@ -1,4 +1,4 @@
-"""Many steps: a step carried over time as Scan, Loop or unrolled. No gates, no weights, no runtime.
+"""Many steps: repeat a step over time as Scan, Loop or unrolled nodes. Independent of gates, weights and runtimes.
 
 A form takes a `Recurrence`, one direction of a node, and returns its final states and, where it is wanted, the first
 state of every step stacked over time.
@@ -19,7 +19,7 @@ from rnn_lower.lowering.cells import State
 
 @dataclasses.dataclass(frozen=True)
 class ScanInput:
-    """What one step reads: values [seq_length, *shape].
+    """An input of one step: values [seq_length, *shape].
 
     single: the time axis (of length 1) is gone already.  step: emits what a step of known time reads, where it need not
     be cut out of `values`, which emits those of all steps.
@@ -34,7 +34,7 @@ class ScanInput:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """seq_length and batch_size, emitted where a form asks for them and they are known at run time only.
+    """seq_length and batch_size; nodes that compute them are emitted if a form needs them at run time only.
 
     batch: the batch size when it is known, its name when it is symbolic, else None.
     """
@@ -70,7 +70,7 @@ Step = Callable[[GraphBuilder, Sequence[Operand], State], State]
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """One direction: `step` maps what it reads at one time and its states to its new states.
+    """One direction: `step` maps its inputs at one time and its states to its new states.
 
     initial: [batch_size, hidden_size] per state; None is the zero state.  reverse: time runs from seq_length - 1 to 0;
     results still lie at the times that they belong to.  every: whether the first state of every step is wanted.
@@ -199,7 +199,10 @@ def no_steps(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 
 def _check_count(b: GraphBuilder, seq_length: int, nodes: int, about: str = "") -> None:
     if b.max_nodes is not None and nodes > b.max_nodes:
-        what = f"unrolling {seq_length} steps takes {about}{nodes} nodes; the limit (--max-nodes) leaves {b.max_nodes}"
+        what = (
+            f"unrolling {seq_length} steps emits {about}{nodes} nodes, but the limit (--max-nodes) allows only"
+            f" {b.max_nodes} more"
+        )
         raise UnmetRequirementError(what, [Requirement(what, forms=("scan", "loop"), nodes=True)])
 
 
@@ -207,7 +210,7 @@ FORMS: Mapping[str, Form] = {"scan": scan, "loop": loop, "unroll": unroll}
 
 
 def carry(form: str, b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
-    """All steps of one direction in a form of FORMS; a sequence that is known to be empty needs none."""
+    """Emit all steps of one direction in a form of FORMS; a known empty sequence needs no steps."""
     return (no_steps if extent.seq_length() == 0 else FORMS[form])(b, recurrence, extent)
 
 

@@ -1,4 +1,4 @@
-"""A recurrent operator as a function: its lowering with everything that a node is given, weights included, as inputs.
+"""A recurrent operator as a function: its lowering with all inputs of the node, including weights, as inputs.
 
 The same body serves a call in a model (`model/calls.py`) and the operator itself, as the ONNX standard could ship it:
 what attributes say is in it, what sizes are not known it finds out when it runs.
@@ -46,7 +46,7 @@ def function_of(
     node: RecurrentNode, form: str, opset: int, domain: str, name: str, max_nodes: int | None = None,
     formal: Sequence[str] | None = None, finish: Finish | None = None,
 ) -> ir.Function:  # fmt: skip
-    """The function that computes what a node does.
+    """Build the function that computes the same as a node.
 
     Its inputs and outputs have the names of the ONNX text and are those that the node has, or `formal` inputs, of which
     those that the node lacks are not read. Sizes of the node that are symbols are not known in the function.
@@ -94,7 +94,7 @@ class _Declared:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionContext:
-    """What is said of an operator whose body is asked for; see `rnn_lower.function_body`."""
+    """The context of a requested function body; see `rnn_lower.function_body`."""
 
     op_type: str
     version: int
@@ -121,18 +121,20 @@ class FunctionContext:
 
     @property
     def opset_of_body(self) -> int:
-        """As asked for, or the first with that version. Raises UnsupportedError where there is none."""
+        """The requested opset, or the first one with this version. Raises UnsupportedError if there is none."""
         opset = max(self.version, FIRST_OPSET) if self.opset is None else self.opset
         if self.version not in self.operator.versions:
             known = ", ".join(map(str, self.operator.versions))
             raise UnsupportedError(f"version {self.version} of {self.op_type} is unknown; known versions: {known}")
         if opset < FIRST_OPSET:
             raise UnsupportedError(
-                f"a body needs opset {FIRST_OPSET} or newer, not {opset}, since it uses the current versions of Scan"
-                " and Loop"
+                f"a function body needs opset {FIRST_OPSET} or newer, not {opset}, because it uses the current"
+                " versions of Scan and Loop"
             )
         if opset > newest_opset():
-            raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows up to {newest_opset()}")
+            raise UnsupportedError(
+                f"opset {opset} is unknown; the installed onnx supports opsets up to {newest_opset()}"
+            )
         there = version_at(self.op_type, opset)
         if there != self.version:
             raise UnsupportedError(f"{self.op_type} has version {there} at opset {opset}, not {self.version}")
@@ -144,19 +146,21 @@ def body(context: FunctionContext, form: str, domain: str, max_nodes: int) -> ir
     check_texts(domain=domain)
     opset, node = context.opset_of_body, _node(context)
     if form == "unroll" and node.static_length is None:
-        raise UnsupportedError("form unroll needs a known sequence length; set seq_length, or use scan or loop")
+        raise UnsupportedError("form unroll needs a known sequence length; set seq_length, or use form scan or loop")
     chosen = {"auto": "unroll" if node.seq_length == 1 else "scan"}.get(form, form)
     try:
         return function_of(node, chosen, opset, domain, context.op_type, max_nodes, context.operator.inputs)
     except UnmetRequirementError as error:
-        raise UnsupportedError(f"{error}; use scan or loop") from None
+        raise UnsupportedError(f"{error}; use form scan or loop") from None
 
 
 def _node(context: FunctionContext) -> RecurrentNode:
     """A node of no model, with sizes that nobody knows but hidden_size, which is an attribute, and seq_length."""
     wanted = context.operator.outputs if context.outputs is None else context.outputs
     if not wanted:
-        raise RnnLowerError(f"outputs is empty; {context.op_type} has {', '.join(context.operator.outputs)}")
+        raise RnnLowerError(
+            f"outputs is empty; choose from the outputs of {context.op_type}: {', '.join(context.operator.outputs)}"
+        )
     text = (("input", context.inputs, context.operator.inputs), ("output", wanted, context.operator.outputs))
     for what, names, known in text:
         for name in names:
@@ -191,4 +195,4 @@ def _attribute(name: str, value: Any) -> ir.Attr:
     try:
         return convenience.convert_attribute(name, value)
     except (TypeError, ValueError):
-        raise InvalidNodeError(f"attribute '{name}' is {value!r}, which no attribute can hold") from None
+        raise InvalidNodeError(f"attribute '{name}' is {value!r}, which is not a valid attribute value") from None

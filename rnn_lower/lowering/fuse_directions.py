@@ -1,4 +1,4 @@
-"""Both directions of a small node as one cell: states lie end to end, and weights are block-diagonal.
+"""Compute both directions of a small node as one cell: states are concatenated, weights are block-diagonal.
 
     [h_1 h_2] * [R_1  0 ]  =  [h_1 * R_1   h_2 * R_2]
                 [ 0  R_2]
@@ -26,7 +26,7 @@ LARGEST = 64
 
 
 def can_fuse(node: RecurrentNode, opset: int) -> bool:
-    """Whether both directions can be one cell: alike in all but weights, small, and as long as X."""
+    """Whether both directions can be one cell: equal except for the weights, small, and as long as X."""
     return (
         node.num_directions == 2
         and node.activations[0] == node.activations[1]

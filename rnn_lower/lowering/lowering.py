@@ -1,4 +1,4 @@
-"""One recurrent node -> its subgraph: layout, directions, input projection, masks, optional outputs.
+"""Lower one recurrent node to its subgraph: layout, directions, input projection, masks, optional outputs.
 
 lower_node -> carry -> scan | loop | unroll -> rnn_cell | gru_cell | lstm_cell -> b.matmul
 """
@@ -85,7 +85,7 @@ def read_sequence(b: GraphBuilder, node: RecurrentNode, form: str) -> tuple[Oper
 
 
 def to_arithmetic(b: GraphBuilder, x: Operand, dtype: ir.DataType, name: str) -> Operand:
-    """x in the type that is computed with.
+    """Convert x to the element type of the arithmetic.
 
     A Concat of one stands before the Cast: onnxruntime 1.32 follows Transpose (float16), Cast and MatMul in its
     MatmulTransposeFusion, and ends the process while it loads such a model.

@@ -1,4 +1,4 @@
-"""What a recurrent node means: any operator version in, one validated, version-free `RecurrentNode` out."""
+"""The semantics of recurrent nodes: reads nodes of any operator version as validated `RecurrentNode` objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """What differs between the three operators before any equation.
+    """The properties in which the three operators differ, apart from their equations.
 
     gates: number of gates in W and R.  states: names of the carried states; each is an output Y_... and an input.
     activations: the functions f, g, h when the node names none.  versions: those that this room has read.
@@ -79,7 +79,7 @@ LARGEST_SIZE = 2**31 - 1
 
 
 class ShapeInfo(Protocol):
-    """What is known of values."""
+    """The interface for information about values."""
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None: ...
     def dtype(self, value: ir.Value) -> ir.DataType | None: ...
@@ -88,16 +88,18 @@ class ShapeInfo(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentNode:
-    """One RNN, GRU or LSTM node, whatever its version.
+    """One RNN, GRU or LSTM node of any version.
 
-    inputs, outputs: by the names of the ONNX text; only what is present (outputs: and used) is listed.
-    Shapes (layout 0): X [seq_length, batch_size, input_size], W [num_directions, gates * hidden_size, input_size],
-    R [num_directions, gates * hidden_size, hidden_size], B [num_directions, 2 * gates * hidden_size],
-    P [num_directions, 3 * hidden_size], sequence_lens [batch_size], initial states and final states
-    [num_directions, batch_size, hidden_size], Y [seq_length, num_directions, batch_size, hidden_size].
-    seq_length, batch_size, input_size: an int when static, the name of a symbolic size, None when nothing is known.
-    activations: one tuple (f, g, h) per direction.  clip: None when off.  dtype: element type of X.
-    path: where the node is, e.g. "main graph/then_branch of If 'x'".  notes: what a user should know.
+    inputs, outputs: by their names in the ONNX specification; only inputs that are present and outputs that are used.
+
+    Shapes (layout 0): X [seq_length, batch_size, input_size], W [num_directions, gates * hidden_size, input_size], R
+    [num_directions, gates * hidden_size, hidden_size], B [num_directions, 2 * gates * hidden_size], P [num_directions,
+    3 * hidden_size], sequence_lens [batch_size], initial states and final states [num_directions, batch_size,
+    hidden_size], Y [seq_length, num_directions, batch_size, hidden_size].
+
+    seq_length, batch_size, input_size: an int if static, the name of a symbolic size, or None if nothing is known.
+    activations: one tuple (f, g, h) per direction.  clip: None if disabled.  dtype: the element type of X.
+    path: the location of the node, e.g. "main graph/then_branch of If 'x'".  notes: remarks for the user.
     """
 
     op_type: str
@@ -147,13 +149,13 @@ class RecurrentNode:
         return self.batch_size if isinstance(self.batch_size, int) else None
 
     def format_size(self, size: str) -> str:
-        """A size for people: "seq_length" or "batch_size", in quotes when it is a symbol."""
+        """The size "seq_length" or "batch_size" for messages; symbols are quoted."""
         dim = getattr(self, size)
         return "unknown" if dim is None else repr(dim)
 
     @property
     def origin(self) -> dict[str, str]:
-        """What emitted nodes remember of this one in their metadata."""
+        """The metadata with which emitted nodes refer to this node."""
         return {"rnn_lower.op": self.op_type, "rnn_lower.version": str(self.version), NODE_MARK: self.name}
 
     def describe(self) -> str:
@@ -173,7 +175,7 @@ class RecurrentNode:
 
 
 def display_name(node: ir.Node) -> str:
-    """The node's name, else that of its first output: what messages and new names use."""
+    """The name of the node, or of its first output; used in messages and new names."""
     return node.name or next((out.name for out in node.outputs if out.name), "") or node.op_type.lower()
 
 
@@ -215,7 +217,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
     sizes = _sizes(op, inputs, attributes.get("hidden_size"), len(DIRECTIONS[direction]), layout, shape_info)
     _check_outputs(outputs, {**sizes, "num_directions": len(DIRECTIONS[direction])}, layout)
     if not attributes.get("output_sequence", 1) and "Y" in outputs and outputs["Y"].uses():
-        notes.append("output_sequence is 0 but Y is used; Y is computed")
+        notes.append("output_sequence is 0, but Y is used and therefore computed")
     return RecurrentNode(
         op_type=op,
         version=version,
@@ -240,7 +242,7 @@ def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Recurr
 
 
 def version_at(op_type: str, opset: int) -> int:
-    """The operator's version in an opset. Raises UnsupportedError for a version that is not known here."""
+    """The version of the operator in an opset. Raises UnsupportedError for an unknown version."""
     if op_type == QUANTIZED:
         return 1
     if opset < 1:
@@ -249,7 +251,7 @@ def version_at(op_type: str, opset: int) -> int:
     if version not in OPERATORS[op_type].versions:
         known = ", ".join(map(str, OPERATORS[op_type].versions))
         raise UnsupportedError(
-            f"version {version} of {op_type} is unknown; known versions: {known}; convert to opset 22"
+            f"version {version} of {op_type} is unknown; known versions: {known}; convert the model to opset 22"
         )
     return version
 
@@ -266,14 +268,14 @@ def _attributes(node: ir.Node, version: int) -> dict[str, Any]:
                 " lower with --fold, which inlines the function"
             )
         if attribute.type != row[0]:
-            raise InvalidNodeError(f"attribute '{name}' is of type {attribute.type.name}, it must be {row[0].name}")
+            raise InvalidNodeError(f"attribute '{name}' has type {attribute.type.name}; its type must be {row[0].name}")
         values[name] = attribute.value
     return values
 
 
 def _named(values: Any, names: tuple[str, ...], what: str) -> dict[str, ir.Value]:
     if len(values) > len(names):
-        raise InvalidNodeError(f"{len(values)} {what}, the operator has {len(names)}")
+        raise InvalidNodeError(f"the node has {len(values)} {what}, but the operator has only {len(names)}")
     return {name: value for name, value in zip(names, values, strict=False) if value is not None and value.name}
 
 
@@ -289,7 +291,8 @@ def _activations(
         names = names[:1]  # some exporters always list two; onnxruntime uses the first
     if len(names) != per_direction * num_directions:
         raise InvalidNodeError(
-            f"{len(names)} activations; {op} has {per_direction} per direction, here {per_direction * num_directions}"
+            f"the node lists {len(names)} activations; {op} needs {per_direction} per direction,"
+            f" {per_direction * num_directions} in all"
         )
     flat, surprises = assign(names, attributes.get("activation_alpha", ()), attributes.get("activation_beta", ()))
     notes.extend(surprises)
@@ -305,7 +308,7 @@ def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
     if op != "RNN" and clip < 0:
         raise InvalidNodeError(f"clip is {clip:g}; it must be positive")
     if op != "RNN" and clip == 0:
-        notes.append("clip is 0, which means off; onnxruntime refuses it")
+        notes.append("clip is 0, which disables clipping; onnxruntime rejects this value")
         return None
     return float(clip)
 
@@ -335,10 +338,10 @@ def _sizes(
             axes = [axes[0], axes[2], axes[1]]
         if len(shape) != len(axes):
             raise InvalidNodeError(
-                f"{name} has shape {_shown(shape)} of rank {len(shape)}; it must be of rank {len(axes)}"
+                f"{name} has shape {_shown(shape)} of rank {len(shape)}; its rank must be {len(axes)}"
             )
         if any(isinstance(dim, int) and dim > LARGEST_SIZE for dim in shape):
-            raise InvalidNodeError(f"{name} has shape {_shown(shape)}; no axis is longer than {LARGEST_SIZE}")
+            raise InvalidNodeError(f"{name} has shape {_shown(shape)}; the maximum size of an axis is {LARGEST_SIZE}")
         for dim, (factor, size) in zip(shape, axes, strict=True):
             known = num_directions if size == "num_directions" else sizes[size]
             if not isinstance(dim, int):
@@ -346,19 +349,21 @@ def _sizes(
                     sizes[size] = dim
             elif isinstance(known, int) and dim != factor * known:
                 times = "" if factor == 1 else f"{factor} * "
-                by = f" by {source[size]}" if size in source else ""
+                by = f" according to {source[size]}" if size in source else ""
                 raise InvalidNodeError(
-                    f"{name} has shape {_shown(shape)}; {dim} should be {times}{size}, which is {known}{by}"
+                    f"{name} has shape {_shown(shape)}; size {dim} should be {times}{size}, and {size} is {known}{by}"
                 )
             elif dim % factor:
-                raise InvalidNodeError(f"{name} has shape {_shown(shape)}; {dim} is not a multiple of {factor} (gates)")
+                raise InvalidNodeError(
+                    f"{name} has shape {_shown(shape)}; size {dim} is not a multiple of {factor} (gates)"
+                )
             elif size != "num_directions":
                 sizes[size] = dim // factor
                 source.setdefault(size, name)
     if not isinstance(sizes["hidden_size"], int):
         raise InvalidNodeError("hidden_size is missing and the shape of R is unknown; add the attribute hidden_size")
     if sizes["hidden_size"] > LARGEST_SIZE:
-        raise InvalidNodeError(f"hidden_size is {hidden_size}; no axis is longer than {LARGEST_SIZE}")
+        raise InvalidNodeError(f"hidden_size is {hidden_size}; the maximum is {LARGEST_SIZE}")
     return sizes
 
 
@@ -372,7 +377,7 @@ def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], la
         pairs = [(a, b) for a, b in zip(declared, real, strict=False) if isinstance(a, int) and isinstance(b, int)]
         if len(declared) != len(real) or any(a >= 0 and a != b for a, b in pairs):
             raise InvalidNodeError(
-                f"{name} is declared as {_shown(declared)} among the graph's outputs; its shape is {_shown(real)}"
+                f"{name} is a graph output of declared shape {_shown(declared)}, but its actual shape is {_shown(real)}"
             )
 
 
@@ -430,5 +435,5 @@ def _dtype(
         text = ", ".join(f"{name} is {dtype.name}" for dtype, name in dtypes.items())
         raise InvalidNodeError(f"element types differ: {text}")
     if not dtypes:
-        notes.append("the element type of its inputs is unknown; FLOAT is assumed")
+        notes.append("the element type of the inputs is unknown; assuming FLOAT")
     return next(iter(dtypes), ir.DataType.FLOAT)

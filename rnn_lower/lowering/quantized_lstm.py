@@ -1,4 +1,4 @@
-"""DynamicQuantizeLSTM of onnxruntime as DynamicQuantizeLinear, MatMulInteger and the cell of an LSTM.
+"""Lower DynamicQuantizeLSTM of onnxruntime to DynamicQuantizeLinear, MatMulInteger and the cell of an LSTM.
 
 The kernel quantizes all rows of a batch with one scale, so that what a row holds after its end counts, too: zero, where
 Y is an output. It reverses each row within its own length. Both are done alike here, or scales would differ. On several
@@ -30,11 +30,14 @@ INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 def lower_quantized(node: RecurrentNode, b: GraphBuilder, form: str) -> dict[str, ir.Value]:
-    """The values that replace the outputs of a quantized node, as `lower_node`."""
+    """The values that replace the outputs of a quantized node, like `lower_node`."""
     if not node.outputs:
         return {}
     if b.opset < FIRST_OPSET:
-        text = f"opset {b.opset} has no DynamicQuantizeLinear; it needs {FIRST_OPSET} or newer, or --dequantize"
+        text = (
+            f"opset {b.opset} has no DynamicQuantizeLinear; convert the model to opset {FIRST_OPSET} or newer,"
+            " or pass --dequantize"
+        )
         raise UnmetRequirementError(text, (Requirement(text, opsets=(FIRST_OPSET, newest_opset())),))
     x, extent = read_sequence(b, node, form)
     masking = None

@@ -1,4 +1,4 @@
-"""A weight of DynamicQuantizeLSTM: 8-bit integers with scale and zero point, and the product that quantizes its input.
+"""A weight of DynamicQuantizeLSTM: 8-bit integers with scale and zero point, and the product with a quantized input.
 
 onnxruntime's kernel quantizes the left side of each product as DynamicQuantizeLinear does, over all of its rows.
 """

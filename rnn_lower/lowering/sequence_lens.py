@@ -1,4 +1,4 @@
-"""sequence_lens: which steps of a row count, as a mask, and choosing by it.
+"""Handle sequence_lens: a mask of the steps that count in each row, and selection by this mask.
 
 In each step a state becomes the new one where time < length, else it stays: a row that has ended keeps its last state,
 and a row that goes backwards keeps its first one until its sequence begins. Y is zero where a row has ended.
@@ -31,7 +31,7 @@ LARGEST_MASK = 1 << 24
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """What sequence_lens comes to.
+    """The effect of sequence_lens.
 
     whole: emits the mask of all steps, [seq_length, batch_size, columns].  columns: 1 where masks broadcast.
     of_y: emits it with an axis for the directions, [seq_length, 1, batch_size, columns].  dtype: of its elements.

@@ -1,4 +1,4 @@
-"""A model as protobuf, and the onnx_ir view of it that is lowered.
+"""A model as protobuf, and its onnx_ir view, which is lowered.
 
 onnx_ir does not carry everything that a protobuf model can hold, and need not: the view holds what lowering looks at,
 and `write_back` brings the changes into the protobuf. What lowering does not touch stays the message that it was.
@@ -58,7 +58,7 @@ class Document:
         return Document(self.proto, self.folder)
 
     def copied(self, change: Callable[[onnx.ModelProto], None] = lambda _: None) -> Document:
-        """The same model with a protobuf of its own, after a change to that."""
+        """The same model with its own protobuf, after a change to that."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         change(proto)
@@ -73,12 +73,12 @@ class Document:
         return proto
 
     def check_data(self) -> None:
-        """Raise RnnLowerError where weights are in files of which nobody knows the folder."""
+        """Raise RnnLowerError if weights are in files whose folder is unknown."""
         if self.folder is None and any(map(protobuf.is_external, protobuf.tensors(self.proto))):
-            raise RnnLowerError("the weights are in files, and the folder is unknown; provide the path of the model")
+            raise RnnLowerError("the weights are in files whose folder is unknown; pass the path of the model")
 
     def changed(self, change: Callable[[ir.Model], None]) -> Document:
-        """The model as a function leaves it that may change anything; what is no part of what runs may be lost.
+        """The model after a function that may change anything; parts that do not affect results may be lost.
 
         Raises UnsupportedError for a model with something that runs and that onnx_ir does not carry.
         """
@@ -91,7 +91,7 @@ class Document:
         except MemoryError:
             raise
         except Exception as error:  # onnx_ir wraps errors of every kind
-            raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
+            raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
         if self.folder is not None:
             for graph in (model.graph, *(function.graph for function in model.functions.values())):
                 ir.external_data.set_base_dir(graph, self.folder)
@@ -101,7 +101,7 @@ class Document:
         try:
             proto: onnx.ModelProto = ir.serde.serialize_model(model)
         except ir.serde.SerdeError as error:
-            raise _not_carried(f"all of it: {one_line(first_cause(error))}") from None
+            raise _not_carried(f"this model: {one_line(first_cause(error))}") from None
         inputs, declared = {v.name for v in proto.graph.input}, {info.name: info for info in self.proto.graph.output}
         weights = {tensor.name for tensor in proto.graph.initializer}  # which say of themselves what they are
         weights -= {info.name for info in self.proto.graph.value_info}
@@ -127,7 +127,7 @@ class Document:
 
     @functools.cached_property
     def shape_info(self) -> ShapeInfo:
-        """About the view as it is; who changes it must not ask for them."""
+        """Information about the view in its current state; it is not valid after changes."""
         return ShapeInfo(self.model, self.outline)
 
     @functools.cached_property
@@ -157,8 +157,8 @@ class Document:
                     held = protobuf.as_ir(attribute.t, self.folder)
                     if held is None:  # onnx_ir would look for it in the working folder
                         raise RnnLowerError(
-                            f"tensor '{attribute.t.name}' of {node.op_type} '{node.name}' has its data in a file, and"
-                            " the folder is unknown; provide the path of the model"
+                            f"the data of tensor '{attribute.t.name}' of {node.op_type} '{node.name}' is in a"
+                            " file whose folder is unknown; pass the path of the model"
                         )
                     node.attributes[attribute.name] = ir.AttrTensor(attribute.name, held)
         if isinstance(graph, ir.Graph):
@@ -178,7 +178,7 @@ class Document:
     def write_back(
         self, dims: Dims | None = None, keep: Callable[[ir.Value], ir.TensorProtocol] | None = None
     ) -> onnx.ModelProto:
-        """Bring the changes of the view into the protobuf, which is answered.
+        """Write the changes of the view back to the protobuf, and return it.
 
         dims: sizes that were fixed.  keep: called with each new weight, answers the tensor to be written for it.
         Raises UnsupportedError when the result would be too deep for protobuf to read.
@@ -195,11 +195,11 @@ class Document:
             raise RnnLowerError(f"the lowered model cannot be serialized: {error.__cause__ or error}") from None
         self._write_imports()
         if nesting > DEEP and not _is_readable(self.proto):
-            raise _too_deep("no form nests less than unroll")
+            raise _too_deep("no option helps, since unroll nests less than all other forms")
         return self.proto
 
     def check_nesting(self) -> int:
-        """How many graphs lie in each other. Raises UnsupportedError when they are too many to be read."""
+        """The depth of nested graphs. Raises UnsupportedError if it is too large to be read."""
         nesting = max(_nesting(scope.graph) for scope in roots(self.model))
         if nesting > max(MAX_NESTING, self._nesting_before):
             raise _too_deep("use --form unroll")
@@ -281,7 +281,7 @@ def _read(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _too_deep(suggestion: str) -> UnsupportedError:
-    text = f"the lowered model nests more than {MAX_NESTING} graphs, which protobuf cannot read"
+    text = f"the lowered model nests graphs more than {MAX_NESTING} levels deep, which protobuf cannot read"
     return UnsupportedError(f"{text}; {suggestion}")
 
 
@@ -295,7 +295,7 @@ def _is_readable(proto: onnx.ModelProto) -> bool:
 
 @contextlib.contextmanager
 def _as_no_model() -> Iterator[None]:
-    """What readers stumble over is no model."""
+    """Report every error of a reader as an invalid model."""
     try:
         yield
     except (RnnLowerError, MemoryError):
@@ -311,7 +311,7 @@ def _not_carried(what: str) -> UnsupportedError:
 
 
 def _sort(model: ir.Model) -> None:
-    """onnxruntime takes nodes in any order; what walks a model does not."""
+    """Sort the nodes; onnxruntime accepts any order, but the traversal of a model does not."""
     try:
         for scope in roots(model):
             scope.graph.sort()

@@ -1,4 +1,4 @@
-"""Files: a model appears by one rename, and its weights before it under a name that nothing else has."""
+"""Write models to files: one rename publishes a model, after its weights were written under a unique name."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ Progress = Callable[[str, int, int], None]
 
 
 def load(path: str | os.PathLike[str]) -> Document:
-    """Read a model; external data stays where it is. Raises RnnLowerError when there is no valid model."""
+    """Read a model; external data stays in its files. Raises RnnLowerError if there is no valid model."""
     if not isinstance(path, (str, os.PathLike)):
-        raise RnnLowerError(f"a file must be a path, not {type(path).__name__}")
+        raise RnnLowerError(
+            f"the model file must be specified by its path, not by an object of type {type(path).__name__}"
+        )
     path = Path(path)
     try:
         if not path.is_file():
@@ -63,7 +65,7 @@ def load(path: str | os.PathLike[str]) -> Document:
 
 
 def open_model(model: Any) -> tuple[Document, str | None]:
-    """The model behind a path, an onnx.ModelProto, an onnx_ir.Model or a document; the path where there is one.
+    """Open a path, an onnx.ModelProto, an onnx_ir.Model or a document; return the document and the path, if any.
 
     Raises RnnLowerError for anything else, and as `load`.
     """
@@ -89,7 +91,7 @@ def _serialized(model: ir.Model) -> onnx.ModelProto:
 
 
 class Staged:
-    """A model that is written but not yet in place.
+    """A model that is written, but not yet in place.
 
     protected: data files of other models, which stay.
     path: a complete model file that loads as it stands.  commit: put it in place by one rename; until then, and after
@@ -132,9 +134,11 @@ class Staged:
                 _sync_folder(self.folder)
                 stale_files.remove(stale)
         if self.data.exists():
-            logger.info("the weights are in %s", self.data)
+            logger.info("the weights were written to %s", self.data)
         for name in unused:
-            logger.warning("%s stays, although %s no longer refers to it", self.folder / name, self.destination)
+            logger.warning(
+                "kept the data file %s, although %s no longer refers to it", self.folder / name, self.destination
+            )
 
     def _close_files(self) -> None:
         for file in self._open:
@@ -142,7 +146,7 @@ class Staged:
 
     @property
     def committed(self) -> bool:
-        """Whether the rename has happened, so that no interruption can come between it and a note of it."""
+        """Whether the rename has happened; an interruption cannot separate it from its record."""
         return self._begun and not self.path.exists()
 
     def close(self) -> None:
@@ -162,7 +166,7 @@ def staged(
     document: Document, destination: str | os.PathLike[str], progress: Progress | None = None,
     dims: Dims | None = None, protected: Collection[Inode] = (),
 ) -> Iterator[Staged]:  # fmt: skip
-    """Write the lowered document beside its destination. Raises RnnLowerError when it cannot be written there.
+    """Write the lowered document next to its destination. Raises RnnLowerError if it cannot be written there.
 
     protected: the data files of another model that this one was made of, which are neither replaced nor removed.
     """
@@ -177,11 +181,15 @@ def staged(
             path, streamed = result.destination, isinstance(result, _Stream)
             linked = not streamed and path.parent.resolve() != Path(destination).absolute().parent.resolve()
             if result.data.exists() and (streamed or linked):
-                way_out = f"a link cannot carry; write to {path}" if linked else "a stream cannot carry; name a file"
+                way_out = (
+                    f"cannot be written through a link; write to {path}"
+                    if linked
+                    else "cannot be written to a stream; name a file"
+                )
                 raise UnsupportedError(f"{text}: the model has weights in another file, which {way_out}")
             yield result
     except KeyboardInterrupt:
-        state = f"{text} was written" if result is not None and result.committed else "nothing written"
+        state = f"after {text} was written" if result is not None and result.committed else "nothing was written"
         raise KeyboardInterrupt(state) from None
 
 
@@ -205,7 +213,7 @@ def _unwritable(path: str, error: OSError) -> RnnLowerError:
 
 
 class _Stream(Staged):
-    """A destination that is no file (-, a device, a FIFO): it is written to, never replaced."""
+    """A destination that is not a regular file (-, a device, a FIFO): it is written to, but never replaced."""
 
     def _commit(self) -> None:
         content = self.path.read_bytes()
@@ -225,7 +233,7 @@ def data_of(document: Document) -> frozenset[Inode]:
 
 
 def write_text(text: str, destination: str | os.PathLike[str]) -> None:
-    """A text becomes a file by one rename; "-" is the standard output, a device or FIFO is written to, a link followed.
+    """Write a text file by one rename; "-" means standard output, devices and FIFOs are written to, links followed.
 
     Raises RnnLowerError when it cannot be written there.
     """
@@ -320,19 +328,19 @@ class _DataFile:
             while remaining:
                 piece = source.read(min(remaining, 1 << 22))
                 if not piece:
-                    raise RnnLowerError(f"{extent.path} ended while it was read")
+                    raise RnnLowerError(f"{extent.path} was truncated while it was being read")
                 remaining -= self.file.write(piece)
         return extent.length
 
 
 def sync(file: BinaryIO) -> None:
-    """So that what was written is there before what refers to it."""
+    """Flush a file to disk before another file refers to it."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the rename outlives a crash of the machine; not every system can."""
+    """Flush a folder, so that a rename survives a crash of the machine; not all systems support this."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

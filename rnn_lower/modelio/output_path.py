@@ -1,4 +1,4 @@
-"""Where a file may be written, and what is never written over."""
+"""Decide where a file may be written, and which files are never overwritten."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rnn_lower.modelio.stale_files import Inode, inode_of
 def checked_destination(
     destination: str | os.PathLike[str], protected: Collection[Inode] = (), text: bool = False
 ) -> Path:
-    """Where the file really goes, links followed. Raises RnnLowerError when it cannot go there.
+    """The final path, with links followed. Raises RnnLowerError if it cannot be written.
 
     protected: files that are not replaced.  text: it is no model, so that any ending will do.
     """
@@ -33,7 +33,7 @@ def checked_destination(
         raise RnnLowerError(f"{path}: cannot be written: it is a link to itself")
     if not text and not is_binary(real):
         raise RnnLowerError(
-            f"{path}: cannot be written: its extension stands for a text format; use the extension .onnx"
+            f"{path}: cannot be written: its extension belongs to a text format; use the extension .onnx"
         )
     if real.is_dir():
         raise RnnLowerError(f"{path}: cannot be written: it is a folder")
@@ -41,27 +41,27 @@ def checked_destination(
         raise RnnLowerError(f"{path}: cannot be written: it is read-only; make it writable, or name another file")
     owner = _owner(real, protected) if real.is_file() else None
     if owner is not None:
-        raise RnnLowerError(f"{path}: cannot be written: {owner} has its weights there; name another file")
+        raise RnnLowerError(f"{path}: cannot be written: this file contains the weights of {owner}; name another file")
     return real
 
 
 def name_of(destination: str | os.PathLike[str]) -> str:
-    """The path as a text. Raises RnnLowerError for what is none."""
+    """The path as a string. Raises RnnLowerError if it is not a path."""
     name = os.fspath(destination) if isinstance(destination, (str, os.PathLike)) else None
     if not isinstance(name, str) or "\0" in name:
-        raise RnnLowerError(f"{destination!r} is not a path to write to")
+        raise RnnLowerError(f"the output must be a path, not {destination!r}")
     return name
 
 
 def is_binary(path: Path) -> bool:
-    """Whether a model of this name is protobuf's bytes, not one of the texts that `onnx` writes too."""
+    """Whether the name of a model means binary protobuf instead of one of the text formats of `onnx`."""
     return onnx.serialization.registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
 
 
 def _owner(path: Path, protected: Collection[Inode]) -> str | None:
-    """The model that has weights in a file: the one that is read, or a neighbour."""
+    """The model that has weights in a file: the model being read, or another model in the folder."""
     if inode_of(path) in protected:
-        return "the model that is read"
+        return "the model being read"
     if path.suffix == ".onnx":
         return None
     with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ def _owner(path: Path, protected: Collection[Inode]) -> str | None:
 
 
 def to_stdout(content: bytes) -> bool:
-    """Write bytes there, whatever its encoding; answers whether it takes any."""
+    """Write bytes to stdout, whatever its encoding; return whether it accepts bytes."""
     stream = getattr(sys.stdout, "buffer", None)
     if stream is not None:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Stale files: what killed runs and replaced models leave beside an output path, and when it may be deleted.
+"""Stale files, which killed runs and replaced models leave next to an output path, and when to delete them.
 
 Only files under names that this module makes are ever deleted: DEST.<16 hex digits>.data, and the hidden file that
 becomes DEST. They are stale when DEST does not refer to them, no other model in the folder does, and no live run has
@@ -55,7 +55,7 @@ def inode_of(path: Path) -> Inode | None:
 
 
 def stem_of(path: Path) -> str:
-    """The name of an output in the names of its other files: valid text on every system, and short enough."""
+    """The name of an output within the names of its other files: valid on every system, and short enough."""
     name = _ODD.sub("_", path.name.encode("utf-8", "replace").decode())
     content = name.encode()
     if len(content) <= NAME_BYTES:
@@ -127,12 +127,12 @@ def _data_pattern(path: Path) -> re.Pattern[str]:
 
 
 def remove(stale: Mapping[Path, bool]) -> None:
-    """Delete stale files, and name those that a killed run left."""
+    """Delete stale files, and log those that a killed run left behind."""
     for path, interrupted in stale.items():
         with contextlib.suppress(OSError):
             path.unlink()
             if interrupted:
-                logger.warning("removed %s, left by an interrupted run", path)
+                logger.warning("removed %s, which an interrupted run had left behind", path)
 
 
 def _unlocked(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
@@ -170,7 +170,7 @@ def _unmentioned(candidates: list[Path], own: Collection[Path]) -> list[Path]:
     links = {neighbour.resolve() for neighbour in neighbours if neighbour.is_symlink()}
     models = [neighbour for neighbour in neighbours if neighbour not in candidates and _may_be_model(neighbour)]
     if sum(model.stat().st_size for model in models) > SEARCHED:
-        logger.warning("%s may be stale; it stays, since other models in %s may refer to it", candidates[0], folder)
+        logger.warning("kept %s, which may be stale, because other models in %s may refer to it", candidates[0], folder)
         return []
     contents = [model.read_bytes() for model in models]
     return [

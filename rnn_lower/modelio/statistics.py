@@ -1,4 +1,4 @@
-"""How large a model is: nodes by operator, and bytes."""
+"""The size of a model: nodes by operator, and bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Count:
 
     @property
     def shown_size(self) -> str:
-        """For people."""
+        """The size for display."""
         if self.size < 1000:
             return f"{self.size} bytes"
         units = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9))
@@ -42,5 +42,5 @@ def count(model: onnx.ModelProto) -> Count:
 
 
 def count_file(path: str | os.PathLike[str]) -> Count:
-    """Of a file, whose data stays where it is."""
+    """Count the nodes and bytes of a file, without reading its external data."""
     return count(onnx.load(Path(path), load_external_data=False))

@@ -1,4 +1,4 @@
-"""What every model must hold before it is worth reading: data for its tensors, a definition for every name."""
+"""Basic validity of a model: data for all tensors, and a definition for every name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATER = onnx.TensorProto()
 
 
 def check(model: onnx.ModelProto, folder: Path | None) -> bool:
-    """Whether the nodes of a model stand in an order in which they can run; another order is no fault.
+    """Check the validity of a model; return whether its nodes are in an executable order, which is not required.
 
     Raises RnnLowerError for tensors without their data, InvalidNodeError for nodes that make no sense as a graph.
     """
@@ -56,17 +56,17 @@ def check(model: onnx.ModelProto, folder: Path | None) -> bool:
         _check_imports(path, holder, imports)
         free, its_order = _graph(holder, path, Around(), folder)
         if free:
-            raise InvalidNodeError(f"{path}: nothing computes '{min(free)}'")
+            raise InvalidNodeError(f"{path} uses '{min(free)}', which nothing computes")
         in_order &= its_order
     return in_order
 
 
 def check_imports(imports: Iterable[tuple[str, int]]) -> None:
-    """Raise RnnLowerError for two opsets of the default domain: runtimes take the last entry, of either name."""
+    """Raise RnnLowerError for two opsets of the default domain, of which runtimes use the last entry."""
     versions = list(dict.fromkeys(version for domain, version in imports if domain in DEFAULT_DOMAINS))
     if len(versions) > 1:
         text = f"the model imports opsets {' and '.join(map(str, versions))} of the default domain"
-        raise RnnLowerError(f"{text}; runtimes use the last, so remove the other entries")
+        raise RnnLowerError(f"{text}; runtimes use only the last entry; remove the others")
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
@@ -98,7 +98,7 @@ def _check_values(graph: onnx.GraphProto, path: str) -> None:
         for value in values:
             dtype = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
             if dtype not in _ELEMENT_TYPES:
-                raise RnnLowerError(f"{path}: {kind} '{value.name}' is of the unknown element type {dtype}")
+                raise RnnLowerError(f"{path}: {kind} '{value.name}' has the unknown element type {dtype}")
     weights = [*(tensor.name for tensor in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]
     for names in ([value.name for value in graph.input], weights):
         if "" in names:
@@ -131,12 +131,12 @@ def _graph(graph: protobuf.Holder, path: str, around: Around, folder: Path | Non
     free, in_order = _nodes(graph.node, provided, path, seen, folder)
     outside = outputs - provided - made
     if outside and around:
-        raise InvalidNodeError(f"{path}: it does not compute its output '{min(outside)}'")
+        raise InvalidNodeError(f"{path} does not compute its output '{min(outside)}'")
     return free | outside, in_order
 
 
 def _is_same(tensor: onnx.TensorProto, twin: onnx.TensorProto | None, folder: Path | None) -> bool:
-    """Whether two initializers hold the same, in whatever field, and wherever in a file."""
+    """Whether two initializers have the same contents, in any field or file."""
     ours, theirs = (None if held is None else protobuf.as_ir(held, folder) for held in (tensor, twin))
     if ours is None or theirs is None:
         return bool(tensor == twin)
@@ -152,7 +152,7 @@ def _check_results(node: onnx.NodeProto, body: onnx.GraphProto, path: str) -> No
     names = [value.name for value in body.output]
     if node.op_type in ("If", "Scan") and len(set(names)) < len(names):
         twice = max(names, key=names.count)
-        text = f"a body returns '{twice}' twice; onnxruntime's results for it are undefined; insert an Identity"
+        text = f"its body returns '{twice}' twice, for which onnxruntime's results are undefined; insert an Identity"
         raise InvalidNodeError(f"{_described(node, path)}: {text}")
 
 
@@ -201,20 +201,20 @@ def _check_node(node: onnx.NodeProto, path: str) -> None:
     is_whole = (node.input and node.output) or node.domain not in DEFAULT_DOMAINS
     schema = None if is_whole else schema_of(node.op_type, newest_opset())
     if schema is not None and not node.output and schema.min_output > 0:
-        raise InvalidNodeError(f"{text}: it has no outputs")
+        raise InvalidNodeError(f"{text} has no outputs")
     if schema is not None and not node.input and schema.min_input > 0 and node.op_type not in OP_TYPES:
-        raise InvalidNodeError(f"{text}: it has no inputs")
+        raise InvalidNodeError(f"{text} has no inputs")
     for attribute in node.attribute:
         own = _FIELDS.get(attribute.type)
         held = [field.name for field, _ in attribute.ListFields() if field.name in _FIELDS.values()]
         if attribute.ref_attr_name and held:
-            contents = f"refers to '{attribute.ref_attr_name}' and holds {', '.join(held)}"
+            contents = f"refers to '{attribute.ref_attr_name}' but also contains {', '.join(held)}"
             raise InvalidNodeError(f"{text}: attribute '{attribute.name}' {contents}")
         if attribute.ref_attr_name:
             continue
         if own is None or any(name != own for name in held) or (own in _MESSAGES and not held):
             kind = _A.AttributeType.Name(attribute.type)
             contents = ", ".join(held) or "nothing"
-            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' is of type {kind} and holds {contents}")
+            raise InvalidNodeError(f"{text}: attribute '{attribute.name}' has type {kind} but contains {contents}")
     if node.op_type == "Constant" and node.domain in DEFAULT_DOMAINS and len(node.attribute) != 1:
-        raise InvalidNodeError(f"{text}: {len(node.attribute)} attributes; a Constant has exactly one")
+        raise InvalidNodeError(f"{text} has {len(node.attribute)} attributes; a Constant must have exactly one")

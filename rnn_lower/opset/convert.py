@@ -1,4 +1,4 @@
-"""Bring a model to another opset.
+"""Convert a model to another opset.
 
 Conversion goes node by node: what an operator's version changes is asked of onnx's converter, with a
 model of that one node. So nothing but the converted nodes changes, wherever they are, and weights never pass through.
@@ -44,7 +44,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
     """
     newest = newest_opset()
     if not 1 <= opset <= newest:
-        raise UnsupportedError(f"opset {opset} is unknown; the installed onnx knows 1 to {newest}")
+        raise UnsupportedError(f"opset {opset} is unknown; the installed onnx supports opsets 1 to {newest}")
     if all(root.opset == opset for root in roots(model)):
         return
     raise_ir_version(model, ir_version_of(opset))
@@ -69,7 +69,7 @@ def convert_opset(model: ir.Model, opset: int, outline: onnx.ModelProto | None =
 
 
 def converted(document: Document, opset: int) -> Document:
-    """A copy at another opset, recurrent nodes included; a layout stays there where the opset does not have it."""
+    """A copy at another opset, including recurrent nodes; a layout is kept even if the opset does not define it."""
     copy = document.copied()
     convert_opset(copy.model, opset, copy.outline)
     restamp_rest(copy.model, keep_layout=True)
@@ -77,7 +77,7 @@ def converted(document: Document, opset: int) -> Document:
 
 
 def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
-    """Recurrent nodes that were not lowered are of the model's opset from now on. Raises when they cannot be.
+    """Set the opset of recurrent nodes that were not lowered to that of the model. Raises if this is impossible.
 
     keep_layout: whether nodes that no runtime sees may have a layout before opset 14.
     """
@@ -98,7 +98,7 @@ def restamp_rest(model: ir.Model, keep_layout: bool = False) -> None:
 
 
 def take_over(model: ir.Model, other: ir.Model) -> None:
-    """Make a model what its changed copy is."""
+    """Turn a model into its changed copy."""
     model.graph, model.ir_version = other.graph, other.ir_version
     model.metadata_props.update(other.metadata_props)
     model.functions.clear()
@@ -109,12 +109,12 @@ def take_over(model: ir.Model, other: ir.Model) -> None:
 
 
 def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> bool:
-    """Whether the node must be written otherwise at the new opset."""
+    """Whether the node must be converted for the new opset."""
     old, new = (schema_of(node.op_type, version) for version in (scope.opset, opset))
     if node.domain != "" or old is None:
         return False
     if new is None:
-        raise _refusal(node, scope.opset, opset, "the operator does not exist at that opset")
+        raise _refusal(node, scope.opset, opset, "the operator does not exist at the new opset")
     if old.since_version == new.since_version:
         return False
     if why := _misread(node, old):
@@ -124,15 +124,17 @@ def _differs(node: ir.Node, scope: Scope, opset: int, shape_info: ShapeInfo) -> 
     if node.op_type == "Constant":  # its versions differ in what they may hold
         held = set(node.attributes) or {"sparse_value"}
         if not held <= set(new.attributes):
-            raise _refusal(node, scope.opset, opset, f"it holds a {min(held)}, which is unknown at that opset")
+            raise _refusal(
+                node, scope.opset, opset, f"it has the attribute {min(held)}, which does not exist at the new opset"
+            )
         return False
     if any(subgraphs(node)):  # If, Loop and Scan took more types over time, and their bodies are converted on their own
         if opset < scope.opset and (why := _wrong(node, new, shape_info.kind)):
             raise _refusal(node, scope.opset, opset, why)
         if node.op_type == "Scan" and min(old.since_version, new.since_version) < 9:
-            raise _refusal(node, scope.opset, opset, "Scan of opset 8 has a batch axis of its own")
+            raise _refusal(node, scope.opset, opset, "at opset 8, a Scan has an additional batch axis")
         if node.op_type == "Loop" and new.since_version < 11 and len(node.inputs) < 3:
-            raise _refusal(node, scope.opset, opset, "before opset 11 a Loop must carry a value")
+            raise _refusal(node, scope.opset, opset, "before opset 11, a Loop must carry at least one value")
         return False
     if signature_of(old) != signature_of(new) or scope.opset < 7 or new.deprecated:
         return True
@@ -162,7 +164,7 @@ def _wrong(node: ir.Node, schema: onnx.defs.OpSchema, kind: Callable[[ir.Value],
             kind_of_value = None if value is None else kind(value)
             formal = formals[min(index, len(formals) - 1)]  # the last one may stand for many
             if kind_of_value is not None and kind_of_value not in formal.types:
-                return f"{formal.name} is {kind_of_value}, which it does not accept there"
+                return f"{formal.name} is {kind_of_value}, which the operator does not accept at the new opset"
     return ""
 
 
@@ -170,7 +172,7 @@ def _misread(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     """What is wrong with the names and types of a node's attributes for a version of its operator, or nothing."""
     unknown = set(node.attributes) - set(schema.attributes)
     if unknown:
-        return f"its attribute '{min(unknown)}' is unknown at that opset"
+        return f"version {schema.since_version} of the operator has no attribute '{min(unknown)}'"
     return of_another_type(node, schema)
 
 
@@ -183,7 +185,7 @@ def _refusal(node: ir.Node, current: int, opset: int, why: object) -> Conversion
 
 
 def _reason(why: object) -> str:
-    """What a converter says, without where in its sources it says so."""
+    """The message of a converter, without the location in its source code."""
     text = " ".join(str(why).split())
     if "No Adapter" in text:
         return "onnx has no converter for it between these opsets"
@@ -195,7 +197,9 @@ def _converted(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -
     if UNSEEN in node.metadata_props:
         raise _refusal(node, current, opset, "it has an attribute that the converters cannot handle")
     if any(attribute.is_ref() for attribute in node.attributes.values()):
-        text = "its attributes refer to the function's; inline the function (onnx_ir.passes.common.InlinePass)"
+        text = (
+            "its attributes refer to attributes of the function; inline the function (onnx_ir.passes.common.InlinePass)"
+        )
         raise _refusal(node, current, opset, text)
     changed = semantic_change(node, current, opset, shape_info)
     if isinstance(changed, str):
@@ -217,7 +221,7 @@ def _converted(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -
 def _wrong_at(node: ir.Node, opset: int, kinds: Mapping[str | None, str | None]) -> str:
     schema = schema_of(node.op_type, opset)
     return (
-        f"{node.op_type} is unknown at that opset"
+        f"{node.op_type} does not exist at the new opset"
         if schema is None
         else _wrong(node, schema, lambda v: kinds.get(v.name))
     )

@@ -1,4 +1,4 @@
-"""Operators whose meaning changed with a version while what they say may stay as it is: converters let them pass."""
+"""Operators whose semantics changed without a change of signature; converters miss them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Change:
 
 
 def semantic_change(node: ir.Node, current: int, opset: int, shape_info: ShapeInfo) -> Attributes | str:
-    """What the node's converted form has to say beyond what converters write, or why none would mean the same."""
+    """Attributes that a converted node needs beyond the work of converters, or why it cannot be converted."""
     attributes: Attributes = {}
     if any(attribute.is_ref() for attribute in node.attributes.values()):
         return attributes  # which nobody can convert
@@ -61,13 +61,13 @@ VANISHED = {
 
 
 def unknown_value(node: ir.Node, version: int) -> str:
-    """A value of an attribute that a version of the node's operator does not know, or nothing."""
+    """The reason why a version of the operator does not accept an attribute value of the node, or nothing."""
     unknown = [key for key, since in VALUES.items() if version < since]
     unknown += [key for key, until in VANISHED.items() if version >= until]
     for op_type, name, value in unknown:
         changes = node.attributes.get(name) if node.op_type == op_type else None
         if changes is not None and not changes.is_ref() and changes.value == value:
-            return f"its attribute '{name}' is {value}, which is unknown at that opset"
+            return f"its attribute '{name}' is {value}, which version {version} of the operator does not accept"
     return ""
 
 
@@ -79,11 +79,11 @@ def _last_axis(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes |
     last = axis == -1 if shape is None else axis in (-1, len(shape) - 1)
     if not last:
         return (
-            "before opset 13 its `axis` means all axes from that one on, later that axis alone; both agree only for the"
-            " last axis"
+            "before opset 13, its `axis` also covers all later axes, so it can be converted only if `axis`"
+            " is the last one"
         )
     if shape is None and opset < 11:
-        return f"opset {opset} has no negative `axis`, and the rank of its input is unknown"
+        return f"opset {opset} does not allow a negative `axis`, and the rank of its input is unknown"
     return {"axis": ir.AttrInt64("axis", -1 if shape is None else len(shape) - 1)}
 
 
@@ -95,7 +95,7 @@ def _asymmetric(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes 
         return attributes
     scales = _scales(node)
     if scales is None or np.min(scales, initial=1) < 1:
-        return "before opset 11 it is undefined which of two neighbours is nearest when it shrinks its input"
+        return "before opset 11, the choice between two equally near neighbors is undefined when it shrinks its input"
     return attributes | {"nearest_mode": ir.AttrString("nearest_mode", "floor")}
 
 
@@ -108,20 +108,20 @@ def _scales(node: ir.Node) -> np.ndarray | None:
 
 
 def _by_channel(node: ir.Node, opset: int, shape_info: ShapeInfo) -> str:
-    return "at opset 21 its scale and bias changed from one for each group to one for each channel"
+    return "opset 21 changed its scale and bias from one value per group to one value per channel"
 
 
 def _whole_numbers(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     fmod = node.attributes.get("fmod")
     dtype = shape_info.dtype(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     if dtype is not None and dtype.is_floating_point() and (fmod is None or not fmod.as_int()):
-        return "before opset 28 it accepts floating-point numbers with fmod = 1 only"
+        return "before opset 28, it accepts floating-point numbers only with fmod = 1"
     return {}
 
 
 def _mask(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes | str:
     if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-        return "before opset 12 the specification does not define its mask where nothing is dropped"
+        return "before opset 12, the specification does not define its mask if nothing is dropped"
     return {}
 
 
@@ -130,7 +130,7 @@ def _one_shape(node: ir.Node, opset: int, shape_info: ShapeInfo) -> Attributes |
     for pair in zip(*branches, strict=False):
         shapes = [shape for value in pair if (shape := shape_info.shape(value)) is not None]
         if len({len(shape) for shape in shapes}) > 1 or any(map(_differ, zip(*shapes, strict=False))):
-            return "before opset 11 both branches must return the same shape"
+            return "before opset 11, both branches must return the same shape"
     return {}
 
 

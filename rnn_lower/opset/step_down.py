@@ -1,4 +1,4 @@
-"""Steps down from one version of an operator to the one before, where onnx has no converter and none is hard."""
+"""Convert an operator to its previous version, in simple cases for which onnx has no converter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Step = Callable[[Restated], bool]
 
 
 def stepped_down(node: ir.Node, proto: onnx.NodeProto, current: int, opset: int, shape_info: ShapeInfo) -> Restated:
-    """The node stepped down from its opset towards another, as far as the table leads."""
+    """The node stepped down from its opset towards another, as far as the table allows."""
     done = Restated(node, proto, current, shape_info)
     while done.opset > opset and (schema := schema_of(node.op_type, done.opset)) is not None:
         since = schema.since_version

@@ -1,1 +1,1 @@
-"""Prove in exact arithmetic that a lowered model computes what the original does. Reads no code of the lowering."""
+"""Prove in exact arithmetic that a lowered model computes the same as the original, without code of the lowering."""

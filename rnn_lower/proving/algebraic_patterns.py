@@ -1,4 +1,4 @@
-"""Groups of nodes that are one function of one number, though no law of a field says so.
+"""Groups of nodes that compute one scalar function, although the laws of a field do not imply it.
 
     min(max(x, low), high)                              Clip, where a runtime lacks it
     high - max(0, high - low - max(0, x - low))         Clip, where a runtime has neither Min nor Max

@@ -1,4 +1,4 @@
-"""What a recurrent node is given that is known now: constants, and what the model's own nodes make of them by moving.
+"""The constant inputs of a recurrent node: constants, and values that nodes of the model compute by moving them.
 
 These nodes are run by onnx's evaluator; how lowering folds them is not looked at.
 """

@@ -1,4 +1,4 @@
-"""The element type of every value that emitted nodes compute, by the type constraints of the operators' schemas.
+"""The element types of all values that emitted nodes compute, by the type constraints of the operators' schemas.
 
 A field knows no element types, so that a cast is the identity in it. It is one on a runtime, too, where it widens, and
 where the result of a 16-bit node that was computed in float32 becomes 16 bits wide again. No other cast of floats is.

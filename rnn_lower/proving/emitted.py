@@ -1,4 +1,4 @@
-"""The subgraph in the place of a recurrent node: run as strictly as a lowering is, since only some sizes are looked at.
+"""Run the subgraph that replaces a recurrent node, with strict checks, because only some sizes are compared.
 
 Of what ONNX allows, this accepts what lowering emits: uses of operators that mean the same at lengths that are not
 compared, in the shapes that are declared.
@@ -72,7 +72,7 @@ def _full_reduction(dtype: type) -> Callable[[Call], str]:
         along_some = len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys()
         empty = call.node.op_type == "ReduceMax" and not call[0].size
         unusual = along_some or empty or call[0].dtype != dtype
-        return f"{call.node.op_type} of {call[0].dtype}, over only some axes, or of an empty tensor" if unusual else ""
+        return f"{call.node.op_type} of {call[0].dtype} over only some axes, or of an empty tensor" if unusual else ""
 
     return check
 
@@ -164,7 +164,7 @@ class EmittedInterpreter(Interpreter):
             self._bounds[call.node] = [0 if array is None else int(np.abs(array).max(initial=0)) for array in numbers]
         for most, count in zip(self._bounds[call.node], (call[1], call[0]), strict=True):
             if most > longest and count.any() and self.field.small(count) is not None:
-                raise OutOfScopeError(f"lengths that are compared with {most}")
+                raise OutOfScopeError(f"the model compares lengths with {most}")
 
     def _if(self, node: ir.Node) -> list[Array]:
         """Where floats decide, both branches have to come to the same."""

@@ -1,4 +1,4 @@
-"""What RNN, GRU and LSTM compute, over an arithmetic: written from the ONNX text, and the only judge's text there is.
+"""The equations of RNN, GRU and LSTM over any arithmetic, written from the ONNX specification: the only reference.
 
 With field elements it is the left side of a proof, with float64 it is the reference that models are compared with. It
 shares no code with the lowering. Sequences are read as they are: at each step only the rows that still have one are

@@ -1,4 +1,4 @@
-"""Arithmetic modulo a prime, in which two formulas are compared without rounding.
+"""Arithmetic modulo a prime, which compares two formulas without rounding.
 
 Every float is an integer times a power of two, so it has an exact image modulo an odd prime, and sums and products of
 images are images of the exact sums and products. Field elements are numpy uint64 arrays below the prime, which is how

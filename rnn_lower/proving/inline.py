@@ -1,4 +1,4 @@
-"""A lowered model whose nodes are calls of functions, with the bodies of these in their place."""
+"""Inline the function calls of a lowered model."""
 
 from __future__ import annotations
 

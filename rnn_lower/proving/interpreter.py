@@ -1,4 +1,4 @@
-"""The walk through a graph on field elements, node by node, bodies included."""
+"""Interpret a graph on field elements, node by node, including bodies."""
 
 from __future__ import annotations
 
@@ -191,10 +191,10 @@ class Interpreter:
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
         """One pass through a body."""
         if len(arguments) != len(body.inputs):
-            raise WrongError(f"a body of {len(body.inputs)} inputs gets {len(arguments)}")
+            raise WrongError(f"a body with {len(body.inputs)} inputs gets {len(arguments)} arguments")
         self._passes += 1
         if self._passes > self.most_passes:
-            raise OutOfScopeError(f"more than {self.most_passes} steps, all bodies together")
+            raise OutOfScopeError(f"more than {self.most_passes} steps in all bodies together")
         check_time(self._deadline)
         for value, argument in zip(body.inputs, arguments, strict=True):
             self._bind(value, argument)
@@ -214,7 +214,7 @@ class Interpreter:
             return self._body(node.attributes["then_branch" if condition.all() else "else_branch"].as_graph(), [])
         then, orelse = self._branches(node)
         if len(then) != len(orelse) or any(a.shape != b.shape for a, b in zip(then, orelse, strict=False)):
-            raise OutOfScopeError("If with branches of two shapes and a condition that depends on floats")
+            raise OutOfScopeError("If with branches of different shapes and a condition that depends on floats")
         pairs = ([self._as_element(a), self._as_element(b)] for a, b in zip(then, orelse, strict=True))
         return [between(self.field, condition.reshape(()), a, b) for a, b in pairs]
 
@@ -229,7 +229,7 @@ class Interpreter:
         body = node.attributes["body"].as_graph()
         steps: list[Sequence[Array]] = []
         if trips.dtype != np.int64 or trips.size != 1 or any(state is None for state in states):
-            raise OutOfScopeError("a Loop with an unknown number of trips, or without a state")
+            raise OutOfScopeError("a Loop with an unknown trip count or without a state")
         for trip in range(int(trips.reshape(()))):
             if condition.dtype != np.bool_:
                 raise OutOfScopeError("a Loop with a condition that depends on floats")
@@ -248,7 +248,7 @@ class Interpreter:
         )
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if "directions" in attributes or attributes["num_scan_inputs"] < 1 or len(operands) < len(node.inputs):
-            raise OutOfScopeError("a Scan of version 8, or without a sequence")
+            raise OutOfScopeError("a Scan of version 8 or without a sequence")
         count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]
         axes, backwards = _axes(attributes, "scan_input", len(sequences))
@@ -257,7 +257,7 @@ class Interpreter:
             for sequence, axis, back in zip(sequences, axes, backwards, strict=True)
         ]
         if len({len(sequence) for sequence in sequences}) != 1:
-            raise WrongError("a Scan of sequences of different lengths")
+            raise WrongError("a Scan over sequences of different lengths")
         steps = []
         for step in zip(*sequences, strict=True):
             results = self._body(body, [*states, *step])
@@ -315,4 +315,4 @@ def size_of_result(call: Call) -> int:
 def check_time(deadline: float) -> None:
     """Raise OutOfScopeError after the deadline."""
     if time.thread_time() > deadline:
-        raise OutOfScopeError("the time limit for proofs is reached")
+        raise OutOfScopeError("the proof exceeded its time limit")

@@ -1,4 +1,4 @@
-"""Message by message: nothing in a model has changed but its recurrent nodes and the weights that they alone used."""
+"""Compare two models message by message: only recurrent nodes and weights that only they used may change."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class _Diff:
         for key, tensor in there.items():
             name, counterpart = key[1], here.get(key)
             if counterpart is None and name in used:
-                yield f"{path}: initializer '{name}' is missing, and used"
+                yield f"{path}: initializer '{name}' is missing, although it is used"
             elif counterpart is None and name not in replaceable:
                 yield f"{path}: initializer '{name}' is missing"
             elif counterpart is not None and any(self.messages("", tensor, counterpart)):
@@ -164,9 +164,9 @@ class _Diff:
         used_by_others = set(_used(new, emitted=False))
         for _, name in sorted(here.keys() - there.keys()):
             if name in inputs:
-                yield f"{path}: initializer '{name}' is new, and has the name of an input"
+                yield f"{path}: initializer '{name}' is new and has the name of an input"
             elif name in used_by_others or name not in used:
-                yield f"{path}: initializer '{name}' is new, and no emitted node uses it"
+                yield f"{path}: initializer '{name}' is new, but no emitted node uses it"
         if [key for key in there if key in here] != [key for key in here if key in there]:
             yield f"{path}: the order of the initializers has changed"
 
@@ -178,7 +178,7 @@ class _Diff:
         there = {tuple(node.output) for node in before}
         after = [node for node in new.node if not _emitted(node) or tuple(node.output) in there]
         if len(before) != len(after):
-            yield f"{path}: {len(before)} other nodes before, {len(after)} after"
+            yield f"{path}: there are {len(before)} other nodes before and {len(after)} after"
         emitted = (body for node in new.node if _emitted(node) for body in protobuf.graphs_of(node))
         for body in (inner for outer in emitted for inner in protobuf.graphs_in(outer)):
             if getattr(body, "sparse_initializer", ()):

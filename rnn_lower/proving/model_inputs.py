@@ -1,4 +1,4 @@
-"""The inputs of a model that a caller has to provide, and the sizes that another model fixes of them."""
+"""The inputs that a caller has to provide, and the sizes of them that another model fixes."""
 
 from __future__ import annotations
 

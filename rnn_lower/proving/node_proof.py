@@ -1,4 +1,4 @@
-"""One recurrent node and the subgraph in its place: on which sizes, lengths and points they are compared, and how."""
+"""Compare one recurrent node with the subgraph that replaces it: the choice of sizes, lengths and points."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class _Comparison:
         large = math.prod(filter(None, (self._size(("R", axis)) for axis in range(3)))) > LARGE
         most = max(LENGTHS, self._program.largest_compared + 2)
         if T is None and most > MOST_LENGTHS:
-            raise OutOfScopeError(f"lengths that are compared with {most - 2}")
+            raise OutOfScopeError(f"the model compares lengths with {most - 2}")
         if T is not None and T > MOST_STEPS:
             raise OutOfScopeError(f"a sequence of {T} steps; the limit is {MOST_STEPS}")
         for steps in (*range(most), *(more for more in LONGER if more >= most)) if T is None else (T,):
@@ -191,10 +191,10 @@ class _Comparison:
                     vectors = vectors[:: -(-len(vectors) // 2)]
                 if len(vectors) > MOST_VECTORS:
                     count, vectors = len(vectors), vectors[:: -(-len(vectors) // MOST_VECTORS)]
-                    self.left_out.add(f"of {count} vectors of sequence_lens, {len(vectors)} are compared")
+                    self.left_out.add(f"only {len(vectors)} of {count} vectors of sequence_lens are compared")
                 sizes += [(steps, len(vector), vector) for vector in vectors]
         if not sizes:
-            raise OutOfScopeError("sequence_lens above 0 of a sequence without steps")
+            raise OutOfScopeError("sequence_lens above 0 for a sequence without steps")
         for index, case in enumerate(sizes):
             yield Case(*case, point=index % self.points)
         remaining_points = (point for point in range(self.points) if point != (len(sizes) - 1) % self.points)
@@ -266,12 +266,12 @@ class _Comparison:
         try:
             right = interpreter.run(self._program, values)
         except NoStepsError:
-            self.left_out.add("a Scan without steps is left out; no runtime has to support it")
+            self.left_out.add("a Scan without steps is not compared, because runtimes need not support it")
             return None
         except WrongError as error:
             return f"{error}, {case}"
         if interpreter.field.symbols - own:
-            return f"a constant is {min(interpreter.field.symbols - own)}, which is not an input of the node"
+            return f"it uses the constant {min(interpreter.field.symbols - own)}, which is not an input of the node"
         expected = equations.evaluate(arithmetic(interpreter.field), self._node, text, case.vector)
         self.evaluations += 1
         for (name, output), actual in zip(self._wanted, right, strict=True):
@@ -298,7 +298,7 @@ class _Comparison:
             if not _all_in(entry.values, there):
                 direction = "backward" if entry.reverse else "forward"
                 return f"differs first at step {entry.step} of the {direction} direction, {entry.name}"
-        return "has the right steps in the wrong positions"
+        return "has the correct steps at the wrong positions"
 
 
 def _both_empty(expected: Array, actual: Array) -> bool:

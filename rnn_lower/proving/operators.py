@@ -1,4 +1,4 @@
-"""What the operators of ONNX compute, on field elements, integers and truth values, at every opset.
+"""The operators of ONNX on field elements, integers and booleans, at every opset.
 
 A float is a field element (uint64), an integer int64, a truth value bool. Casts between float types are the identity,
 because rounding is not what a proof is about. A comparison of floats that stand for no small integers gives a field
@@ -269,7 +269,7 @@ def _where(call: Call) -> Array:
     if condition.dtype == np.bool_:
         return np.where(condition, a, b)
     if condition.dtype != np.uint64 or a.dtype != np.uint64:
-        raise OutOfScopeError(f"Where on {condition.dtype} between {a.dtype}")
+        raise OutOfScopeError(f"Where with a condition of type {condition.dtype} and values of type {a.dtype}")
     return between(call.field, condition, a, b)
 
 
@@ -371,7 +371,7 @@ def _split(call: Call) -> list[Array]:
         each = -(-x.shape[axis] // count)
         sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
     if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.node.outputs):
-        raise WrongError(f"Split of {x.shape[axis]} into {sizes}, {len(call.node.outputs)} outputs")
+        raise WrongError(f"Split of {x.shape[axis]} into {sizes} with {len(call.node.outputs)} outputs")
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
@@ -405,7 +405,7 @@ def _unsqueeze(call: Call) -> Array:
 def _concat(call: Call) -> Array:
     parts = [call[index] for index in range(len(call.inputs))]
     if len({part.dtype for part in parts}) > 1:
-        raise WrongError("Concat of several types")
+        raise WrongError("Concat of different types")
     return np.concatenate(parts, call.attribute("axis", 1))
 
 
@@ -481,7 +481,7 @@ def _dropout(call: Call) -> Array:
 def _moved(call: Call) -> list[Array]:
     """By onnx's evaluator, which moves elements of any type."""
     if len(call.inputs) > 1 and call[1].dtype == np.uint64:
-        raise OutOfScopeError(f"{call.node.op_type} by numbers that are computed from floats")
+        raise OutOfScopeError(f"{call.node.op_type} with sizes or indices that are computed from floats")
     if call.attribute("reduction", "none") != "none":
         raise OutOfScopeError(f"{call.node.op_type} with a reduction")
     try:

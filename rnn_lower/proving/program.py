@@ -1,4 +1,4 @@
-"""The emitted nodes that compute some values, checked without numbers: schemas, names, element types."""
+"""The emitted nodes that compute given values, checked without numbers: schemas, names, element types."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Program(Graph):
             return None
         node = value.producer()
         if node is not None and NODE_MARK not in node.metadata_props and value in self.wanted:
-            raise OutOfScopeError("the node that replaces it has no metadata: something else has rewritten it")
+            raise OutOfScopeError("the node that replaces it has no metadata, so another tool has rewritten it")
         if node is None or NODE_MARK not in node.metadata_props:
             raise WrongError(f"it reads '{value.name}', which is not an input of the node")
         return node
@@ -125,7 +125,7 @@ class Program(Graph):
                 continue
             known[node.outputs[0]] = result
             if not _is_finite(result) and all(map(_is_finite, operands)):
-                raise WrongError(f"{node.op_type} '{node.name}' computes no finite number from constants")
+                raise WrongError(f"{node.op_type} '{node.name}' does not compute finite numbers from constants")
 
 
 def _is_finite(array: np.ndarray | None) -> bool:

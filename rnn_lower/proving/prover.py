@@ -1,4 +1,4 @@
-"""Prove that a lowered model is the function that the original is: node by node in a field, all else field by field."""
+"""Prove that two models are the same function: nodes by exact arithmetic, everything else field by field."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
         if folded is before:
             return proof
         folding = prove_whole(before, folded, points, seed, deadline)
-        unproved = tuple(f"constants are folded, which is not proved: {why}" for why in folding.reasons)
+        unproved = tuple(f"the folding of constants is not proved: {why}" for why in folding.reasons)
         return dataclasses.replace(proof, changed=(*proof.changed, *unproved), whole=True)
 
 
@@ -194,7 +194,7 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
             continue
         name = node.name or wanted[0].name or node.op_type
         if there is None or None in replaced:
-            reason = f"nothing computes '{wanted[replaced.index(None)].name}'"
+            reason = f"no node computes '{wanted[replaced.index(None)].name}'"
             missing.append(NodeProof(name, node.op_type, scope.path, DIFFERENT, reason=reason))
             continue
         visible = frozenset().union(*(names.get(graph, ()) for graph in there.up_to(None)))

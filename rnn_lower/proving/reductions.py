@@ -1,4 +1,4 @@
-"""Sums, means, the largest elements and normalization, on field elements and integers.
+"""Sums, means, maxima and normalization on field elements and integers.
 
 ArgMax and its like are random functions of all the elements that they compare.
 """
@@ -168,7 +168,7 @@ def _arg(call: Call) -> Array:
 def _top(call: Call) -> list[Array]:
     """Random functions of all the elements and of the place, for each order."""
     if call[0].dtype != np.uint64:
-        raise OutOfScopeError("TopK of whole numbers")
+        raise OutOfScopeError("TopK of integers")
     axis = call.attribute("axis", -1) % call[0].ndim
     count = int(call.attribute("k", 0) or call.integers(1).ravel()[0])
     best = np.expand_dims(_mixed(call, axis), axis)

@@ -1,4 +1,4 @@
-"""What a comparison of two models found."""
+"""The results of comparing two models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
-    """One output over all runs: shape where it was worst, largest differences, whether all were within tolerance.
+    """One output over all runs: the shape in the worst run, the largest differences, and whether they were tolerable.
 
-    max_ulp_error: in units in the last place of what was expected.  max_abs_value: the largest finite number expected.
+    max_ulp_error: in units in the last place of the expected value.  max_abs_value: the largest finite expected value.
     """
 
     name: str
@@ -36,16 +36,17 @@ class OutputReport:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """The verdict.
+    """The result of a check.
 
-    judge, runner: what ran the original and the lowered model; runs: how often.
-    nothing_compared: why agreement says nothing here, empty when it does.
-    changed: what else differs between the files; filled where a file was lowered from the other.
+    judge, runner: the runtimes of the original and of the lowered model.  runs: the number of runs.
+    nothing_compared: why equal outputs prove nothing; empty if they do prove something.
+    changed: other differences between the files; set only if one file was lowered from the other.
     unreached: recurrent nodes that are not proved and did not run three steps with rows of different length.
-    located: which nodes are not the same function by a proof, and at which step and gate they part.
-    proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced ones ran.
-    counterexample: the file that holds inputs with which the outputs differ.
-    chunks, borders: of a streaming model, how many chunks were compared with whole runs, and borders between them.
+    located: nodes that a proof found to be different functions, with the step and the gate of the first difference.
+    proved: names of the nodes that were proved before.  runs_of_unproved: how the other replaced nodes ran.
+    counterexample: the file with inputs for which the outputs differ.
+    chunks, borders: for a streaming model, the number of chunks that were compared with whole runs, and of borders
+    between them.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -86,7 +87,11 @@ class CheckReport:
 
     def lines(self, verbose: bool = False) -> list[str]:
         """What to read before the verdict: every difference; with verbose every output and how the nodes ran."""
-        lines = [f"original on {self.judge}, lowered on {self.runner}, {self.runs} run(s)"] if verbose else []
+        lines = (
+            [f"the original ran on {self.judge}, the lowered model on {self.runner}, {self.runs} run(s)"]
+            if verbose
+            else []
+        )
         lines += [output.describe() for output in self.outputs if verbose or not output.ok]
         lines += [f"changed beyond the recurrent nodes: {change}" for change in self.changed]
         lines += [f"not reached: {node}" for node in self.unreached]
@@ -101,8 +106,8 @@ class CheckReport:
             failed = f"NOTHING COMPARED ({self.nothing_compared})"
         elif dataclasses.replace(self, unreached=()).ok:
             failed = (
-                f"NOTHING COMPARED for {len(self.unreached)} node(s): they are not proved and did not run three steps"
-                " with rows of different lengths; provide inputs that make them do so (--inputs X.npz)"
+                f"NOTHING COMPARED for {len(self.unreached)} node(s), which are not proved and did not run"
+                " three steps with rows of different lengths; provide suitable inputs (--inputs X.npz)"
             )
         nodes = len(self.proved) + len(self.runs_of_unproved)
         counts = f"{len(self.proved)} of {nodes} replaced node(s) proved, {self.runs} run(s)"
@@ -117,7 +122,7 @@ class CheckReport:
 
 
 def _counterexample(path: str) -> list[str]:
-    return [f"the outputs differ with the inputs in {path}"] if path else []
+    return [f"the outputs differ for the inputs in {path}"] if path else []
 
 
 MOST_CHANGES = 20
@@ -128,11 +133,12 @@ PROVED, DIFFERENT, OUT_OF_SCOPE = "proved", "not equal", "out of scope"
 
 @dataclasses.dataclass(frozen=True)
 class NodeProof:
-    """What was found of one recurrent node of the original.
+    """The result of the proof for one recurrent node of the original.
 
     verdict: "proved", "not equal" or "out of scope".  evaluations: how often both sides were computed.
-    bound: the chance that another function would have passed for this one; 1 where nothing is proved.
-    reason: where they part, or what is out of scope; of a proved node, what the proof leaves out, mostly nothing.
+    bound: the probability that another function would have passed the proof; 1 if nothing is proved.
+    reason: the first difference, or what is out of scope; for a proved node, what the proof leaves out, usually
+    nothing.
     """
 
     name: str
@@ -156,10 +162,11 @@ class NodeProof:
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """The verdict about two models: each replaced node, and what else differs between the files.
+    """The result of a proof for two models: each replaced node, and the other differences between the files.
 
-    whole: whether models were compared from inputs to outputs, because more than recurrent nodes was rewritten; where
-    constants are folded, the original and the folded one, and the nodes are compared besides.
+    whole: whether the models were compared from inputs to outputs, because more than the recurrent nodes was rewritten.
+    If constants are folded, the original is compared with the folded model in this way, and the nodes are compared as
+    well.
     """
 
     nodes: tuple[NodeProof, ...]
@@ -205,20 +212,20 @@ class Proof:
         shown = self.changed if verbose else self.changed[:MOST_CHANGES]
         lines += [f"changed beyond the recurrent nodes: {change}" for change in shown]
         if len(shown) < len(self.changed):
-            lines.append(f"and {len(self.changed) - len(shown)} more changes; -v lists them")
+            lines.append(f"and {len(self.changed) - len(shown)} more changes; pass -v to list them")
         return [*lines, *_counterexample(self.counterexample)]
 
     @property
     def verdict(self) -> str:
         """One line to end with."""
         count = sum(node.ok for node in self.nodes)
-        rest = "the whole models are the same function" if self.whole else "nothing else has changed"
+        rest = "the whole models compute the same function" if self.whole else "nothing else has changed"
         if self.ok and not self.nodes:
             return f"no recurrent node was replaced, and {rest}"
         if self.ok:
             chance = f"with a probability of error below {self.bound:.1g}"
             return f"proved: {count} node(s), {chance}, and {rest}"
-        return f"NOT PROVED: {count} of {len(self.nodes)} node(s) are proved"
+        return f"NOT PROVED: only {count} of {len(self.nodes)} node(s) are proved"
 
     def __bool__(self) -> bool:
         return self.ok

@@ -1,4 +1,4 @@
-"""The functions of one number that recurrent operators apply, over a field, each by one defining equation.
+"""The scalar functions of recurrent operators over a field, each defined by one equation.
 
 Both sides of a proof use these definitions: the node's activations, and the operators that a lowered graph has. What
 they are made of is the field's: polynomials, `relu`, `sigmoid`, and the random functions exp and log; tanh(x) is

@@ -143,13 +143,13 @@ class _Comparison:
             if reason := self._differ(trial):
                 return reason
         if not self.count:
-            raise OutOfScopeError("there are no sizes with which both run")
+            raise OutOfScopeError("found no sizes with which both models run")
         if never := self.unsized - self.sized:
-            raise OutOfScopeError(f"output '{min(never)}', which is empty, and of two shapes")
+            raise OutOfScopeError(f"output '{min(never)}' is empty and has different shapes in the two models")
         if self.kept:
-            raise OutOfScopeError(f"input '{min(self.kept)}', with which both run by its default alone")
+            raise OutOfScopeError(f"both models run only with the default value of input '{min(self.kept)}'")
         if left := self._one_sided():
-            raise OutOfScopeError(f"{left[0].op_type} '{left[0].name}', of which only one outcome was seen")
+            raise OutOfScopeError(f"only one outcome of {left[0].op_type} '{left[0].name}' was seen")
         return ""
 
     def _one_sided(self) -> list[ir.Node]:
@@ -211,7 +211,7 @@ class _Comparison:
         self.count += 1
         self.kept -= overridden.keys()
         if symbols[0] != symbols[1]:
-            raise OutOfScopeError(f"{min(symbols[0] ^ symbols[1])}, which only one model has")
+            raise OutOfScopeError(f"only one of the models has {min(symbols[0] ^ symbols[1])}")
         for value, a, b in zip(self.models[0].graph.outputs, *results, strict=True):
             empty = (
                 a.size == b.size == 0 and a.ndim == b.ndim
@@ -222,6 +222,6 @@ class _Comparison:
                 self.sized.add(str(value.name))
             if not empty and (a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b)):
                 shapes = {name: array.shape for name, array in inputs.items()}
-                return f"output '{value.name}' differs in exact arithmetic, with inputs of shapes {shapes}"
+                return f"output '{value.name}' differs in exact arithmetic for inputs of shapes {shapes}"
         check_time(self.deadline)
         return ""

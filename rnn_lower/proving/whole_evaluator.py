@@ -237,7 +237,7 @@ class WholeEvaluator(ModelInterpreter):
         """Bind a value; narrow integers wrap."""
         if array.dtype == np.int64 and (dtype := self._shape_info.dtype(value)) is not None and dtype.is_integer():
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
-                raise OutOfScopeError(f"'{value.name}', whose unsigned integers wrap")
+                raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")
             wrapped = array.astype(dtype.numpy()).astype(np.int64)
             if id(array) in self._fed:
                 self._fed[id(wrapped)] = wrapped

@@ -94,7 +94,7 @@ def sizes_beyond(models: Sequence[ir.Model], sizes: Mapping[str, int]) -> Iterat
     numbers = {number for model in models for node, scope in nodes(model) for number in _counted(node, scope)}
     large = sorted(number for number in numbers if number > max(SIZES))
     if large and large[-1] > MOST_COUNTED:
-        raise OutOfScopeError(f"sizes that are compared with {large[-1]}")
+        raise OutOfScopeError(f"the models compare sizes with {large[-1]}")
     near = {number + more for number in numbers if 0 < number <= max(SIZES) for more in (0, 1)} - {*SIZES}
     for number in (*sorted(near), *(number + more for number in large[-4:] for more in (0, 2))):
         for name in sizes:
@@ -137,5 +137,5 @@ def draw_inputs(
         elif value.dtype.is_integer():
             feeds[str(value.name)] = rng.integers(low, high, shape).astype(np.int64)
         else:
-            raise OutOfScopeError(f"input '{value.name}' of {value.dtype.name}")
+            raise OutOfScopeError(f"input '{value.name}' has element type {value.dtype.name}")
     return feeds

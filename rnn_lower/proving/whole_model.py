@@ -1,4 +1,4 @@
-"""Running a whole model on field elements, recurrent nodes by the ONNX text."""
+"""Run a whole model on field elements, with recurrent nodes by the ONNX specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions, pooling and Resize, on field elements."""
+"""Convolutions, pooling and Resize on field elements."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _with_bias(call: Call, y: Array) -> Array:
 def _weights(call: Call) -> Array:
     weights = call.real(1)
     if tuple(call.attribute("kernel_shape", weights.shape[2:])) != weights.shape[2:]:
-        raise WrongError(f"{call.node.op_type} whose kernel_shape is not that of its weights")
+        raise WrongError(f"{call.node.op_type} whose kernel_shape does not match its weights")
     return weights
 
 
@@ -138,14 +138,14 @@ def _resize(call: Call) -> Array:
     attributes = call.all_attributes()  # which count in `_resized_units`
     axes = [axis % x.ndim for axis in attributes.get("axes") or range(x.ndim)]
     if call.opset < 11 or call.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise OutOfScopeError("Resize before opset 11, or of a region")
+        raise OutOfScopeError("Resize before opset 11 or of a region")
     if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch" or call.attribute("antialias", 0):
         raise OutOfScopeError("Resize that keeps the aspect ratio or uses antialiasing")
     factors = None
     if sizes is None and scales is not None and scales.size:
         factors = constant(call.node.inputs[2])
         if factors is None:
-            raise OutOfScopeError("Resize by computed numbers")
+            raise OutOfScopeError("Resize with computed scales")
     for index, axis in enumerate(axes):
         size, to = x.shape[axis], None
         if sizes is not None and int(sizes[index]) != size:

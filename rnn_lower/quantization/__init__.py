@@ -1,1 +1,1 @@
-"""Lowered models in small numbers: what quantizers have to know of states, and Q/DQ where no quantizer reaches."""
+"""Quantize lowered models: information about states for quantizers, and Q/DQ nodes where no quantizer adds them."""

@@ -1,4 +1,4 @@
-"""Samples for calibration, and the ranges of values, those in bodies too, in runs over them."""
+"""Samples for calibration, and the ranges of values, including those in bodies, over runs with these samples."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime gives
 def calibration_reader(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], inputs: Samples
 ) -> CalibrationDataReader:
-    """A CalibrationDataReader for onnxruntime's quantizers.
+    """Return a CalibrationDataReader for the quantizers of onnxruntime.
 
-    inputs: arrays by input name, or the path of an .npz file. Each array is one sample of the rank of its input, or
-    several stacked along one more axis in front; an array of one sample goes with all samples of the others. Or a list
-    of such mappings, whose samples may differ in length.
-    Raises RnnLowerError when an input is missing, or the numbers of samples differ.
+    inputs: arrays by input name, or the path of an .npz file. Each array is one sample with the rank of its input, or
+    several samples stacked along an additional leading axis. An array with one sample is combined with all samples of
+    the other inputs. A list of such mappings is also accepted; its samples may differ in length.
+
+    Raises RnnLowerError if an input is missing or the numbers of samples differ.
     """
     document, _ = files.open_model(model)
     return _Reader(_samples(document.model, inputs))
@@ -73,7 +74,9 @@ def split_samples(model: ir.Model, feeds: Feeds) -> list[Feeds]:
         counts[name] = len(feeds[name])
     if len(set(counts.values())) > 1 or 0 in counts.values():
         listed = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
-        raise RnnLowerError(f"inputs contain {listed} samples; provide the same number for every input, at least one")
+        raise RnnLowerError(
+            f"the inputs contain {listed} samples; provide the same number for every input, at least one"
+        )
     names = {str(value.name) for value in model.graph.inputs} & feeds.keys()
     total = next(iter(counts.values()), 1)
     return [{name: feeds[name][i] if name in counts else feeds[name] for name in sorted(names)} for i in range(total)]
@@ -104,7 +107,7 @@ def observed_ranges(
         except Exception as error:  # onnxruntime raises its own
             raise RnnLowerError(f"the model does not run on a calibration sample: {one_line(error)}") from None
     if not results:
-        raise RnnLowerError("there is no calibration sample; give some, or rewind the reader")
+        raise RnnLowerError("there are no calibration samples; provide at least one, or rewind the reader")
     return [None if observed is None else _range([result[observed] for result in results]) for observed in seen]
 
 

@@ -1,4 +1,4 @@
-"""The same model in fewer bytes: of an unrolled model in 8 bits, names and metadata are more than half."""
+"""Reduce the size of a model: names and metadata are more than half of an unrolled model in 8 bits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rnn_lower.modelio import files
 
 @public
 def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.ModelProto:
-    """The same model with short inner names, equal initializers once, and without metadata of nodes and inner types.
+    """Return the same model with short inner names and without duplicate initializers, node metadata and inner types.
 
-    Names of inputs and outputs stay. Raises UnsupportedError where a name means two values.
+    The names of inputs and outputs stay. Raises UnsupportedError if a name is used for two values.
     """
     document, _ = files.open_model(model)
     proto = document.copied().proto
@@ -32,7 +32,9 @@ def compact(model: onnx.ModelProto | ir.Model | str | os.PathLike[str]) -> onnx.
     inputs = [value.name for graph in graphs for value in graph.input]
     twice = [name for name, n in collections.Counter(filter(None, [*held, *written, *inputs])).items() if n > 1]
     if twice or any(graph.sparse_initializer for graph in graphs):
-        raise UnsupportedError(f"'{twice[0]}' names two values" if twice else "the model has a sparse initializer")
+        raise UnsupportedError(
+            f"'{twice[0]}' is the name of two values" if twice else "the model has a sparse initializer"
+        )
     names, short, first = Names(outer), {"": "", **{name: name for name in outer}}, dict[tuple[object, ...], str]()
     twins = dict[str, str]()
     for tensor in proto.graph.initializer:

@@ -1,4 +1,4 @@
-"""What onnxruntime's static quantizer has to know of an unrolled model or a one-step stream."""
+"""Information that the static quantizer of onnxruntime needs about unrolled models and one-step streaming models."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ def quantization_overrides(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], per_channel: bool = False, *,
     cell: str | None = "uint16", calibration: Calibration | None = None,
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
-    """For quantize_static of onnxruntime, as extra_options={"TensorQuantOverrides": ...}: unrolled models and streams.
+    """Return tensor overrides for quantize_static of onnxruntime: extra_options={"TensorQuantOverrides": ...}.
 
-    One range for a state over all steps: [-1, 1] where the activations say so, else what the equations allow.
-    per_channel: a scale for each column of a weight.
-    cell: "uint16", "int16", "uint8" or "int8" for the cell state of an LSTM, or None, which leaves it to the quantizer.
-    Below opset 21, onnxruntime 1.32 raises the model to that for 16 bits; older ones take operators of com.microsoft.
-    calibration: as for `calibration_reader`; with it, all that is one value over time has one range, as observed.
-    Raises UnsupportedError when there is no product with constant float32 weights.
+    They are for unrolled models and streaming models. A state has one range over all steps: [-1, 1] if the activations
+    imply this range, otherwise the range that follows from the equations.
+
+    per_channel: use one scale for each column of a weight.
+    cell: "uint16", "int16", "uint8" or "int8" for the cell state of an LSTM, or None to leave it to the quantizer. For
+    16 bits, onnxruntime 1.32 converts a model below opset 21 to opset 21; older versions use operators of
+    com.microsoft.
+    calibration: as for `calibration_reader`. With it, all tensors that are one value over time have one observed range.
+
+    Raises UnsupportedError if the model has no product with constant float32 weights.
     """
     check_types(cell=cell)
     document, _ = files.open_model(model)
@@ -44,8 +48,8 @@ def quantization_overrides(
     for product in findings.products:
         if product.scope.lies_in("Scan") or product.scope.lies_in("Loop"):
             raise UnsupportedError(
-                f"product '{product.node.name}' lies in {product.scope.path}, where no static quantizer reaches it;"
-                " lower with form='unroll', or use rnn_lower.quantize"
+                f"product '{product.node.name}' is in {product.scope.path}, which static quantizers do not"
+                " process; lower with form='unroll', or use rnn_lower.quantize"
             )
     observed = [] if calibration is None else observed_ranges(document, calibration, fed_back)
     ranges = tied_ranges(findings, observed, cell)

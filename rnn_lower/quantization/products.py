@@ -1,4 +1,4 @@
-"""Products with constant weights, cell states, and which values share a scale because they are one value over time."""
+"""Products with constant weights, cell states, and values that share a scale because they are one value over time."""
 
 from __future__ import annotations
 

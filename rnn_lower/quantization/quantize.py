@@ -1,4 +1,4 @@
-"""Q/DQ around products wherever they are, bodies of Scan and Loop included."""
+"""Insert Q/DQ nodes around products everywhere, including the bodies of Scan and Loop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ def quantize(
     model: onnx.ModelProto | ir.Model | str | os.PathLike[str], calibration: Calibration, weights: str = "int8",
     activations: str = "uint8", cell: str | None = "uint16", *, per_channel: bool = False,
 ) -> onnx.ModelProto:  # fmt: skip
-    """A lowered model in any form whose products take quantized operands (QDQ), in bodies of Scan and Loop, too.
+    """Quantize the products of a lowered model in any form (QDQ), including those in bodies of Scan and Loop.
 
-    calibration: samples as for `calibration_reader`, or such a reader. Ranges are those that runs over them observe, or
-    that equations say: [-1, 1] of a state between bounded activations. A state has one range for all steps.
-    weights: "int8" or "uint8", a scale for each matrix, or for each of its columns with `per_channel` (opset 13).
-    activations: of the left operands.  cell: of the cell state of an LSTM, None for float32. Both "uint8", "int8",
-    or, from opset 21 on, "uint16" or "int16". The sums and activations of the cell stay in float32.
-    Raises UnsupportedError for what the opset lacks, and for products in functions or in branches of an If.
+    calibration: samples as for `calibration_reader`, or such a reader. The ranges are observed in runs with these
+    samples, or follow from the equations, such as [-1, 1] for a state between bounded activations. A state has one
+    range for all steps.
+    weights: "int8" or "uint8", with one scale for each matrix, or for each of its columns with `per_channel` (opset
+    13).
+    activations: the type of the left operands.  cell: the type of the cell state of an LSTM, None for float32. Both are
+    "uint8", "int8", or, from opset 21 on, "uint16" or "int16". The sums and activations of the cell stay in float32.
+
+    Raises UnsupportedError for features that the opset lacks, and for products in functions or in branches of an If.
     """
     check_types(weights=weights, activations=activations, cell=cell)
     document, _ = files.open_model(model)
@@ -50,7 +53,8 @@ def quantize(
     for value, product in zip(findings.values(), observed, strict=True):
         if product is None:
             raise UnsupportedError(
-                f"the range of '{value.name}' in a branch of an If cannot be observed; fix sizes and fold (fold=True)"
+                f"the range of '{value.name}' in a branch of an If cannot be observed; lower with fixed sizes"
+                " and fold=True"
             )
 
     def change(model: ir.Model) -> None:
@@ -82,17 +86,18 @@ def _check_opset(opset: int, types: dict[str, str], per_channel: bool) -> None:
         first = FIRST_OF_CHANNELS if per_channel else FIRST_OPSET
         what = "a scale per channel" if per_channel else "QuantizeLinear"
         raise UnsupportedError(
-            f"the model has opset {opset}, and {what} needs {first}; lower with opset={first} or later"
+            f"the model has opset {opset}, but {what} needs opset {first}; lower with opset={first} or later"
         )
     wide = [f"{name}='{value}'" for name, value in types.items() if value.endswith("16")]
     if wide and opset < FIRST_OF_16_BITS:
         raise UnsupportedError(
-            f"the model has opset {opset}, and {', '.join(wide)} needs {FIRST_OF_16_BITS}; lower with "
+            f"the model has opset {opset}, but {', '.join(wide)} needs opset {FIRST_OF_16_BITS}; lower with "
             f"opset={FIRST_OF_16_BITS}, or choose 8 bits or cell=None"
         )
     if opset >= FIRST_OF_16_BITS and types["activations"] == "int8":  # its optimizer makes the model invalid
         raise UnsupportedError(
-            f"onnxruntime 1.32 does not run products of int8 activations at opset {opset}; choose 'uint8', or lower "
+            f"onnxruntime 1.32 does not support products of int8 activations at opset {opset}; choose"
+            " 'uint8', or lower "
             f"with opset={FIRST_OF_16_BITS - 1}"
         )
 

@@ -1,4 +1,4 @@
-"""What the equations say of the range of each value: a gate is in [0, 1], a state of GRU between bounded values."""
+"""Ranges of values that follow from the equations: a gate is in [0, 1], a GRU state between bounded values."""
 
 from __future__ import annotations
 

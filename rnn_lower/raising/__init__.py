@@ -1,4 +1,4 @@
-"""Loops, and chains of steps, that are a recurrent node: the node is guessed, and then proved to be the same function.
+"""Replace loops and chains of steps with recurrent nodes: guess the node, then prove that it is the same function.
 
 The guess may be wrong, the proof decides; nothing is replaced that is not proved.
 """

@@ -1,4 +1,4 @@
-"""Values of a step as sums of matrices times atoms: what it reads, functions of one number, and products.
+"""The values of a step as sums of matrices times atoms, which are inputs, scalar functions and products.
 
 Columns, the last axis, are what is computed with; all other axes are passed over, since the proof looks at them.
 """

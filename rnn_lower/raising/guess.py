@@ -1,4 +1,4 @@
-"""Which recurrent nodes a step could be, by the functions and products that its new state is made of."""
+"""Guess which recurrent nodes a step could be, from the functions and products in its new state."""
 
 from __future__ import annotations
 

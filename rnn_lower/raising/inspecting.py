@@ -1,4 +1,4 @@
-"""Loops as `inspect` and `lint` list them: how often they run, what they carry, and which command mends them."""
+"""Descriptions of loops for `inspect` and `lint`: trip counts, states, and the command that replaces each loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TRIAL_NODES = 50_000
 
 @dataclasses.dataclass(frozen=True)
 class LoopInfo:
-    """A Loop or Scan of the model's own.
+    """A Loop or Scan node of the original model.
 
-    trips: how often it runs, None where that is not known.  states: what it carries, by name and shape.
-    recognized: the recurrent operator that it is proved to be, or empty.  unrolls: whether its steps can be counted.
-    mend: the command that serves a runtime without loops, or why none does.
+    trips: the number of trips, or None if it is unknown.  states: the carried values, by name and shape.
+    recognized: the recurrent operator to which the loop is proved equal, or empty.  unrolls: whether its steps can be
+    counted.  mend: the command that replaces the loop for a runtime without loops, or why no command does.
     """
 
     node: str
@@ -58,7 +58,7 @@ def inspect_loops(document: Document) -> list[LoopInfo]:
         name, why = node.name or str(node.outputs[0].name), failed or reasons.get(describe(node), "")
         mend = why or "rnn-lower lower --loops unrolls it"
         if op_type := recognized.get(name, ""):
-            mend = f"rnn-lower raise replaces it with one {op_type}, proved"
+            mend = f"rnn-lower raise replaces it with one {op_type}, which is proved equal"
         trips = _trips(node, document.shape_info)
         infos.append(LoopInfo(name, node.op_type, scope.path, trips, _states(node), op_type, not why, mend))
     return infos

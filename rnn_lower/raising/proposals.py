@@ -1,4 +1,4 @@
-"""Where loops and chains of steps lie in a model, and the nodes that they could be."""
+"""Find loops and chains of steps in a model, and propose equivalent recurrent nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops, and what lowering has emitted, as recurrent nodes, where it is proved that they are the same function."""
+"""Replace loops and emitted subgraphs with recurrent nodes if they are proved to be the same function."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MOST_TRIES, SECONDS = 48, 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-    """A loop, or a chain of steps, and what has become of it. op_type: of the node; empty where it stays.
+    """The result for a loop or a chain of steps. op_type: the operator of the new node; empty if the loop stays.
 
-    bound: the chance that another function would have passed.  why: it stays.
+    bound: the probability that another function would have passed the proof.  why: the reason why the loop stays.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Proposal:
 def raise_document(document: Document, dims: Dims | None = None) -> tuple[Document, list[Raised]]:
     """A model with recurrent nodes in the place of loops, and what became of each; it stays where nothing is raised."""
     if document.proto.training_info:
-        raise UnsupportedError("the model has training_info, which refers to what raising removes")
+        raise UnsupportedError("the model has training_info, which refers to parts of the graph that raising removes")
     if dims:
         document = document.copied().fixed(dims)
     results: list[Raised] = []
@@ -112,9 +112,11 @@ def _raise_region(model: ir.Model, region: Region, twin: ir.Model) -> Raised | N
     if not region.results or (not region.loops and not region.op_type):
         return None
     shape_info = ShapeInfo(model).inferred_now()
-    deadline, why = time.thread_time() + SECONDS, "no recurrent node computes such a state"
+    deadline, why = time.thread_time() + SECONDS, "no recurrent node computes its states in this way"
     if any(_is_choice(node, shape_info) for loop in region.loops for node in loop.attributes["body"].as_graph()):
-        why = "its steps select values by a boolean condition, such as a mask with holes; no recurrent node can do that"
+        why = (
+            "its steps select values by a boolean condition, such as a mask with holes, which no recurrent node can do"
+        )
     for proposal in itertools.islice(_proposals(model, region, twin, shape_info), MOST_TRIES):
         model.graph.extend(proposal.nodes)
         for value in proposal.constants:
@@ -359,7 +361,7 @@ def _proved(
         if proof.nodes and all(node.verdict == PROVED for node in proof.nodes):
             return proof.bound, ""
         why = proof.nodes[0].reason if proof.nodes else "; ".join(proof.changed)
-    return None, f"it may be {proposal.op_type}, but the proof failed: {why}"
+    return None, f"it may be equivalent to {proposal.op_type}, but the proof failed: {why}"
 
 
 def _pair(

@@ -1,1 +1,1 @@
-"""A report of one model, before and after, for people: what is known of it, drawn and written on one page."""
+"""Report on one model before and after lowering: collect the results, draw them and write them to one page."""

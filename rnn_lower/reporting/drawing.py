@@ -1,4 +1,4 @@
-"""A recurrent node and what it becomes, drawn by Graphviz as SVG.
+"""Draw a recurrent node and the nodes that replace it as SVG, with Graphviz.
 
 Graphviz comes as a WebAssembly module in a wheel, so that no system package is needed and no font of the machine
 matters. It places and draws; colours are classes, so that a page can be light or dark.
@@ -17,7 +17,7 @@ from rnn_lower.errors import RnnLowerError
 from rnn_lower.ir.walk import count_nodes, known_tensor, subgraphs, with_bodies
 from rnn_lower.lowering.node import OUTPUTS, RecurrentNode
 
-MISSING = "reports and drawings need further packages: pip install 'rnn_lower[report]', or '.[report]' in a clone"
+MISSING = "reports and drawings need additional packages: pip install 'rnn_lower[report]', or '.[report]' in a clone"
 if sys.version_info < (3, 11):
     MISSING += " (Python 3.11 or newer)"
 

@@ -1,4 +1,4 @@
-"""Everything in a report about a model: what it becomes, whether it is right, and where it runs."""
+"""The content of a report on a model: how it is lowered, whether the result is correct, and where it runs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Kind:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
+        """The JSON output."""
         return {
             "op": f"{self.node.op_type}-{self.node.version}", "form": self.record.form, "nodes": self.record.emitted,
             "operators": dict(self.operators), "runtimes": [dataclasses.asdict(item) for item in self.runtimes],
@@ -113,9 +113,10 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `rnn_lower.report` has found out. html: the page.
+    """The results of `rnn_lower.report`. html: the page.
 
-    What could not be found out is a text that says why. kept: recurrent nodes that were left as they are.
+    If a result could not be determined, a text with the reason takes its place. kept: recurrent nodes that were not
+    lowered.
     """
 
     name: str
@@ -131,17 +132,17 @@ class Report:
 
     @property
     def count(self) -> int:
-        """Lowered nodes."""
+        """The number of lowered nodes."""
         return sum(len(kind.ones) for kind in self.kinds)
 
     @property
     def proved(self) -> int:
-        """Nodes that are proved."""
+        """The number of proved nodes."""
         return 0 if isinstance(self.proof, str) else sum(node.ok for node in self.proof.nodes)
 
     @property
     def ok(self) -> bool:
-        """Whether no difference was found, and no node that is another function."""
+        """Whether no difference was found and no node is a different function."""
         return all(isinstance(result, str) or result.ok for result in (self.check, self.proof))
 
     @property
@@ -218,11 +219,11 @@ def draw(model: Any, name: str | None, options: Options) -> str:
     document, _ = files.open_model(model)
     names = [node.name for node in read_nodes(document.model, document.shape_info)]
     if name is None and len(names) != 1:
-        choice = f"a drawing shows one node; choose it with --node, one of {', '.join(map(repr, names[:5]))}"
+        choice = f"a drawing shows only one node; pass --node with one of {', '.join(map(repr, names[:5]))}"
         raise RnnLowerError(choice if names else "there is no RNN, GRU or LSTM node to draw")
     if name is not None and name not in names:
         near = difflib.get_close_matches(name, names, 3, 0.4) or names[:3]
-        text = f"; there are {', '.join(map(repr, near))}" if near else ""
+        text = f"; names in the model include {', '.join(map(repr, near))}" if near else ""
         raise RnnLowerError(f"--node {name}: no RNN, GRU or LSTM node has this name{text}")
     wanted = dataclasses.replace(options, select=lambda node: node.name == (name or names[0]))
     record = lower_document(*prepared(document.copied(), wanted))[0]

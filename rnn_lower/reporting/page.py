@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else, light or dark, for a desk or a phone."""
+"""The page of a report: one self-contained HTML file for light and dark mode and for large and small screens."""
 
 from __future__ import annotations
 

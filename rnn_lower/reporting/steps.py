@@ -1,4 +1,4 @@
-"""Where over time the two models differ: the largest difference at each time step, of nodes and of outputs."""
+"""Differences between two models over time: the largest one at each time step, for nodes and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run models, which may end the process, in a child that ends with its work.
+"""Run models in a child process, because they may end the process.
 
 A child is a fork, so that it has what its parent has loaded and holds without a copy; where there is no fork, or where
 it could hang, all is done here. What has limits, and comes many times in a call, is in `resource_limits`.
@@ -38,7 +38,7 @@ TIDYING = 200
 
 
 class Ended(Exception):
-    """A child has ended before its work was done. The text says by what: "SIGSEGV", or "code 1"."""
+    """A child process ended before its work was done. The text names the cause: "SIGSEGV", or "code 1"."""
 
 
 class InChild(Exception):
@@ -49,7 +49,7 @@ class InChild(Exception):
 
 
 def run_in_subprocess(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """What a function gives or raises, computed in a child without limits that ends with its parent.
+    """Run a function in a child process without limits, which ends with its parent; return or raise its result.
 
     What it changes stays in the child, where one may be forked. Raises Ended when the child does not live to tell.
     """

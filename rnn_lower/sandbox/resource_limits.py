@@ -1,4 +1,4 @@
-"""Do work on hostile input within limits in a child that may die of it: inference, folding, conversion.
+"""Process untrusted input (inference, folding, conversion) in a child process with resource limits.
 
 A child is a fork, so that it has loaded what its parent has. Since a fork takes longer than inference of most models,
 one child does all that a call of the library asks for, and ends with that call.
@@ -48,7 +48,7 @@ _DONE, _ERROR = b"+", b"-"
 
 
 def run_with_limits(function: Callable[..., Any], *arguments: Any, seconds: int = SECONDS, size: int = BYTES) -> bytes:
-    """What `function(*arguments)` gives, serialized, computed in a child; where there is no fork, here.
+    """Run `function(*arguments)` with limits in a child, or here without fork; return its serialized result.
 
     function: one of a module, which the child finds by its name.  seconds: of processor time.  size: bytes of memory.
     Raises RnnLowerError when the function raises, with what that says, or the child dies or comes to one of its limits.

@@ -1,4 +1,4 @@
-"""Give the sizes of a model's inputs fixed values, in the onnx_ir form of a model and in the protobuf alike."""
+"""Fix the sizes of a model's inputs, both in its onnx_ir form and in the protobuf."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def declared_shapes(model: ir.Model) -> Shapes:
 
 
 def axis_name(name: str, axis: int) -> str:
-    """How an axis of an input is called when it has no name of its own."""
+    """The name of an input axis that has no symbolic name."""
     return f"{name}[{axis}]"
 
 
@@ -58,7 +58,7 @@ def free_dims(inputs: Shapes) -> Iterator[tuple[str, int, str]]:
 
 
 def fix_dims(model: ir.Model, dims: Dims) -> None:
-    """Give sizes of the inputs fixed values, in place; a symbol gets its value everywhere in the model.
+    """Fix the sizes of inputs, in place; a symbol gets its value everywhere in the model.
 
     All axes of an input that declares no shape give it one. Raises RnnLowerError for what no graph input has.
     """
@@ -77,7 +77,7 @@ def fix_dims(model: ir.Model, dims: Dims) -> None:
 
 
 def fix_proto_dims(model: onnx.ModelProto, dims: Dims) -> None:
-    """The same in a protobuf model, for what its values declare."""
+    """Fix the sizes in a protobuf model, as far as its values declare them."""
     fixed = _resolve({value.name: dims_of(value) for value in model.graph.input}, dims)
     for value in model.graph.input:
         if value.type.HasField("tensor_type") and dims_of(value) is None:
@@ -121,7 +121,7 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         if size < 0:
             raise RnnLowerError(f"size {size} of '{name}' must not be negative")
         if size > LARGEST_SIZE:
-            raise RnnLowerError(f"size {size} of '{name}' is too large; no axis is longer than {LARGEST_SIZE}")
+            raise RnnLowerError(f"size {size} of '{name}' is too large; the maximum is {LARGEST_SIZE}")
         if name in symbols:
             fixed.symbols[name] = size
         else:
@@ -134,20 +134,23 @@ def _resolve(inputs: Shapes, dims: Dims) -> _Fixed:
         shape = inputs[owner]
         symbol = None if shape is None else shape[axis]
         if isinstance(symbol, str) and fixed.symbols.get(symbol, size) != size:
-            text = f"'{axis_name(owner, axis)}' is '{symbol}', which is {fixed.symbols[symbol]} elsewhere"
-            raise RnnLowerError(f"size {size} of {text}; set the same size for both")
+            text = (
+                f"'{axis_name(owner, axis)}' contradicts size {fixed.symbols[symbol]} of '{symbol}', the"
+                " symbol of this axis"
+            )
+            raise RnnLowerError(f"size {size} of {text}; set both to the same size")
     for owner, shape in inputs.items():
         missing = set(range(fixed.axes(owner))) - {axis for name, axis in fixed.places if name == owner}
         if shape is None and missing:
-            text = f"input '{owner}' declares no shape; set the size of each of its axes"
+            text = f"input '{owner}' declares no shape; set the sizes of all its axes"
             raise RnnLowerError(
-                f"{text}, here of {axis_name(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)"
+                f"{text}, including {axis_name(owner, min(missing))} (--input-shape {owner}:SIZE,SIZE...)"
             )
     return fixed
 
 
 def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
-    """What is fixed, by symbol or as INPUT[AXIS]."""
+    """The fixed sizes, by symbol or as INPUT[AXIS]."""
     for name, size in dims.items():
         if isinstance(size, int):
             yield name, size
@@ -156,7 +159,7 @@ def one_by_one(inputs: Shapes, dims: Dims) -> Iterator[tuple[str, int]]:
             raise RnnLowerError(f"no input is named '{name}'; inputs: {', '.join(inputs) or 'none'}")
         shape, text = inputs[name], ",".join(map(str, size))
         if shape is not None and len(shape) != len(size):
-            raise RnnLowerError(f"input '{name}' has {len(shape)} axes; {name}:{text} gives {len(size)}")
+            raise RnnLowerError(f"input '{name}' has {len(shape)} axes, but {name}:{text} sets {len(size)} sizes")
         yield from ((axis_name(name, axis), each) for axis, each in enumerate(size))
 
 
@@ -165,14 +168,14 @@ def _parse_axis(inputs: Shapes, name: str, size: int) -> tuple[tuple[str, int], 
     match = re.fullmatch(r"(.+)\[(\d{1,9})\]", name, re.DOTALL)
     if match is None or match[1] not in inputs:
         known = ", ".join(dict.fromkeys(symbol for *_, symbol in free_dims(inputs))) or "none"
-        several = "; write several as --dim A=1 B=2" if "=" in name else ""
+        several = "; write several sizes as --dim A=1 B=2" if "=" in name else ""
         raise RnnLowerError(f"no input has a symbolic size '{name}'; symbolic sizes of the inputs: {known}{several}")
     owner, axis = match[1], int(match[2])
     shape = inputs[owner]
     if shape is None:
         return (owner, axis), None
     if axis >= len(shape):
-        raise RnnLowerError(f"input '{owner}' has {len(shape)} axes; '{name}' is none of them")
+        raise RnnLowerError(f"input '{owner}' has {len(shape)} axes, so '{name}' does not exist")
     if isinstance(shape[axis], int) and shape[axis] != size:
-        raise RnnLowerError(f"size {size} of '{name}' contradicts the model, where it is {shape[axis]}")
+        raise RnnLowerError(f"size {size} of '{name}' contradicts the model, which declares {shape[axis]}")
     return (owner, axis), shape[axis]

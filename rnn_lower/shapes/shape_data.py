@@ -1,4 +1,4 @@
-"""The sizes that a model computes itself, as exporters have it compute those of a Reshape.
+"""The sizes that a model computes at run time, such as exporters emit for a Reshape.
 
 onnx's inference follows such numbers too, but has been wrong with too much; this follows only what stands here.
 """

@@ -1,4 +1,4 @@
-"""What is known of a value: what the model's inputs and initializers declare, and what follows from them.
+"""Information about values: declarations of inputs and initializers, and what follows from them.
 
 An annotation of any other value may be out of date, and nothing would tell. So it counts only where shape inference,
 which is given no annotation, comes to the same.
@@ -39,7 +39,7 @@ NO_NAMES = ("?", "None", "none", "unknown", "-1")
 
 
 class ShapeInfo:
-    """Shapes and element types of the values of a model, which is left as it is.
+    """Shapes and element types of the values of a model, which stays unchanged.
 
     outline: the model as protobuf without its weights, where there is one already; conversion to another opset may
     have come after it, which changes no shape.
@@ -102,7 +102,7 @@ class ShapeInfo:
         return None if info is None else sizes_of(info)
 
     def conflicting_values(self) -> Iterator[ir.Value]:
-        """Values of which the model declares a size or a rank that cannot be."""
+        """Values whose declared sizes or ranks are impossible."""
         for graph, proto in _same_graphs(self._model.graph, self._outline.graph):
             infos = self._inferred.get(graph, {})
             open_ = [info for info in proto.value_info if info != infos.get(info.name)]
@@ -115,7 +115,7 @@ class ShapeInfo:
 
     @functools.cached_property
     def symbols(self) -> set[str]:
-        """The names of symbolic sizes, wherever the model says one."""
+        """The names of all symbolic sizes in the model."""
         dims = (plain_dim(dim) for value in values(self._model) for dim in value.shape or ())
         return {dim for dim in dims if isinstance(dim, str)} - {*NO_NAMES}
 
@@ -168,8 +168,8 @@ class ShapeInfo:
         passed = {argument is not None and self.is_provided(argument) for argument in self._arguments[value]}
         if len(passed) > 1:
             raise UnsupportedError(
-                f"a function is called with '{value.name}' and without it, which needs two bodies;"
-                " lower with --fold, which inlines the function"
+                f"a function is called both with and without '{value.name}', which one lowered body cannot"
+                " handle; pass --fold to inline the function"
             )
         return passed != {False}
 
@@ -179,8 +179,8 @@ class ShapeInfo:
         if len(dtypes) > 1:
             names = " and ".join(sorted(dtype.name for dtype in dtypes if dtype is not None))
             raise UnsupportedError(
-                f"a function is called with '{value.name}' of type {names}, which needs two bodies;"
-                " lower with --fold, which inlines the function"
+                f"a function is called with '{value.name}' of the types {names}, which one lowered body cannot"
+                " handle; pass --fold to inline the function"
             )
         return next(iter(dtypes), None)
 

@@ -1,4 +1,4 @@
-"""Arithmetic with sizes: what nodes do that compute the shapes for others. One table for lowering and for streaming."""
+"""Arithmetic with sizes: the nodes that compute shapes. Lowering and streaming share this table."""
 
 from __future__ import annotations
 

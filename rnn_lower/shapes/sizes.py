@@ -1,4 +1,4 @@
-"""Sizes of axes as far as they are known: a number times symbols, one of which may be the length of the stream."""
+"""Sizes of axes, as far as they are known: a number times symbols, one of which may be the length of the stream."""
 
 from __future__ import annotations
 

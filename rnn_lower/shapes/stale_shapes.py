@@ -1,4 +1,4 @@
-"""Values of which a model may claim sizes that are not so, and whose claims runtimes would believe of emitted ones."""
+"""Values whose declared sizes may be wrong, although runtimes would trust them for emitted values."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Streaming: a model of whole sequences becomes one that takes them chunk by chunk, its state in and out."""
+"""Convert a model for whole sequences to one that processes chunks, with its states as inputs and outputs."""

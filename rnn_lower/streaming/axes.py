@@ -1,4 +1,4 @@
-"""Which axis of the inputs is the stream, and whether callers carry the states over it already."""
+"""Determine the axis of the stream, and whether callers already carry the states along it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(document: Document, time: str) -> tuple[Document, str, int | None]:
     if not axes:
         return document, time, None
     if len(axes) < len(time.split(",")) or len({size for *_, size in axes}) > 1:
-        raise RnnLowerError(f"--time {time}: the axes are not of one fixed size")
+        raise RnnLowerError(f"--time {time}: the axes must all have the same fixed size")
     symbol = ""
     for name, axis, _ in axes:
         symbol = free_proto_dim(document.proto, name, axis, symbol)
@@ -65,15 +65,15 @@ def outside(document: Document) -> str | None:
             if candidate in free:
                 return None
             raise RnnLowerError(
-                f"the state is an input already, but something else is carried over {candidate}; make it the stream"
-                f" (--time {candidate})"
+                f"the state is already an input, but other values are carried along {candidate}; stream along"
+                f" this axis (--time {candidate})"
             )
         candidates += [candidate] if theirs <= over else []
     if candidates:
         return candidates[0]
     if refused is not None:
         raise UnsupportedError(
-            f"{refused}; the state is an input already, but whether anything else has to be carried is unknown; if not,"
+            f"{refused}; the state is already an input, and unless other values have to be carried, you can"
             " lower the model instead (rnn-lower lower)"
         )
     return CALLS
@@ -131,7 +131,7 @@ def _fixed_axes(document: Document) -> list[str]:
 
 
 def stream_axis(document: Document, step: int | None) -> str:
-    """Which axis is the stream where nobody says so: the free one, that of the nodes if there are several; or CALLS."""
+    """The axis of the stream if none is named: the only free axis, or the one of the recurrent nodes; or CALLS."""
     if external(document) and (axis := outside(document)) is not None:
         return axis
     if step == 1 and (axis := one_step(document)) is not None:
@@ -141,9 +141,13 @@ def stream_axis(document: Document, step: int | None) -> str:
     if len(over) == 1:
         return over[0]
     if len(free) != 1:
-        text = "no input has a symbolic size" if not free else f"the inputs have several sizes, {', '.join(free)}"
+        text = (
+            "no input has a symbolic size"
+            if not free
+            else f"the inputs have several symbolic sizes ({', '.join(free)})"
+        )
         if one_step(document) is not None:
-            raise RnnLowerError(f"{text}; each run is one step of the recurrent nodes (use --step 1)")
+            raise RnnLowerError(f"{text}, and each run is one step of the recurrent nodes; use --step 1")
         choices = " or ".join(f"--time {name}" for name in free or ("INPUT[AXIS]",))
         raise RnnLowerError(f"{text}; choose the axis of the stream ({choices})")
     return free[0]
@@ -166,7 +170,7 @@ def _free(document: Document) -> list[str]:
 
 
 def axes_of(document: Document, time: str) -> dict[str, int]:
-    """Input and axis that have a size of this name, or are named by their place."""
+    """Inputs and axes that have a size of this name, or that are named as INPUT[AXIS]."""
     free, nameless = _free(document), (None, *NO_NAMES)
     named = [str(dim) for name, axis, dim in _axes(document) if time == axis_name(name, axis) and dim not in nameless]
     time = named[0] if named else time  # given by its place although it has a name
@@ -177,15 +181,15 @@ def axes_of(document: Document, time: str) -> dict[str, int]:
     ]
     if not streams:
         raise RnnLowerError(
-            f"--time {time}: no input has a symbolic size of this name; there are {', '.join(free) or 'none'}"
+            f"--time {time}: no input has a symbolic size of this name; symbolic sizes: {', '.join(free) or 'none'}"
         )
     if len({name for name, _ in streams}) < len(streams):
-        raise RnnLowerError(f"--time {time}: more than one axis of input '{streams[0][0]}' has this name")
+        raise RnnLowerError(f"--time {time}: more than one axis of input '{streams[0][0]}' has this size")
     return dict(streams)
 
 
 def called(model: ir.Model, streams: Mapping[str, int]) -> str:
-    """What `dims` calls the size of the stream."""
+    """The name of the size of the stream in `dims`."""
     return next(symbol for name, axis, symbol in free_dims(declared_shapes(model)) if streams.get(name) == axis)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a value: whether it carries the stream, along which axis, and its sizes."""
+"""Information about a value: whether it carries the stream, along which axis, and its sizes."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class RuleContext:
     def refuse(self, reason: str) -> UnsupportedError:
         """The error that names the node."""
         text = f"{self.node.op_type} '{display_name(self.node)}' in {self.scope.path}"
-        return UnsupportedError(f"{text}: cannot run chunk by chunk: {reason}")
+        return UnsupportedError(f"{text} cannot run chunk by chunk: {reason}")
 
     def input(self, index: int) -> AxisInfo:
         """An input that the operator requires."""
@@ -184,7 +184,7 @@ class RuleContext:
             return None
         array = self.known(index)
         if array is None:
-            raise self.refuse(f"its {attribute} are computed")
+            raise self.refuse(f"its {attribute} must be constant")
         if array.dtype.kind not in "iu" or array.ndim > 1:
             raise self.refuse(f"its {attribute} must be a list of integers")
         return [int(number) for number in np.atleast_1d(array)]
@@ -201,7 +201,7 @@ class RuleContext:
         dtype = self.dtype(index)
         if dtype in (ir.DataType.BOOL, ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.STRING):
             raise self.refuse(
-                f"it begins the stream with other elements, which onnxruntime cannot select of {dtype.name}"
+                f"it replaces the first elements of the stream, and onnxruntime has no Where for {dtype.name}"
             )
         return dtype
 
@@ -265,5 +265,5 @@ class RuleContext:
 def along(ctx: RuleContext, info: AxisInfo) -> int:
     """The axis of the stream of a value that has it."""
     if info.axis is None:
-        raise ctx.refuse("it computes with the length of the stream")
+        raise ctx.refuse("its result depends on the length of the stream")
     return info.axis

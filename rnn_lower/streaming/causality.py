@@ -1,4 +1,4 @@
-"""Follow the stream from the inputs through the graph: what is not proved to compute frame by frame is refused."""
+"""Follow the stream through the graph, and refuse nodes that are not proved to compute frame by frame."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rnn_lower.streaming.shapes import filled_shape
 
 
 class CausalityAnalysis:
-    """One pass over a model without functions, which stays as it is.
+    """One pass over a model without functions; the model stays unchanged.
 
     streams: the axis of the stream in each input that has it.
     delay: whether outputs may lack frames at the end of a run over the whole.
@@ -54,7 +54,7 @@ class CausalityAnalysis:
         self.divisors: set[int] = set()
 
     def run(self) -> None:
-        """Raises UnsupportedError for the first node that is not proved to be causal, or has no rule."""
+        """Run the analysis. Raises UnsupportedError for the first node that is not proved to be causal."""
         scope = roots(self._model)[0]
         for value in self._model.graph.inputs:
             self.infos[value] = self._input(value)
@@ -66,15 +66,17 @@ class CausalityAnalysis:
             if info.axis is None and info.is_timed:
                 raise UnsupportedError(f"output '{value.name}' is the length of the stream")
             if info.lead:
-                raise UnsupportedError(f"output '{value.name}' has {info.lead} more frames than the stream")
+                raise UnsupportedError(
+                    f"output '{value.name}' is longer than the stream by {info.lead} frame{'s' * (info.lead != 1)}"
+                )
             if info.last and info.cut:
                 raise UnsupportedError(
-                    f"output '{value.name}' is the last frame of the stream, and nodes before it look ahead"
+                    f"output '{value.name}' is the last frame of the stream, but nodes that compute it look ahead"
                 )
             if info.axis is not None and info.outer != size(1):
                 raise UnsupportedError(
-                    f"output '{value.name}' has the frames of the stream merged into its batch, where the frames of a"
-                    " chunk are not contiguous"
+                    f"output '{value.name}' merges the frames of the stream into its batch axis, along which"
+                    " the frames of a chunk are not contiguous"
                 )
 
     def _input(self, value: ir.Value) -> AxisInfo:
@@ -116,7 +118,7 @@ class CausalityAnalysis:
             for value in node.outputs[len(infos) :]:
                 if value.uses() or value.is_graph_output():
                     ctx = RuleContext(node, scope, [], self)
-                    raise ctx.refuse(f"there is no rule for output '{value.name}'")
+                    raise ctx.refuse(f"there is no streaming rule for output '{value.name}'")
         return [self._info_of(value) for value in scope.graph.outputs]
 
     def _refined(self, value: ir.Value, info: AxisInfo) -> AxisInfo:
@@ -132,7 +134,7 @@ class CausalityAnalysis:
         ctx = RuleContext(node, scope, [None if value is None else self._info_of(value) for value in node.inputs], self)
         seen = [*(info for info in ctx.inputs if info), *self.captured(node)]
         if node.domain not in DEFAULT_DOMAINS:
-            raise ctx.refuse(f"there is no rule for operators of {node.domain}")
+            raise ctx.refuse(f"there is no streaming rule for operators of {node.domain}")
         if why := malformed(node, scope.opset):
             raise ctx.refuse(why)
         try:
@@ -162,13 +164,13 @@ class CausalityAnalysis:
             cut, opening = any(info.cut for info in seen), any(info.opening for info in seen)
             return [dataclasses.replace(info, last=last, cut=cut, opening=opening) for info in infos]
         if last:
-            raise ctx.refuse("it uses a final state for each frame")
+            raise ctx.refuse("it combines a final state with every frame")
         if rule is None:
-            raise ctx.refuse("there is no rule for it")
+            raise ctx.refuse("there is no streaming rule for this operator")
         if not rule.lead and any(info.lead for info in seen):
             raise ctx.refuse("its input has left padding")
         if scope.opset < 7 and rule.operators != RULES["LSTM"].operators:
-            raise ctx.refuse(f"the rules are for opset 7 and up; the model is at opset {scope.opset}")
+            raise ctx.refuse(f"the streaming rules need opset 7 or newer; the model has opset {scope.opset}")
         wait_for_each_other(ctx)
         return [dataclasses.replace(info, offsets=index_offsets(ctx, info)) for info in rule.follow(ctx)]
 

@@ -1,4 +1,4 @@
-"""Does a streaming model, chunk by chunk, give what the original gives for the whole? Random chunks show."""
+"""Compare a streaming model in random chunks with the original on whole sequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = (5, 12, 1, 23, 40)
 def check_streaming(
     original: Document, fused: Document, model: Any, plan: Plan, runs: int, seed: int, rtol: float, atol: float
 ) -> CheckReport:  # fmt: skip
-    """Compare whole runs of the original with runs chunk by chunk, of random lengths, of what was made of it.
+    """Compare runs of the original with runs of its streaming model in chunks of random length.
 
     fused: the streaming form before its nodes were lowered; these are compared in exact arithmetic where that is cheap.
     Raises RnnLowerError when no inputs are found with which the original runs.
@@ -31,8 +31,8 @@ def check_streaming(
     check_numbers(seed=seed, runs=runs, rtol=rtol, atol=atol)
     if plan.left:
         raise RnnLowerError(
-            f"input '{plan.left[0]}' carries a state, and --check does not know which output to feed"
-            " back; drop --check, and compare with StreamingSession(..., states=...)"
+            f"input '{plan.left[0]}' carries a state, but --check cannot determine which output returns it;"
+            " drop --check, and compare with StreamingSession(..., states=...)"
         )
     document, _ = files.open_model(model)
     judge, runner = ModelPair(original, original), ModelPair(document, document)

@@ -1,4 +1,4 @@
-"""Runs of a streaming model in chunks, to be compared with runs of the original over the whole."""
+"""Runs of a streaming model in chunks, for comparison with runs of the original on whole sequences."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class ChunkedRuns:
         fixed = fixed_step(self.original, self.plan)
         if fixed is not None and fixed % self.step:
             raise RnnLowerError(
-                f"the model has {fixed} frames, which is not a multiple of {self.step}, so chunks cannot cover a whole"
-                " run"
+                f"chunks cannot cover a whole run, because the model has {fixed} frames, which is not a"
+                f" multiple of {self.step}"
             )
         sizes = fixed_sizes(self.original.model, self.made.proto) | dict.fromkeys(
             self.plan.inputs.items(), fixed or frames

@@ -1,4 +1,4 @@
-"""What small tensors hold that are computed from constants and sizes alone, as exporters write pads and shapes."""
+"""The contents of small tensors that depend only on constants and sizes, such as pads and shapes."""
 
 from __future__ import annotations
 

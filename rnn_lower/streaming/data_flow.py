@@ -1,4 +1,4 @@
-"""What depends on what in a model."""
+"""Dependencies between the values of a model."""
 
 from __future__ import annotations
 

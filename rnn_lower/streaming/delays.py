@@ -1,4 +1,4 @@
-"""Values whose frames come late: they need later ones, so what is not ready is held back for the next chunks.
+"""Delayed values: frames that need later frames are held back for the next chunks.
 
 Of a value that is `late` by L frames, chunks that come to m frames have made m / every - L. Windows of `reach` frames
 that are moved by `stride` frames and have `before` frames padded in front turn n frames into
@@ -28,16 +28,20 @@ from rnn_lower.streaming.state_caches import DelayBuffer
 def held(ctx: RuleContext, x: AxisInfo, reach: int, index: int = 0, **changes: Any) -> DelayBuffer:
     """What a node holds back of an input. Raises UnsupportedError where that cannot be written."""
     if ctx.opset < 11:
-        raise ctx.refuse(f"its frames are delayed, which needs opset 11; the model is at opset {ctx.opset}")
+        raise ctx.refuse(f"its frames are delayed, which needs opset 11 or newer; the model has opset {ctx.opset}")
     if not x.is_unmerged or x.lead != changes.get("lead", 0):
-        raise ctx.refuse("its frames are delayed, and merged with other axes or padded")
+        raise ctx.refuse("its delayed frames are also padded or merged with other axes")
     return DelayBuffer(ctx.node, x, reach, ctx.dtype(index), index=index, **changes)
 
 
 def settled(x: AxisInfo, delay: bool) -> AxisInfo:
     """A value without its trail: that is what comes when the stream goes on. Raises UnsupportedError unless `delay`."""
     if x.trail < 0 or (x.trail and not delay):
-        raise UnsupportedError(x.blame or f"{x.trail} frames follow the end of the stream; delay the outputs (--delay)")
+        raise UnsupportedError(
+            x.blame
+            or f"the result is longer than the stream by {x.trail} frame{'s' * (x.trail != 1)}; delay the"
+            " outputs (--delay)"
+        )
     return x.changed(trail=0, cut=True) if x.trail else x
 
 
@@ -71,7 +75,7 @@ def wait_for_each_other(ctx: RuleContext) -> None:
     for index, info in timed.items():
         if info.late < late:
             if any(x.every != info.every for x in timed.values()):
-                raise ctx.refuse("its inputs have different rates over time")
+                raise ctx.refuse("its inputs have different frame rates")
             ctx.carry(held(ctx, info, late - info.late + 1, index, crop=0))
         if (info.late, info.cut, info.dropped) != (late, cut, dropped):
             ctx.inputs[index] = info.changed(late=late, cut=cut, dropped=dropped)

@@ -1,4 +1,4 @@
-"""Rewrite the fused model into its streaming form: states become inputs and outputs, everything else stays."""
+"""Rewrite a model with fused nodes into its streaming form: states become inputs and outputs."""
 
 from __future__ import annotations
 
@@ -135,9 +135,11 @@ class GraphEditor:
         """Put everything in place."""
         if self.reset is not None:
             if theirs := [state.input for state in self.states if state.first is None]:
-                raise UnsupportedError(f"reset: '{theirs[0]}' comes from the caller, and only the caller can reset it")
+                raise UnsupportedError(
+                    f"reset: the caller provides state '{theirs[0]}', so only the caller can reset it"
+                )
             if self._rows is None:
-                raise UnsupportedError("reset: the model has no state of its own to reset")
+                raise UnsupportedError("reset: the model has no internal state to reset")
             self.graph.input.append(declared(self.reset, ir.DataType.BOOL, (self._rows,)))
         self._forget_lengths()
         self._insert(self.graph, self._dead())
@@ -171,7 +173,8 @@ class GraphEditor:
     def check_sizes(self, owner: str, shape: Sequence[Size]) -> None:
         if any(symbol not in self.symbols for dim in shape for symbol in dim.of):
             raise UnsupportedError(
-                f"{owner}: the size of its state does not follow from the inputs' sizes; fix them (--dim NAME=SIZE)"
+                f"{owner}: the size of its state cannot be computed from the input sizes; fix these sizes"
+                " (--dim NAME=SIZE)"
             )
 
     def add_input(self, name: str, dtype: ir.DataType, shape: tuple[Size, ...]) -> ir.Value:
@@ -186,12 +189,12 @@ class GraphEditor:
         if self.reset is None:
             return value
         if self.opset < 9:
-            raise UnsupportedError(f"reset needs opset 9, the model is at opset {self.opset}")
+            raise UnsupportedError(f"reset needs opset 9 or newer; the model has opset {self.opset}")
         if axis is None:
             raise UnsupportedError(f"reset: the batch axis of state '{source}' is unknown")
         rows = shape[axis]
         if self._rows not in (None, rows) or len(rows.of) > 1 or (rows.of and rows.times != 1):
-            raise UnsupportedError(f"reset: the rows of state '{source}' are not those of the batch")
+            raise UnsupportedError(f"reset: the rows of state '{source}' do not match the rows of the batch")
         self._rows = rows
         rank = [-1 if k == axis else 1 for k in range(len(shape))]
         mask = site.before.reshape(ir.Value(name=self.reset), rank, "mask")
@@ -256,7 +259,9 @@ class GraphEditor:
     def is_before(self, site: Site, late: int, every: Fraction, frames: np.ndarray | None = None) -> ir.Value:
         """Whether a chunk, or each of some frames of it, comes before the first that means something."""
         if self.opset < 9:
-            raise UnsupportedError(f"delayed frames with --step need opset 9; the model is at {self.opset}")
+            raise UnsupportedError(
+                f"delayed frames with --step need opset 9 or newer; the model has opset {self.opset}"
+            )
         limit = late * every.numerator - (0 if frames is None else frames * every.numerator)
         scaled = site.before.op("Mul", self.warm_up(), constant([every.denominator], INT64, "parts"), name="scaled")
         return site.before.op("Less", scaled, constant(limit, INT64, "limit"), name="early")

@@ -1,4 +1,4 @@
-"""The state before the first chunk: what a model starts from, where it says so itself."""
+"""The states before the first chunk, if the model defines them."""
 
 from __future__ import annotations
 

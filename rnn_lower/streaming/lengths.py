@@ -1,4 +1,4 @@
-"""sequence_lens over chunks: what is left of each row is a state, and a row that has ended keeps its final state."""
+"""sequence_lens over chunks: the remaining steps of each row are a state, and a finished row keeps its final state."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ def count_down(work: GraphEditor, read: RecurrentNode, batch: Size) -> ir.Value:
     site, where = work.at(read.node), read.describe()
     lengths = read.inputs["sequence_lens"]
     if work.is_nested(site):
-        raise UnsupportedError(f"{where}: sequence_lens in a branch cannot be counted over chunks")
+        raise UnsupportedError(
+            f"{where}: its sequence_lens cannot be counted over chunks, because the node is in a branch"
+        )
     if work.opset < 9:
-        raise UnsupportedError(f"{where}: sequence_lens over chunks need opset 9, the model is at opset {work.opset}")
+        raise UnsupportedError(
+            f"{where}: sequence_lens over chunks need opset 9 or newer; the model has opset {work.opset}"
+        )
     name = str(lengths.name)
     if name not in work.lengths:
         work.lengths[name] = _count(work, site, read, batch)
@@ -83,8 +87,8 @@ def _root(work: GraphEditor, value: ir.Value, owner: str) -> ir.Value:
 def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
     if value.is_graph_output():
         raise UnsupportedError(
-            f"{owner}: its sequence_lens '{value.name}' are also an output of the model, where the remaining steps"
-            " would be wrong"
+            f"{owner}: its sequence_lens '{value.name}' are also an output of the model, although streaming"
+            " replaces them with the remaining steps"
         )
     for user, index in value.uses():
         if user.op_type in ("Cast", "Identity"):
@@ -94,6 +98,6 @@ def _check_uses(work: GraphEditor, value: ir.Value, owner: str) -> None:
         if index != 4 or x is None or x.axis is None:
             what = f"{user.op_type} '{display_name(user)}'"
             raise UnsupportedError(
-                f"{owner}: {what} also reads its sequence_lens '{value.name}', and the remaining steps would be wrong"
-                " there"
+                f"{owner}: {what} also reads its sequence_lens '{value.name}', although streaming replaces them"
+                " with the remaining steps"
             )

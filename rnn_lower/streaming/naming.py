@@ -1,4 +1,4 @@
-"""How the states of a finished streaming model go in and out: packed into one tensor, under names of a template."""
+"""The states of a finished streaming model: pack them into one tensor, and name them by a template."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIELDS = ("node", "state", "end", "index")
 
 
 def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
-    """The plan with states named by a template, in the model too."""
+    """Name the states by a template, in the plan and in the model."""
     names: dict[str, str] = {}
     for index, state in enumerate(state for state in plan.states if state.first is not None):
         node, _, last = state.input.rpartition("/")
@@ -33,7 +33,9 @@ def renamed(model: onnx.ModelProto, plan: Plan, template: str) -> Plan:
     used_names = {name for holder in protobuf.holders(model) for name in protobuf.names_of(holder)} - names.keys()
     twice = [name for name, count in collections.Counter(names.values()).items() if count > 1 or name in used_names]
     if twice:
-        raise RnnLowerError(f"--state-names {template}: '{twice[0]}' would name several states; add {{node}} to it")
+        raise RnnLowerError(
+            f"--state-names {template}: several states would be named '{twice[0]}'; add {{node}} to the template"
+        )
     protobuf.rename(model.graph, names)
     states = tuple(
         dataclasses.replace(
@@ -52,11 +54,13 @@ def _formatted(template: str, fields: Mapping[str, object]) -> str:
         return template.format(**fields)
     except (ValueError, KeyError, IndexError):
         known = ", ".join(f"{{{name}}}" for name in FIELDS)
-        raise RnnLowerError(f"--state-names {template}: it must contain {{end}}, and may contain {known}") from None
+        raise RnnLowerError(
+            f"--state-names {template}: the template must contain {{end}}, and may contain {known}"
+        ) from None
 
 
 def packed(model: onnx.ModelProto, plan: Plan) -> Plan:
-    """The plan with all states of an element type in one tensor, [batch, elements] where there is a free batch.
+    """Pack all states of an element type into one tensor, [batch, elements] if the batch size is free.
 
     The states of callers stay as they are. Raises UnsupportedError for states that grow, or are of several batches.
     """
@@ -83,10 +87,12 @@ def _rows(state: State) -> Size:
     """The free batch of a state, or one."""
     free = [each for each in state.shape if each.of]
     if any(GROWS in each.of for each in free):
-        raise UnsupportedError(f"{state.node}: its state '{state.input}' grows, so it cannot be packed (--states)")
+        raise UnsupportedError(
+            f"{state.node}: its state '{state.input}' grows, so it cannot be packed; drop --states packed"
+        )
     if len(free) > 1 or (free and free[0].times != 1):
         raise UnsupportedError(
-            f"{state.node}: its state has free sizes other than the batch; fix them (--dim NAME=SIZE)"
+            f"{state.node}: its state has symbolic sizes other than the batch size; fix them (--dim NAME=SIZE)"
         )
     return free[0] if free else ONE
 

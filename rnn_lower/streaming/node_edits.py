@@ -1,4 +1,4 @@
-"""How nodes are rewritten that remember nothing: other arguments, shapes that hold for chunks, masked frames."""
+"""Rewrite nodes without a state: other arguments, shapes that are valid for chunks, masked frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a streaming model says of itself, in its metadata: its states, and along which axes chunks go in and out."""
+"""The metadata of a streaming model: its states, and the axes of chunks in its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAST, FIXED = "last", "fixed"
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What one chunk hands to the next: an output that is fed back as an input.
+    """A state between chunks: an output that is fed back as an input.
 
     shape: sizes, symbols being those of `Plan.symbols`.  first: the value before the first chunk, of size 1 along axes
     with a symbol; None where the caller gives it, since the model has always had this input.
@@ -95,7 +95,9 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
     try:
         data = untrusted.loads(text)
         if data.pop("schema") != SCHEMA:
-            raise RnnLowerError("the streaming model was made by another version; make it again (rnn-lower stream)")
+            raise RnnLowerError(
+                "the streaming model was created by another version of rnn_lower; create it again (rnn-lower stream)"
+            )
         data["left"], data["cut"] = tuple(data.get("left", ())), tuple(data.get("cut", ()))
         data["states"] = tuple(map(_unpacked, data["states"]))
         data["symbols"] = {name: (site[0], site[1]) for name, site in data["symbols"].items()}
@@ -105,7 +107,7 @@ def read_plan(model: onnx.ModelProto) -> Plan | None:
     except untrusted.UNSOUND as error:
         if isinstance(error, RnnLowerError):
             raise
-        raise RnnLowerError(f"the metadata '{KEY}' is damaged; make the model again (rnn-lower stream)") from None
+        raise RnnLowerError(f"the metadata '{KEY}' is damaged; create the model again (rnn-lower stream)") from None
     return plan
 
 

@@ -1,4 +1,4 @@
-"""Rules of operators that compute each frame on its own: element by element, by rows, over other axes."""
+"""Rules for operators that compute each frame separately: by element, by row, or over other axes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def matmul(ctx: RuleContext) -> list[AxisInfo]:
     """The frames are rows of one side, or matrices of both; products that add frames up are not."""
     a, b = _rank(ctx, 0), _rank(ctx, 1)
     if a < 2:
-        raise ctx.refuse("it sums over frames of the stream")
+        raise ctx.refuse("it sums over the frames of the stream")
     left, right = [*range(-a, -2), "row", "inner"], [*range(-b, -2), "inner", "column"][-max(b, 2) :]
     right = right if b > 1 else ["inner"]
     result = [*range(-max(a, b), -2), "row", *right[-1:]] if b > 1 else left[:-1]
-    return [mapped(ctx, [left, right], result, "it sums over frames of the stream")]
+    return [mapped(ctx, [left, right], result, "it sums over the frames of the stream")]
 
 
 def gemm(ctx: RuleContext) -> list[AxisInfo]:
@@ -54,7 +54,7 @@ def gemm(ctx: RuleContext) -> list[AxisInfo]:
     result = ["row", "column"]
     added = [] if ctx.optional(2) is None else [result[2 - _rank(ctx, 2) :]]
     _rank(ctx, 1)
-    return [mapped(ctx, [*terms, *added], result, "it sums over frames of the stream")]
+    return [mapped(ctx, [*terms, *added], result, "it sums over the frames of the stream")]
 
 
 def einsum(ctx: RuleContext) -> list[AxisInfo]:
@@ -69,23 +69,23 @@ def einsum(ctx: RuleContext) -> list[AxisInfo]:
         result = "".join(sorted(label for label in set(inputs) - {","} if inputs.count(label) == 1))
     if [ctx.input(index).rank for index in range(len(ctx.inputs))] != list(map(len, terms)):
         raise ctx.refuse("the ranks of its inputs do not match its equation")
-    return [mapped(ctx, terms, result, "it sums over label '{}', which is the stream")]
+    return [mapped(ctx, terms, result, "it sums over label '{}', which is the axis of the stream")]
 
 
 def cumulative_sum(ctx: RuleContext) -> list[AxisInfo]:
     """Over time, the sum so far is a state."""
     x, axis = ctx.x(), ctx.known(1)
     if axis is None:
-        raise ctx.refuse("its axis is computed")
+        raise ctx.refuse("its axis must be constant")
     time = along(ctx, x)
     if int(axis.ravel()[0]) % x.rank != time:
         return [x.moved(time, x.sizes)]
     if ctx.attribute("reverse", 0):
-        raise ctx.refuse("it sums from the end of the stream (reverse)")
+        raise ctx.refuse("it starts to sum at the end of the stream (reverse)")
     if not x.is_plain:
         raise ctx.refuse("its input has left padding, or is merged with other axes")
     if ctx.opset < 11:
-        raise ctx.refuse(f"it needs opset 11; the model is at opset {ctx.opset}")
+        raise ctx.refuse(f"it needs opset 11 or newer; the model has opset {ctx.opset}")
     mask_early(ctx, x, 0)
     exclusive = bool(ctx.attribute("exclusive", 0))
     ctx.carry(Accumulated(ctx.node, x, 1, ctx.dtype(0), exclusive))
@@ -101,11 +101,11 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.input(0)
     time, mode = along(ctx, x), ctx.attribute("coordinate_transformation_mode", "half_pixel")
     if ctx.opset < 11:
-        raise ctx.refuse(f"its rule is for opset 11 and up; the model is at opset {ctx.opset}")
+        raise ctx.refuse(f"its streaming rule needs opset 11 or newer; the model has opset {ctx.opset}")
     if mode not in IDENTITIES or ctx.attribute("antialias", 0):
-        raise ctx.refuse(f"how it resizes depends on the length of the stream ({mode}, antialias)")
+        raise ctx.refuse(f"the way it resizes depends on the length of the stream ({mode}, antialias)")
     if ctx.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise ctx.refuse("it keeps the aspect ratio")
+        raise ctx.refuse("its keep_aspect_ratio_policy must be 'stretch'")
     axes = [int(axis) % x.rank for axis in ctx.attribute("axes", range(x.rank))]
     shape = ctx.resized(x, axes)
     for index, axis in enumerate(axes):
@@ -117,7 +117,7 @@ def resize(ctx: RuleContext) -> list[AxisInfo]:
         if resized is not None and (resized.number is not None or resized == x.sizes[axis]):
             shape[axis] = resized
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("it resizes delayed frames, and a chunk may have none; choose the length of chunks (--step)")
+        raise ctx.refuse("it resizes delayed frames, so a chunk may be empty; choose the length of chunks (--step)")
     return [x.moved(time, shape)]
 
 
@@ -139,10 +139,10 @@ def _repeated(ctx: RuleContext, x: AxisInfo, resized: Size | None) -> AxisInfo:
     )
     nearest = ctx.attribute("mode", "nearest") == "nearest" and (coordinates, rounding) in REPEATS
     if not nearest or not times:
-        raise ctx.refuse("it resizes the stream over time, and does more than repeat frames (nearest, a whole scale)")
+        raise ctx.refuse("along the time axis, it can only repeat frames (mode 'nearest' with an integer scale)")
     x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE:
-        raise ctx.refuse("it repeats frames that are padded, or merged with other axes")
+        raise ctx.refuse("it repeats frames that are padded or merged with other axes")
     return x.changed(every=x.every / times, late=x.late * times, dropped=x.dropped * times)
 
 
@@ -163,12 +163,12 @@ def not_channels(ctx: RuleContext) -> list[AxisInfo]:
     """Normalization by statistics that are known: each channel, axis 1, has its own numbers."""
     x = ctx.x()
     if ctx.attribute("training_mode", 0) or len([out for out in ctx.node.outputs if out.name]) > 1:
-        raise ctx.refuse("it normalizes by statistics of its input, over time")
+        raise ctx.refuse("it normalizes by statistics that it computes over time")
     if along(ctx, x) == 1:
         raise ctx.refuse("its parameters differ for each frame of the stream")
     scale = ctx.input(1)
     if scale.shape is None or scale.rank != 1:  # as spatial=0 had it
-        raise ctx.refuse("its statistics are not one for each channel")
+        raise ctx.refuse("it must have exactly one mean and one variance for each channel")
     return [x]
 
 
@@ -185,7 +185,7 @@ def later_axes(ctx: RuleContext) -> list[AxisInfo]:
     infos = _normalized(ctx, x, range(ctx.axis(-1, x.rank), x.rank))
     for index, info in enumerate(ctx.inputs[1:], 1):  # they are broadcast to all of the input
         if info is not None and (info.shape is None or info.rank > x.rank):
-            raise ctx.refuse(f"the shape of input {index} does not follow from its input shape")
+            raise ctx.refuse(f"the shape of input {index} does not match the shape of its first input")
         back = along(ctx, x) - x.rank
         if info is not None and info.rank >= -back and info.sizes[back] != ONE:
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
@@ -213,7 +213,7 @@ def reduce(ctx: RuleContext) -> list[AxisInfo]:
     if not axes:
         if ctx.attribute("noop_with_empty_axes", 0):
             return [x]
-        raise ctx.refuse("it reduces over all axes, time among them")
+        raise ctx.refuse("it reduces over all axes, including time")
     return _reduced(ctx, x, {axis % x.rank for axis in axes})
 
 
@@ -246,5 +246,5 @@ def quantize(ctx: RuleContext) -> list[AxisInfo]:
     if scale.shape is None or (scale.rank and scale.sizes != (size(1),) and ctx.axis(1, x.rank) == along(ctx, x)):
         raise ctx.refuse("its scales differ for each frame of the stream")
     if scale.rank > 1:
-        raise ctx.refuse("its scales are blocked")
+        raise ctx.refuse("it uses blocked quantization")
     return [x]

@@ -1,4 +1,4 @@
-"""Rules of values that count frames: a chunk goes on counting where the last one ended."""
+"""Rules for values that count frames: each chunk continues where the previous chunk ended."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
     if x.axis is None or offsets is None or axis is None or ctx.axis(0, x.rank) != x.axis:
         return shapes.gather(ctx)
     if offsets.min() < 0:
-        raise ctx.refuse("it selects frames before the first one, which are the last ones; pad the stream in front")
+        raise ctx.refuse("it uses negative indices, which select frames from the end; pad the start of the stream")
     if not x.is_unmerged or indices.outer != ONE or x.every != indices.every:
-        raise ctx.refuse("it selects frames by the indices of another stream")
+        raise ctx.refuse("it selects frames of one stream with indices from another stream")
     reach = max(int(offsets.max()), x.lead, indices.late - x.late + x.lead)
     late = x.late + reach - x.lead
     if indices.late < late and not ctx.analysis.delay:
-        raise ctx.refuse(f"its windows of {reach + 1} frames do not end with the last frame of its input")
+        raise ctx.refuse(f"its windows of {reach + 1} frames do not end at the last frame of its input")
     ctx.analysis.numbered.add(ctx.node)
     if not reach and offsets.size == 1:
         ctx.edit(take_each, [x.axis + k for k in range(indices.rank) if k != axis])
     else:
         if ctx.opset < 11 and ctx.analysis.step is None:
-            raise ctx.refuse(f"it selects windows, which needs opset 11 or --step; the model is at opset {ctx.opset}")
+            raise ctx.refuse(f"it selects windows, which needs opset 11 or --step; the model has opset {ctx.opset}")
         if late > x.late:
             ctx.carry(held(ctx, x, reach + 1, lead=x.lead, output_axis=x.axis + axis))
         ctx.edit(take_windows, x, offsets, axis, reach)
@@ -102,12 +102,12 @@ def range_(ctx: RuleContext) -> list[AxisInfo]:
     line = None if limit is None else linear(limit, in_stream=True)
     first, step = (None if number is None else number.number for number in (start, delta))
     if limit is None or line is None or first is None or step is None or step < 1:
-        raise ctx.refuse("it does not count all frames")
+        raise ctx.refuse("its range does not count all frames")
     (times, more), count = line, Size(line[0] / step, (TIME,))
     rounded = count.times.denominator == 1 and -step < more - first <= 0
     late = 0 if rounded else first - more
     if times <= 0 or 1 not in (count.times.numerator, count.times.denominator) or late < 0 or (late and step > 1):
-        raise ctx.refuse("it does not count all frames")
+        raise ctx.refuse("its range does not count all frames")
     source = next(iter(ctx.analysis.streams.items()))
     ctx.carry(Position(ctx.node, ctx.dtype(0), ctx.analysis.numbered, source, count, first, step))
     offsets = np.array([first]) if step == 1 and ctx.dtype(0).is_integer() else None
@@ -123,7 +123,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
     axes = ctx.integers(3, "axes", 10)
     steps = ctx.integers(4, "steps", 10) or [1]
     if table.shape is None or axes is None or steps != [1] or ctx.content(1) != (size(0),) or table.last:
-        raise ctx.refuse("it does not select one row of a table for each frame")
+        raise ctx.refuse("it must select exactly one row of a table for each frame")
     axis = axes[0] % table.rank
     ctx.carry(Position(ctx.node, ir.DataType.INT64, ctx.analysis.numbered))
     shape = [frames if index == axis else dim for index, dim in enumerate(table.shape)]

@@ -1,7 +1,8 @@
-"""Is a streaming model, chunk by chunk, the same function as the original over the whole? Exact arithmetic shows.
+"""Prove that a streaming model, chunk by chunk, is the same function as the original on whole sequences.
 
-Both run on random elements of a field, where nothing is rounded: recurrent nodes by the ONNX text, functions that are
-no polynomials as random ones. Every output has to be equal, and the states that chunks of other lengths end with.
+Both models run on random elements of a field, without rounding. Recurrent nodes follow the ONNX specification, and
+functions that are not polynomials are modeled as random functions. All outputs must be equal, and so must the final
+states after chunks of different lengths.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FAILURE = 1e-7
 
 @dataclasses.dataclass(frozen=True)
 class StreamProof:
-    """The verdict: "proved", "not equal" or "out of scope", and why; how many chunks and borders were compared."""
+    """The result: "proved", "not equal" or "out of scope", the reason, and the numbers of chunks and borders."""
 
     result: str
     reason: str = ""
@@ -65,7 +66,7 @@ class StreamProof:
     def verdict(self) -> str:
         """One line to end with."""
         if not self.ok:
-            return f"NOT PROVED: {self.result}: {self.reason or 'no border of chunks was compared'}"
+            return f"NOT PROVED: {self.result}: {self.reason or 'no border between chunks was compared'}"
         return (
             f"proved: {len(self.outputs)} output(s) and {len(self.states)} state(s) in {self.chunks} chunks with"
             f" {self.borders} borders, with a probability of error below {FAILURE**self.points:.1g}"
@@ -103,7 +104,7 @@ def prove_streaming(
                 compare = _difference if plan.inputs else _difference_of_calls
                 difference = difference or compare(chunked, point, field, models)
         except (OutOfScopeError, NoStepsError, MemoryError) as error:
-            return verdict(OUT_OF_SCOPE, str(error) or "a Scan of no steps")
+            return verdict(OUT_OF_SCOPE, str(error) or "a Scan without steps")
         if difference is None:
             return verdict(PROVED, "")
         reason = reason or difference
@@ -124,7 +125,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
 
     sampled = runs.sampled(index, runs.remembered + MORE, whole, WrongError)
     if isinstance(sampled, str):
-        raise OutOfScopeError(f"the original cannot be computed with the sampled inputs: {sampled}")
+        raise OutOfScopeError(f"the original model cannot be evaluated with the sampled inputs: {sampled}")
     (feeds, wanted), end = sampled, Feeds()
     for lengths in runs.chunkings(feeds, index, sizes=(1, 2, 3), mixed=1):
         session = StreamingSession(runs.made.proto, run=lambda chunk: streaming.outputs(_elements(field, chunk)))
@@ -138,7 +139,7 @@ def _difference(runs: ChunkedRuns, index: int, field: Field, models: Sequence[Mo
         held = _elements(field, session.state)
         for name, state in held.items():
             if why := _parts(end.get(name, state), state):
-                return f"state '{name}' depends on how the stream is cut: after chunks of {_shown(lengths)} it {why}"
+                return f"state '{name}' depends on the chunk lengths: after chunks of {_shown(lengths)}, it {why}"
         end = held
     return None
 

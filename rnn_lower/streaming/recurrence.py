@@ -1,4 +1,4 @@
-"""The rules of RNN, GRU and LSTM, over the stream or over another axis, of Scan and of If."""
+"""Rules for RNN, GRU and LSTM, over the stream or over another axis, for Scan and for If."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def recurrent(ctx: RuleContext) -> list[AxisInfo]:
     elif x.axis == batch:
         infos = _over_another_axis(ctx, read, x, time)
     else:
-        raise ctx.refuse("it sums over frames of the stream, which are its features")
+        raise ctx.refuse("it sums over the frames of the stream, because its feature axis is the time axis")
     return infos[: len(ctx.node.outputs)]
 
 
 def _over_time(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, batch: int) -> list[AxisInfo]:
     if read.direction != "forward":
-        raise ctx.refuse(f"it is {read.direction} over time, so its first result needs the whole stream")
+        raise ctx.refuse(f"its direction is {read.direction}, so its first result depends on the whole stream")
     if not x.is_plain:
-        raise ctx.refuse("its sequence is the stream merged with other axes")
+        raise ctx.refuse("its sequence axis merges the stream with other axes")
     states = ctx.inputs[4:7]
     if any(state is not None and (state.is_timed or state.last or state.opening) for state in states):
-        raise ctx.refuse("its lengths or its initial state depend on the stream")
+        raise ctx.refuse("its sequence_lens or its initial state depends on the stream")
     if len(states) > 0 and states[0] is not None and x.every != 1:
-        raise ctx.refuse("its sequence_lens count frames at another rate than the input's")
+        raise ctx.refuse("its sequence_lens count frames at a different rate from its input")
     rows, units = x.sizes[batch], size(read.hidden_size)
     if x.late and ctx.analysis.step is not None:
         if len(states) > 0 and states[0] is not None:
-            raise ctx.refuse("its frames are delayed, but its sequence_lens count from the first chunk")
+            raise ctx.refuse("its frames are delayed, but its sequence_lens count frames from the first chunk on")
         if more := -x.late % max(1, int(ctx.analysis.step / x.every)):  # a state is held for whole chunks
             ctx.carry(held(ctx, x, more + 1, crop=0))
             x = x.changed(late=x.late + more, cut=True)
@@ -60,7 +60,7 @@ def _over_another_axis(ctx: RuleContext, read: RecurrentNode, x: AxisInfo, time:
     for index, axis in axes.items():
         info = ctx.optional(index)
         if info is not None and (info.axis != axis or info.sizes[axis] != x.sizes[along(ctx, x)]):
-            raise ctx.refuse(f"its {'lengths' if index == 4 else 'initial states'} differ from frame to frame")
+            raise ctx.refuse(f"its {'sequence_lens' if index == 4 else 'initial states'} differ from frame to frame")
     directions, units = size(read.num_directions), size(read.hidden_size)
     steps, rows = x.sizes[time], x.sizes[along(ctx, x)]
     if steps.number is not None:
@@ -77,22 +77,24 @@ def scan(ctx: RuleContext) -> list[AxisInfo]:
     states, sequences = [ctx.input(k) for k in range(count)], [ctx.input(k) for k in range(count, len(ctx.inputs))]
     x, axes = same_frames(ctx, sequences), ctx.attribute("scan_input_axes", [0] * len(sequences))
     if ctx.opset < 9 or any(ctx.attribute("scan_input_directions", ())):
-        raise ctx.refuse("it runs from the end of the stream" if ctx.opset >= 9 else "its rule is for opset 9 and up")
+        raise ctx.refuse(
+            "it starts at the end of the stream" if ctx.opset >= 9 else "its streaming rule needs opset 9 or newer"
+        )
     if any(info.axis != axis % info.rank for info, axis in zip(sequences, axes, strict=True)):
-        raise ctx.refuse("its sequences are not the frames of the stream")
+        raise ctx.refuse("it must scan its inputs along the axis of the stream")
     if any(info.is_timed or info.last for info in (*states, *ctx.analysis.captured(ctx.node))):
-        raise ctx.refuse("its initial states, or values that its body uses, depend on the stream")
+        raise ctx.refuse("its body uses initial states or other values that depend on the stream")
     if not x.is_plain or x.outer != ONE or x.late:
-        raise ctx.refuse("its frames are merged with other axes, padded or delayed")
+        raise ctx.refuse("its frames are padded, delayed or merged with other axes")
     for node in body.all_nodes():
         if node.op_type in (*OP_TYPES, *RANDOM) or node.domain not in DEFAULT_DOMAINS:
-            raise ctx.refuse(f"there is no rule for {node.op_type} in its body")
+            raise ctx.refuse(f"there is no streaming rule for {node.op_type} in its body")
     free = any(dim.number is None for info in sequences for k, dim in enumerate(info.sizes) if k != info.axis)
     for info, value in zip(states, body.outputs, strict=False):
         after = ctx.analysis.shape_info.shape(value) or (None,) * info.rank
         grows = (dim == ONE and n != 1 and (free or n is not None) for dim, n in zip(info.sizes, after, strict=False))
         if len(after) != info.rank or any(grows):  # where it is broadcast to the rows of a sequence
-            raise ctx.refuse("a state may be of another shape after a step")
+            raise ctx.refuse("the shape of a state may change in a step")
     shapes, dtypes = tuple(info.sizes for info in states), tuple(ctx.dtype(k) for k in range(count))
     ctx.carry(Steps(ctx.node, shapes, dtypes))
     results = [info.ended(info.sizes) for info in states]
@@ -125,7 +127,7 @@ def _agreed(ctx: RuleContext, a: AxisInfo, b: AxisInfo) -> AxisInfo:
         return AxisInfo(shape, last=a.last or b.last, cut=a.cut or b.cut)
     if a != b:
         raise ctx.refuse(
-            "its branches return the stream in different forms (sizes, axis or padding); make the condition constant"
+            "its branches return streams with different sizes, axes or padding; make the condition constant"
             " (--set INPUT=VALUE, or --dim NAME=SIZE)"
         )
     return a

@@ -1,4 +1,4 @@
-"""The states of recurrent nodes over the stream: the final ones of a chunk are the initial ones of the next."""
+"""The states of recurrent nodes over the stream: the final states of a chunk are the initial states of the next."""
 
 from __future__ import annotations
 
@@ -104,16 +104,16 @@ def _check_callers(work: GraphEditor, read: RecurrentNode, initial: ir.Value) ->
         same = user is read.node or work.are_alternatives(read.node, user)
         if not same or position != index or initial.is_graph_output():
             raise UnsupportedError(
-                f"{read.describe()}: its initial state '{initial.name}' is used elsewhere too; give the node its"
-                " own input"
+                f"{read.describe()}: other nodes or outputs also use its initial state '{initial.name}'; add a"
+                " separate input for the node"
             )
-    work.notes.append(f"{read.describe()}: its state is input '{initial.name}' already, which stays")
+    work.notes.append(f"{read.describe()}: its state is already the input '{initial.name}', which remains")
 
 
 def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
     """A state that the model takes from an input and gives back in ways of its own; reason: names the node."""
     if "sequence_lens" in read.inputs:
-        raise UnsupportedError(f"{reason}; this is not supported together with sequence_lens")
+        raise UnsupportedError(f"{reason}, which is not supported for a node with sequence_lens")
     model = work.document.model
     for letter in read.operator.states:
         start, final = read.inputs.get(f"initial_{letter}"), read.outputs.get(f"Y_{letter}")
@@ -123,14 +123,14 @@ def _leave(work: GraphEditor, read: RecurrentNode, reason: str) -> None:
             continue
         if start is None or final is None or not inputs_of(model, start) or not outputs_of(model, final):
             raise UnsupportedError(
-                f"{reason}, and its state is not returned unchanged; give the node an initial state"
-                " that is an input of its own, or fix it (--set INPUT=VALUE)"
+                f"{reason}, and the model does not return its final state unchanged; use a separate input as"
+                " its initial state, or fix the input (--set INPUT=VALUE)"
             )
         back = {str(out.name) for out in outputs_of(model, final)}
         for initial in inputs_of(model, start):
             work.left.add(str(initial.name))
             work.back.setdefault(str(initial.name), (set(), read.describe()))[0].update(back)
-    work.notes.append(f"{reason}, so the caller has to feed it back, as in the original")
+    work.notes.append(f"{reason}, so the caller has to feed the state back, as with the original model")
 
 
 def _reshaped_input(value: ir.Value) -> ir.Value | None:
@@ -149,7 +149,10 @@ def _give_back(work: GraphEditor, read: RecurrentNode, letter: str, initial: ir.
     """The final state as an output in the shape of the input that the first one comes from."""
     site, index, source = work.at(read.node), STATES[letter][1], str(initial.name)
     if work.is_nested(site) or initial.dtype is None:
-        raise UnsupportedError(f"{read.describe()}: its state in a branch is not an output; make it one")
+        raise UnsupportedError(
+            f"{read.describe()}: the node is in a branch, and its final state is not an output; make the"
+            " state an output"
+        )
     has_output = index < len(site.message.output) and site.message.output[index]
     final = site.output(index) if has_output else site.divert(f"{letter}_last", index)
     shape = site.behind.op("Shape", ir.Value(name=source), name="shape")

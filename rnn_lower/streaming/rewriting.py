@@ -1,4 +1,4 @@
-"""From a model of whole sequences to its streaming form: prove, then rewrite."""
+"""Convert a model to its streaming form: first prove that it is causal, then rewrite it."""
 
 from __future__ import annotations
 
@@ -70,10 +70,11 @@ class StreamedModel:
 
 
 def streamed(document: Document, requested: StreamOptions, dims: Dims | None) -> StreamedModel:
-    """The streaming form of a model. Raises UnsupportedError where it is not proved to be causal, naming the node."""
+    """Create the streaming form of a model. Raises UnsupportedError, naming the node, if causality is not proved."""
     if read_plan(document.proto) is not None:
         raise RnnLowerError(
-            "it is a streaming model already; use it as it is, lower it (rnn-lower lower), or stream its original"
+            "the model is already a streaming model; use it unchanged, lower it (rnn-lower lower), or stream"
+            " the original model"
         )
     time, step, delay = requested.axis, requested.step, requested.delay
     ready = _ready(document, requested.set_inputs or {}, dims)
@@ -88,7 +89,9 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
         work, analysis = _followed(original, streams, delay, step)
     except UnsupportedError as error:
         if baked is None and isinstance(error, FixedLengthError):
-            logger.info("the export hard-codes the length %d; it is made variable: %s", error.length, error)
+            logger.info(
+                "made the sequence length variable, which the export had hard-coded as %d: %s", error.length, error
+            )
             fixed = dataclasses.replace(requested, axis=",".join(axis_name(*each) for each in streams.items()))
             return streamed(document, fixed, {**(dims or {}), called(original.model, streams): error.length})
         if baked is None:
@@ -98,14 +101,16 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     recurrent = [(node.describe(), node.inputs["X"]) for node in read_nodes(work.model, work.shape_info)]
     if time is None and _nothing_runs(analysis, work) and not left_outside:
         raise RnnLowerError(
-            f"no recurrent node runs over '{called(original.model, streams)}', the only size that is symbolic: is it"
-            " the batch? Say which axis is the stream (--time INPUT[AXIS])"
+            f"no recurrent node runs along '{called(original.model, streams)}', the only symbolic size, which"
+            " may be the batch; name the axis of the stream (--time INPUT[AXIS])"
         )
     every = math.lcm(*analysis.divisors, *(info.every.numerator for info in analysis.infos.values()))
     if step is not None and step < 1:
-        raise RnnLowerError(f"--step {step}: a chunk has at least one frame")
+        raise RnnLowerError(f"--step {step}: a chunk must have at least one frame")
     if step is not None and step % every:
-        raise UnsupportedError(f"--step {step}: the strides of the model over time need multiples of {every} frames")
+        raise UnsupportedError(
+            f"--step {step}: the model has strides over time, so a chunk must have a multiple of {every} frames"
+        )
     editor = GraphEditor(work, analysis.infos, _symbols(work.model, streams), requested.reset, step)
     for edit in analysis.carried:
         edit(editor)
@@ -118,8 +123,8 @@ def streamed(document: Document, requested: StreamOptions, dims: Dims | None) ->
     )  # fmt: skip
     name = called(original.model, streams)
     if not plan.states and not plan.left:
-        text = f"; is '{name}' the batch?" if _nothing_runs(analysis, work) else ""
-        logger.info("no node carries anything over the stream; the model accepts chunks as it is%s", text)
+        text = f"; '{name}' may be the batch instead of the stream" if _nothing_runs(analysis, work) else ""
+        logger.info("no node carries a state, so the model already accepts chunks%s", text)
     late = tuple(text for text, x in recurrent if analysis.infos[x].late)
     return StreamedModel(Document(work.proto, work.folder), judged, plan, name, late, baked if left_outside else None)
 
@@ -151,7 +156,7 @@ def _call_by_call(document: Document, requested: StreamOptions) -> StreamedModel
     editor = GraphEditor(work, analysis.infos, _symbols(document.model, {}), requested.reset)
     for node in read_nodes(work.model, work.shape_info):
         if node.direction != "forward" or "sequence_lens" in node.inputs:
-            raise UnsupportedError(f"{node.describe()}: it has no state from which the next run could continue")
+            raise UnsupportedError(f"{node.describe()}: it has no state with which the next run could continue")
         shape = work.shape_info.shape(node.inputs["X"])
         batch = None if shape is None else shape[0 if node.layout else 1]
         initial = [node.inputs.get(f"initial_{letter}") for letter in node.operator.states]
@@ -195,7 +200,7 @@ def _set(model: ir.Model, values: Mapping[str, Any]) -> None:
         value = next((source for source in model.graph.inputs if source.name == name), None)
         if value is None:
             known = ", ".join(str(source.name) for source in model.graph.inputs) or "none"
-            raise RnnLowerError(f"no input is called '{name}' (--set); inputs: {known}")
+            raise RnnLowerError(f"--set {name}: the model has no input of this name; inputs: {known}")
         array = _as_declared(value, content)
         model.graph.inputs.remove(value)
         value.const_value = ir.tensor(array, name=name)
@@ -211,13 +216,17 @@ def _as_declared(value: ir.Value, content: Any) -> np.ndarray:
     try:
         array = np.asarray(content).astype(value.dtype.numpy())
     except (TypeError, ValueError):
-        raise RnnLowerError(f"{content!r} is no value for input '{value.name}' of type {value.dtype.name}") from None
+        raise RnnLowerError(
+            f"{content!r} is not a valid value for input '{value.name}' of type {value.dtype.name}"
+        ) from None
     shape = array.shape if value.shape is None else tuple(map(plain_dim, value.shape))
     if len(shape) > array.ndim and array.size == 1 and all(isinstance(n, int) for n in shape):
         array = np.full([n for n in shape if isinstance(n, int)], array.reshape(()), array.dtype)
     fits = zip(shape, array.shape, strict=False)
     if len(shape) != array.ndim or any(isinstance(n, int) and n != m for n, m in fits):
-        raise RnnLowerError(f"input '{value.name}' has shape {list(shape)}; the value has {list(array.shape)}")
+        raise RnnLowerError(
+            f"input '{value.name}' has shape {list(shape)}, but the value has shape {list(array.shape)}"
+        )
     return array
 
 

@@ -1,4 +1,4 @@
-"""The table of causality rules, by operator. An operator that is not in it is refused."""
+"""The table of causality rules, by operator. Operators that are not in the table are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a streaming model chunk by chunk: the state is held here."""
+"""Run a streaming model chunk by chunk, and keep its state between the chunks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ Feeds = dict[str, np.ndarray]
 
 
 class StreamingSession:
-    """A streaming model on onnxruntime, with its state.
+    """Run a streaming model on onnxruntime, and keep its state.
 
-    model: what `rnn_lower.stream` or `rnn-lower stream` has made, or any model whose states are inputs and outputs
-    already; these are named then, e.g. states={"h": "new_h"}.  run: computes outputs, in the order of the model, from
-    inputs by name; onnxruntime does when it is not given.
-    Raises RnnLowerError for a model that is no streaming model.
+    model: the result of `rnn_lower.stream` or `rnn-lower stream`, or any model whose states already are inputs and
+        outputs. For such a model, name the states, e.g. states={"h": "new_h"}.
+    run: a function that computes the outputs, in the order of the model, from the inputs by name; the default is
+        onnxruntime.
+
+    Raises RnnLowerError for a model that is not a streaming model.
     """
 
     @public
@@ -48,11 +50,12 @@ class StreamingSession:
 
     @public
     def run(self, chunk: Any) -> Feeds:
-        """The outputs for the next frames, by name, the states aside.
+        """Return the outputs for the next frames, by name, without the states.
 
-        chunk: arrays by input name, or one array where the model has one input beside its states. The first chunk
-        brings the states that the model takes from its caller, too.
-        Raises RnnLowerError when inputs lack, or for a number of frames that strides do not divide.
+        chunk: arrays by input name, or a single array if the model has one input apart from its states. The first chunk
+        must also contain the states that the caller has to provide.
+
+        Raises RnnLowerError if inputs are missing, or if the number of frames is not a multiple of the strides.
         """
         feeds = {name: np.asarray(array) for name, array in self._named(chunk).items()}
         begins = not self._state.keys() & {state.input for state in self.plan.states}
@@ -78,7 +81,7 @@ class StreamingSession:
         return np.take(result, range(min(result.shape[axis], max(0, first - before)), result.shape[axis]), axis)
 
     def reset(self, rows: Any = None) -> None:
-        """Forget what came before; rows: only in these rows of the batch, as indices or a mask."""
+        """Forget the state; rows: reset only these rows of the batch, as indices or a mask."""
         if rows is None:
             self._state = {}
             return
@@ -112,17 +115,19 @@ class StreamingSession:
 
     @property
     def state(self) -> Feeds:
-        """The states by the inputs that take them, to be saved; empty before the first chunk."""
+        """The states, by the names of their inputs, for saving; empty before the first chunk."""
         return {name: array.copy() for name, array in self._state.items()}
 
     @state.setter
     def state(self, arrays: Mapping[str, Any]) -> None:
         wanted = {state.input for state in self.plan.states}
         if not isinstance(arrays, Mapping):
-            raise RnnLowerError(f"the state is {type(arrays).__name__}; it must map inputs to arrays, as `state` does")
+            raise RnnLowerError(
+                f"the state is of type {type(arrays).__name__}; it must map inputs to arrays, like the value of `state`"
+            )
         if arrays and set(arrays) != wanted:
             raise RnnLowerError(
-                f"the states are {', '.join(sorted(wanted)) or 'none'}, not {', '.join(sorted(arrays))}"
+                f"the states of the model are {', '.join(sorted(wanted)) or 'none'}, not {', '.join(sorted(arrays))}"
             )
         self._state = {name: np.array(array) for name, array in arrays.items()}
 
@@ -132,7 +137,9 @@ class StreamingSession:
         carried = {state.input for state in self.plan.states}
         free = [name for name in self._inputs if name not in carried and name != self.plan.reset]
         if len(free) != 1:
-            raise RnnLowerError(f"the model has {len(free)} inputs; provide arrays by name: {', '.join(free)}")
+            raise RnnLowerError(
+                f"the model has {len(free)} inputs; pass a dict of arrays with the names {', '.join(free)}"
+            )
         return {free[0]: chunk}
 
     def _check(self, feeds: Feeds, begins: bool) -> None:
@@ -140,19 +147,21 @@ class StreamingSession:
         held = {state.input for state in self.plan.states if not begins or state.first is not None}
         lacking = [name for name in self._inputs if name not in feeds and name not in held and name != self.plan.reset]
         if lacking:
-            raise RnnLowerError(f"the chunk lacks {', '.join(lacking)}")
+            raise RnnLowerError(f"the chunk has no value for {', '.join(lacking)}")
         if unknown := [name for name in feeds if name not in self._known]:
-            raise RnnLowerError(f"no input of this model is called '{unknown[0]}'; inputs: {', '.join(self._inputs)}")
+            raise RnnLowerError(f"the model has no input '{unknown[0]}'; inputs: {', '.join(self._inputs)}")
         for name, axis in (*self.plan.symbols.values(), *self.plan.inputs.items()):
             if name in feeds and feeds[name].ndim <= axis:
-                raise RnnLowerError(f"input '{name}' is of shape {list(feeds[name].shape)}; it has no axis {axis}")
+                raise RnnLowerError(f"input '{name}' has shape {list(feeds[name].shape)}, which has no axis {axis}")
         frames = {name: feeds[name].shape[axis] for name, axis in self.plan.inputs.items()}
         if len(set(frames.values())) > 1:
             raise RnnLowerError(f"the inputs of a chunk must have the same number of frames, not {frames}")
         if any(count % self.plan.every for count in frames.values()):
-            raise RnnLowerError(f"a chunk must have a multiple of {self.plan.every} frames, not {frames}")
+            raise RnnLowerError(
+                f"the number of frames in a chunk must be a multiple of {self.plan.every}, not {frames}"
+            )
         if self._fused and 0 in frames.values():
-            raise RnnLowerError("a chunk without frames; onnxruntime's native operators need at least one")
+            raise RnnLowerError("the chunk is empty; onnxruntime's native operators need at least one frame")
 
     def _check_rows(self, chunk: Feeds) -> None:
         """The states must be of the batch of the chunk: one of another size could be broadcast without an error."""
@@ -163,7 +172,8 @@ class StreamingSession:
             wanted, shape = [dim.at(sizes) for dim in state.shape], list(np.shape(chunk[state.input]))
             if shape != wanted:
                 raise RnnLowerError(
-                    f"state '{state.input}' is of shape {shape}, where this chunk needs {wanted}; start over (reset())"
+                    f"state '{state.input}' has shape {shape}, but this chunk needs shape {wanted}; call"
+                    " reset() to start over"
                 )
 
     def _started(self, feeds: Feeds) -> Feeds:
@@ -198,7 +208,7 @@ def _with_errors(run: Callable[[Feeds], Sequence[Any]]) -> Callable[[Feeds], Seq
 def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
     """What a model says of itself, or what is to be fed back in one that says nothing."""
     if states is not None and not isinstance(states, Mapping):
-        raise RnnLowerError(f"states is {states!r}; it must map inputs to outputs")
+        raise RnnLowerError(f"states is {states!r}; it must map input names to output names")
     plan = read_plan(document.proto)
     if plan is not None and (unnamed := set(plan.left) - set(states or ())):
         name = min(unnamed)
@@ -207,13 +217,13 @@ def plan_with(document: Document, states: Mapping[str, str] | None) -> Plan:
         return plan
     if states is None:
         raise RnnLowerError(
-            "not a streaming model; make one (rnn-lower stream), or name its states (--state INPUT=OUTPUT)"
+            "not a streaming model; create one with rnn-lower stream, or name its states (--state INPUT=OUTPUT)"
         )
     outputs = [value.name for value in document.proto.graph.output]
     inputs = [value.name for value in document.proto.graph.input]
     for chunk, back in states.items():
         if chunk not in inputs or back not in outputs:
-            raise RnnLowerError(f"states: the model has no input '{chunk}' or no output '{back}'")
+            raise RnnLowerError(f"states: the model lacks the input '{chunk}' or the output '{back}'")
     held = tuple(State(chunk, back, (), "", chunk, 0) for chunk, back in states.items())
     known = plan or Plan({}, dict.fromkeys(outputs, LAST), ())
     own_outputs = {name: what for name, what in known.outputs.items() if name not in states.values()}

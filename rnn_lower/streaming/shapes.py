@@ -1,4 +1,4 @@
-"""Rules of operators that rearrange: where the frames are afterwards."""
+"""Rules for operators that rearrange elements: the positions of the frames after them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rnn_lower.streaming.state_caches import First
 WHOLE = 2**31 - 1
 """Ends of slices from here on mean the end of the axis."""
 
-ATTENTION = "; attention to a fixed number of frames streams where it takes them as windows (Tensor.unfold)"
+ATTENTION = "; attention can be streamed if it covers a fixed number of frames, taken as windows (Tensor.unfold)"
 
 
 class FixedLengthError(UnsupportedError):
@@ -51,7 +51,7 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
     labels = {term[info.axis] for info, term in pairs if info.axis is not None}
     stream, length = labels.pop(), x.sizes[along(ctx, x)]
     if any(term.count(stream) > 1 for _, term in pairs):
-        raise ctx.refuse("it selects a diagonal of the stream")
+        raise ctx.refuse("it selects a diagonal along the axis of the stream")
     if lost and not {stream, *labels} <= set(result):
         raise ctx.refuse(lost.format(stream))
     if not set(result) <= {None, *(label for _, term in pairs for label in term)}:
@@ -60,15 +60,15 @@ def mapped(ctx: RuleContext, terms: Sequence[Sequence[object]], result: Sequence
         if lost:
             raise ctx.refuse(f"it multiplies frames of the stream with each other{ATTENTION}")
         compared = all(info.offsets is not None for info, _ in pairs)
-        text = f"it compares frames of the stream with each other, as masks do{ATTENTION}"
-        raise ctx.refuse(text if compared else "the stream is along different axes of its inputs")
+        text = f"it compares frames of the stream with each other, as a mask does{ATTENTION}"
+        raise ctx.refuse(text if compared else "the stream runs along different axes of its inputs")
     if any(info.axis is not None and info.sizes[info.axis] != length for info, _ in pairs):
-        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
+        raise ctx.refuse("its inputs merge the stream with other axes in different ways")
     for index, (info, term) in enumerate(zip(ctx.inputs, terms, strict=False)):
         if info is None or info.axis is not None:
             continue
         if info.is_timed:
-            raise ctx.refuse("it computes with the length of the stream")
+            raise ctx.refuse("its result depends on the length of the stream")
         axis = term.index(stream) if stream in term else None
         if axis is not None and info.sizes[axis] != ONE and not _one_for_all(ctx, index, axis, length):
             raise ctx.refuse(f"input {index} has different values for each frame of the stream")
@@ -115,7 +115,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         stays, may_lack = alone and unknown[0] == x.axis, ctx.may_lack_frames(x)
         counted = may_lack and alone and not stays and ctx.opset >= 14 and size(0) not in target
         if may_lack and not (stays or counted):
-            raise ctx.refuse("its frames are delayed, and its output shape is computed from the length of the stream")
+            raise ctx.refuse("its frames are delayed, but its output shape is computed from the length of the stream")
         ctx.edit(take_the_rest, x, unknown[0], len(target), 0 if stays else None if counted else -1)
         rest = x.length if alone else size(-1)
         target = tuple(rest if k == unknown[0] else dim for k, dim in enumerate(target))
@@ -126,16 +126,18 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         return [freed]
     resolved = _resolved(x, copied)
     if resolved is None:
-        raise ctx.refuse("the size of -1 in its shape is unknown")
+        raise ctx.refuse("the size that replaces -1 in its shape is unknown")
     one_frame = product(x.sizes).over(size(TIME)) if ctx.analysis.baked is None else None
     fixed = None if one_frame is None else product(resolved).over(one_frame)
     if fixed is not None and fixed.number and x.axis is not None:
-        why = f"its output shape has the fixed length {fixed.number}, whatever the length of the stream"
+        why = (
+            f"its output shape contains the fixed length {fixed.number}, although the length of the stream is variable"
+        )
         raise FixedLengthError(ctx.refuse(why), fixed.number)
     info = _regrouped(ctx, x, resolved)
     if ctx.may_lack_frames(x) and target[info.axis or 0].is_timed and not {size(0), size(-1)} & {*target}:
         if ctx.opset < 14 and info.axis != x.axis:
-            raise ctx.refuse("its frames are delayed, and a size of 0 in its shape means another one before opset 14")
+            raise ctx.refuse("its frames are delayed, but a size of 0 in its shape has another meaning before opset 14")
         if ctx.opset >= 14:
             ctx.edit(change_attributes, {"allowzero": 1})
     if ctx.may_lack_frames(x) and size(-1) in copied and copied.index(size(-1)) != info.axis:
@@ -143,7 +145,7 @@ def reshape(ctx: RuleContext) -> list[AxisInfo]:
         same = [k < x.rank and dim == x.sizes[k] for k, dim in enumerate(copied)]
         sizes = tuple(size(0) if dim.is_timed and same[k] else dim for k, dim in enumerate(guessed))
         if any(dim.is_timed for dim in sizes):
-            raise ctx.refuse("its frames are delayed, and its shape has -1 for another size")
+            raise ctx.refuse("its frames are delayed, but -1 in its shape stands for another axis")
         ctx.edit(tell_sizes, sizes)
     return [info]
 
@@ -194,7 +196,7 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
     """The frames after the elements were grouped into other axes, their order being the same."""
     before = product(x.sizes[: along(ctx, x)]) * x.outer
     if product(shape) != product(x.sizes):
-        raise ctx.refuse("its output shape does not follow from its input shape")
+        raise ctx.refuse("its output shape does not match its input shape")
     for axis, dim in enumerate(shape):
         outer = before.over(product(shape[:axis]))
         if outer is None or not dim.is_timed:
@@ -208,7 +210,7 @@ def _regrouped(ctx: RuleContext, x: AxisInfo, shape: list[Size]) -> AxisInfo:
             return x.moved(axis, shape, outer=outer)
         grouped = None if x.lead or x.trail else (outer * x.frames).over(dim)
         if grouped is not None and grouped.number and x.late:
-            raise ctx.refuse("it merges several frames, which are delayed")
+            raise ctx.refuse("it merges several delayed frames into one")
         if grouped is not None and grouped.number:  # several frames become one
             return x.moved(axis, shape, outer=outer, every=x.every * grouped.number)
     raise ctx.refuse("it mixes frames of the stream with each other")
@@ -218,7 +220,7 @@ def squeeze(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.x()
     axes = ctx.integers(1, "axes", 13)
     if axes is None:
-        raise ctx.refuse("it lists no axes, so a stream of one frame would lose its axis")
+        raise ctx.refuse("it lists no axes, so it would remove the time axis of a chunk of one frame")
     result = [axis for axis in range(x.rank) if axis not in {axis % x.rank for axis in axes}]
     return [mapped(ctx, [range(x.rank)], result, "it removes the axis of the stream")]
 
@@ -238,7 +240,7 @@ def split(ctx: RuleContext) -> list[AxisInfo]:
     x = ctx.x()
     axis = ctx.axis(0, x.rank)
     if axis == along(ctx, x):
-        raise ctx.refuse("it splits the stream over time")
+        raise ctx.refuse("it splits the stream along the time axis")
     ctx.integers(1, "split", 13)  # which must not be computed
     return [x.moved(along(ctx, x), ctx.resized(x, [axis], index)) for index in range(len(ctx.node.outputs))]
 
@@ -248,12 +250,12 @@ def concat(ctx: RuleContext) -> list[AxisInfo]:
     first = same_frames(ctx, infos)
     axis = ctx.axis(1, first.rank)
     if axis == along(ctx, first):
-        raise ctx.refuse("it joins frames over time")
+        raise ctx.refuse("it concatenates frames along the time axis")
     for info in infos:
         if info.axis is None:
-            raise ctx.refuse("it joins the stream with a fixed number of frames")
+            raise ctx.refuse("it concatenates the stream with a fixed number of frames")
     if len({info.axis for info in infos}) > 1:
-        raise ctx.refuse("the stream is along different axes of its inputs")
+        raise ctx.refuse("the stream runs along different axes of its inputs")
     return [first.moved(along(ctx, first), ctx.resized(first, [axis]))]
 
 
@@ -261,13 +263,13 @@ def same_frames(ctx: RuleContext, infos: list[AxisInfo]) -> AxisInfo:
     """One of several values that carry the stream, which have to do so in the same way."""
     kinds = {dataclasses.replace(info, shape=None, axis=0) for info in infos if info.axis is not None}
     if not kinds:
-        raise ctx.refuse("it computes with the length of the stream")
+        raise ctx.refuse("its result depends on the length of the stream")
     if len({info.every for info in kinds}) > 1:
-        raise ctx.refuse("its inputs have different rates over time")
+        raise ctx.refuse("its inputs have different frame rates")
     if len({info.lead for info in kinds}) > 1:
         raise ctx.refuse("its inputs are padded by different numbers of frames")
     if len(kinds) > 1:
-        raise ctx.refuse("its inputs have the stream merged with other axes in different ways")
+        raise ctx.refuse("its inputs merge the stream with other axes in different ways")
     return next(info for info in infos if info.axis is not None)
 
 
@@ -315,7 +317,7 @@ def slice_(ctx: RuleContext) -> list[AxisInfo]:
             return [_first(ctx, x, sizes)]
     if start != 0 or end < WHOLE or step != 1:
         until = "the end" if end >= WHOLE else end
-        raise ctx.refuse(f"it selects frames {start} to {until} by {step} of the stream")
+        raise ctx.refuse(f"it selects frames {start} to {until} of the stream with step {step}")
     sizes[time] = x.sizes[time]
     return [x.moved(time, sizes)]
 
@@ -332,7 +334,7 @@ def _positions(ctx: RuleContext, index: int, name: str) -> tuple[Size, ...]:
         return content
     numbers = ctx.integers(index, name, 10)
     if numbers is None:
-        raise ctx.refuse("it has no starts or ends")
+        raise ctx.refuse("its starts or ends are missing")
     return tuple(map(size, numbers))
 
 
@@ -347,7 +349,7 @@ def _position(ctx: RuleContext, x: AxisInfo, axis: int, position: Size, is_end: 
         return WHOLE
     line = linear(position, in_stream=is_end and x.cut)
     if axis != x.axis or line is None or not x.is_unmerged or (x.cut and not is_end):
-        raise ctx.refuse("its slice bounds are computed from a size other than that of the sliced axis")
+        raise ctx.refuse("its slice bounds are not computed from the size of the sliced axis")
     (times, more), behind = line, x.lead - x.late + x.trail
     if times * x.every == 1:
         return more - behind if more < behind else WHOLE
@@ -376,7 +378,7 @@ def _thinned(ctx: RuleContext, x: AxisInfo, step: int, sizes: list[Size]) -> Axi
     """One of so many frames, where chunks are a multiple of them."""
     x = settled(x, ctx.analysis.delay)
     if not x.is_plain or x.outer != ONE or x.late:
-        raise ctx.refuse("it selects frames of a value that is padded, merged with other axes, or delayed")
+        raise ctx.refuse("it selects frames of a value that is padded, delayed or merged with other axes")
     return x.changed(sizes, every=x.every * step)
 
 
@@ -399,13 +401,14 @@ def _trimmed(
         return x.changed(sizes, lead=lead, trail=trail)
     if x.lead and start <= x.lead:
         raise ctx.refuse(
-            f"it selects frames {start} to {-behind or 'the end'} of the stream, of which {x.lead} are left padding"
+            f"it selects frames {start} to {-behind or 'the end'} of a stream with left padding of {x.lead}"
         )
     joined = _is_used_by(ctx, "Concat", 1, time - x.rank)
     if end and (joined or not ctx.analysis.delay):
         why = ctx.refuse(
-            f"it selects frames {start} to {-behind} of the stream, but no chunk knows which {end} frames are the last;"
-            f" delay the outputs by {start - x.lead + end} frames (--delay)"
+            f"it selects frames {start} to {-behind} of the stream, but within a chunk, the end of the stream"
+            f" is unknown; delay the outputs by {start - x.lead + end}"
+            f" frame{'s' * (start - x.lead + end != 1)} (--delay)"
         )
         if start or not x.is_plain or x.late:
             raise why
@@ -444,7 +447,7 @@ def gather(ctx: RuleContext) -> list[AxisInfo]:
             text = "computed" if chosen is None else str(chosen.ravel().tolist()[:4])
             raise ctx.refuse(f"it selects fixed frames of the stream: {text}")
         if data.late:
-            raise ctx.refuse("it selects the last frame of a delayed value; use Slice ([-1:])")
+            raise ctx.refuse("it selects the last frame of a delayed value, which only a Slice ([-1:]) supports")
         return [data.ended(shape)]
     rows, labels = range(data.rank), [f"index {k}" for k in range(indices.rank)]
     return [mapped(ctx, [rows, labels], [*rows[:axis], *labels, *rows[axis + 1 :]], "")]
@@ -491,7 +494,7 @@ def expand(ctx: RuleContext) -> list[AxisInfo]:
     time = x.axis + len(shape) - x.rank
     dims = [dim for axis, dim in enumerate(want) if axis != time]
     if want[time] not in (ONE, have[time]) or any(dim.is_timed for dim in dims):
-        raise ctx.refuse("it broadcasts the stream over time")
+        raise ctx.refuse("it broadcasts the stream along the time axis")
     shape[time] = have[time]
     return [x.moved(time, shape)]
 
@@ -506,13 +509,13 @@ def constant_of_shape(ctx: RuleContext) -> list[AxisInfo]:
 def _spread(ctx: RuleContext, x: AxisInfo, shape: Sequence[Size], have: Sequence[Size]) -> AxisInfo:
     """The same values in every frame."""
     if x.is_timed:
-        raise ctx.refuse("it computes with the length of the stream")
+        raise ctx.refuse("its result depends on the length of the stream")
     timed = [axis for axis, dim in enumerate(shape) if dim.is_timed]
     if len(timed) != 1 or have[timed[0]] != ONE:
-        raise ctx.refuse("it makes a shape of the length of the stream")
+        raise ctx.refuse("it creates a shape from the length of the stream")
     info = AxisInfo(tuple(shape), timed[0], every=Fraction(shape[timed[0]].times.denominator))
     if shape[timed[0]].over(info.frames) is None:
-        raise ctx.refuse("it builds a shape from the stream's length at a different rate")
+        raise ctx.refuse("it creates a shape from the length of the stream at a different frame rate")
     return dataclasses.replace(info, outer=shape[timed[0]].over(info.frames) or ONE)
 
 
@@ -525,5 +528,5 @@ def tile(ctx: RuleContext) -> list[AxisInfo]:
     if x.axis is None:
         return [_spread(ctx, x, shape, x.shape)]
     if repeats[x.axis] != ONE or any(dim.is_timed for dim in repeats):
-        raise ctx.refuse("it repeats the stream over time")
+        raise ctx.refuse("it repeats the stream along the time axis")
     return [x.moved(x.axis, shape)]

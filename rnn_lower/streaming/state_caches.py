@@ -1,4 +1,4 @@
-"""What nodes have to remember from one chunk to the next, and how each is rewritten to take it and hand it on."""
+"""The states of nodes that need earlier frames, and how each node is rewritten to read and return its state."""
 
 from __future__ import annotations
 
@@ -173,7 +173,9 @@ class Begun(Frames):
     def __call__(self, work: GraphEditor) -> None:
         site = work.at(self.node)
         if work.reset is not None:
-            raise UnsupportedError(f"{site.owner}: it begins the stream of all rows together; drop --reset")
+            raise UnsupportedError(
+                f"{site.owner}: it prepends frames to all rows together, so single rows cannot be reset; drop --reset"
+            )
         first, shape = filled(self.shape, self.fill, self.dtype), self.shape
         live = site.input(0) if self.opening else None
         if self.front is None:
@@ -210,14 +212,14 @@ class Begun(Frames):
         """Put the front in place of the frames that mean nothing."""
         one, b, output = first.take([0], self.axis), site.behind, str(site.output().name)
         if (first != one).any():
-            raise UnsupportedError(f"{site.owner}: it joins different frames in front; drop --step")
+            raise UnsupportedError(f"{site.owner}: the frames that it prepends differ from each other; drop --step")
         front = constant(one, self.dtype, "front") if live is None else live
         early = work.are_early(site, self.x)
         site.rename(b.op("Where", early, front, site.divert(), name="with_front"), output)
 
 
 def _prepending(site: Site) -> str:
-    return f"{site.owner}, for the frames that it prepends to the stream"
+    return f"{site.owner}, which prepends frames to the stream"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +272,7 @@ class Steps:
             try:
                 first, shape = work.first(site.owner, self.node.inputs[index], shape, dtype)
             except FromInput as error:
-                raise UnsupportedError(f"{error}; fix it (--set INPUT=VALUE)") from None
+                raise UnsupportedError(f"{error}; fix the input (--set INPUT=VALUE)") from None
             state, current = work.take_state(site, f"state{index}", first, shape, batch_axis(shape, 1))
             work.replace_input(site, index, current)
             final = site.output(index) if site.message.output[index] else site.divert("last", index)
@@ -304,7 +306,8 @@ class Position:
             return
         if work.infos[self.node.outputs[0]].late:
             raise UnsupportedError(
-                f"{site.owner}: it counts some of the frames, which only a Gather over time supports"
+                f"{site.owner}: it counts only some of the frames, which is supported only if a Gather uses the"
+                " result along the time axis"
             )
         if work.reset is not None:
             raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""From file to file: the streaming form, lowered or not, and its first states beside it."""
+"""Stream a model from file to file: the streaming form, lowered or not, with its initial states in a second file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MARK = b"first states, written by rnn-lower stream"
 
 @dataclasses.dataclass(frozen=True)
 class StreamResult:
-    """A streaming model that is ready to be written. dims: sizes that were fixed in it; kept: nodes that stay."""
+    """A streaming model before it is written. dims: sizes that were fixed in it; kept: nodes that were not lowered."""
 
     document: Document
     dims: Dims | None
@@ -60,19 +60,19 @@ class StreamResult:
 
 
 def make(document: Document, requested: StreamOptions, options: Options) -> StreamResult:
-    """The streaming form, lowered unless it is to stay fused. The document stays as it is."""
+    """Create the streaming form, lowered unless the fused nodes are kept. The document stays unchanged."""
     check_texts(axis=requested.axis, state_names=requested.state_names)
     if requested.step is not None:
         check_numbers(step=requested.step)
     if requested.set_inputs is not None and not isinstance(requested.set_inputs, Mapping):
-        raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map names of inputs to values")
+        raise RnnLowerError(f"set_inputs is {requested.set_inputs!r}; it must map input names to values")
     target = find_target(options.target)
     model = streamed(document, requested, options.dims)
     model = dataclasses.replace(model, plan=_arranged(model, requested))
     if requested.keep_native and model.late and requested.step is None:
         raise UnsupportedError(
-            f"{model.late[0]}: its frames are delayed, so the first chunks have none, which native operators do not"
-            " support; drop --keep-native"
+            f"{model.late[0]}: its frames are delayed, so it gets no frames in the first chunks, which native"
+            " operators do not support; drop --keep-native"
         )
     length = requested.step or model.length
     dims: Dims | None = {model.time: length} if model.time is not None and length is not None else None
@@ -82,7 +82,7 @@ def make(document: Document, requested: StreamOptions, options: Options) -> Stre
     if requested.step is None and options.target is not None and not target.empty:
         _refuse_empty_chunks(model, target)
     if model.late and requested.step is None and options.form in ("auto", "scan"):
-        logger.info("form loop, because frames are delayed and a Scan cannot run on a chunk without frames")
+        logger.info("using form loop, because frames are delayed and a Scan cannot run on a chunk without frames")
         options = dataclasses.replace(options, form="loop")
     if requested.keep_native and options.target is not None:
         options = dataclasses.replace(options, keep_native=True)
@@ -111,8 +111,8 @@ def _check_made(model: ir.Model, target: Target) -> None:
     for finding in unsupported(model, target, ShapeInfo(model)):
         if finding.node.startswith(MADE):
             raise UnsupportedError(
-                f"{finding.op} '{finding.node}' carries what the stream remembers, and target {target.name} does not"
-                f" support it: {finding.rule}"
+                f"target {target.name} does not support {finding.op} '{finding.node}', which carries the state"
+                f" of the stream: {finding.rule}"
             )
 
 
@@ -136,8 +136,8 @@ def _refuse_empty_chunks(model: StreamedModel, target: Target) -> None:
     late = next(iter([*model.late, *grown]), None)
     if late is not None:
         raise UnsupportedError(
-            f"{late}: its frames are delayed, so a chunk may have none, which target {target.name} was not seen to"
-            " run; choose the length of chunks (--step)"
+            f"{late}: its frames are delayed, so a chunk may be empty, which target {target.name} has not been"
+            " shown to support; choose the length of chunks (--step)"
         )
 
 
@@ -155,7 +155,8 @@ def staged_states(destination: str | os.PathLike[str], plan: Plan) -> Iterator[C
     states_path = checked_destination(path.with_name(f"{path.name.removesuffix('.onnx')}.state.npz"), text=True)
     if states_path.exists() and not (states_path.is_file() and (_has_states(path) or _is_ours(states_path))):
         raise RnnLowerError(
-            f"{states_path}: the initial states would overwrite this file, which is not rnn_lower's; move it away"
+            f"{states_path}: the initial states would overwrite this file, which rnn_lower did not write; move"
+            " the file away"
         )
     staged, before = (
         states_path.with_name(f".{stale_files.stem_of(states_path)}.{secrets.token_hex(8)}{stale_files.TMP}")

@@ -1,4 +1,4 @@
-"""The way back: a streaming model becomes one over whole sequences, its states inside.
+"""Convert a streaming model back to a model on whole sequences, which contains its states.
 
 A model of one length of chunks is the body of a Scan over them. Where only recurrent nodes carry states, which are
 inputs and outputs of the model, the axis of the frames is free instead; one that `stream` has made for chunks of
@@ -44,7 +44,7 @@ class Whole:
 
 
 def unstreamed(document: Document, states: Mapping[str, str] | None, time: str | None) -> Whole:
-    """A model over whole sequences.
+    """Create a model on whole sequences.
 
     states: outputs by the inputs that they are fed back to, of a model that `stream` has not made.  time: the axis of
     the frames of such a model, INPUT[AXIS]; where it has none, each run is one step, and a new axis comes first.
@@ -52,15 +52,16 @@ def unstreamed(document: Document, states: Mapping[str, str] | None, time: str |
     plan = plan_with(document, states)
     if plan.reset is not None:
         raise UnsupportedError(
-            f"input '{plan.reset}' resets rows, which whole sequences do not support; stream the original without"
-            " --reset"
+            f"a model for whole sequences does not support input '{plan.reset}', which resets rows; stream the"
+            " original model without --reset"
         )
     if not plan.states:
-        raise RnnLowerError("the model has no state that is fed back")
+        raise RnnLowerError("the model has no state to feed back")
     source = document.copied()
     if time is not None and plan.inputs:
         raise RnnLowerError(
-            f"--time {time}: the model's metadata already names the axes of the frames: {dict(plan.inputs)}"
+            f"--time {time}: the model's metadata already names the axes of the frames,"
+            f" {dict(plan.inputs)}; drop --time"
         )
     if time is not None:
         plan = _with_axes(source, plan, time)
@@ -99,7 +100,7 @@ def _with_axes(document: Document, plan: Plan, time: str) -> Plan:
             if value.name in outputs and value.name not in fed:
                 if size is None or axis >= len(dims) or dims[axis].dim_value != size:
                     raise UnsupportedError(
-                        f"output '{value.name}': the axis of the frames is unknown; declare its sizes"
+                        f"output '{value.name}': the axis of the frames is unknown; declare the sizes of the output"
                     ) from None
                 outputs[value.name] = axis
     else:
@@ -139,7 +140,7 @@ def _with_new_axis(document: Document, plan: Plan) -> tuple[Document, Plan]:
         plan, inputs=dict.fromkeys((message.name for message in inputs), 0), outputs={**kinds, **last}, symbols=symbols
     )
     if not inputs:
-        raise RnnLowerError("the model has no inputs besides its states")
+        raise RnnLowerError("the model has no inputs except its states")
     return Document(work, document.folder), plan
 
 
@@ -203,7 +204,7 @@ def _write_first_values(graph: onnx.GraphProto, b: GraphBuilder, plan: Plan) -> 
 def _scanned(model: onnx.ModelProto, plan: Plan, step: int, source: Document) -> None:
     """The model as the body of a Scan over chunks."""
     if (opset_of(model) or 0) < 9:
-        raise UnsupportedError(f"a Scan over chunks needs opset 9; the model is at opset {opset_of(model)}")
+        raise UnsupportedError(f"a Scan over chunks needs opset 9 or newer; the model has opset {opset_of(model)}")
     if grown := next((state for state in plan.states if any(GROWS in each.of for each in state.shape)), None):
         raise UnsupportedError(f"{grown.node}: its state '{grown.input}' has a different size after each chunk")
     graph = model.graph

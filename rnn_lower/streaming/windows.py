@@ -1,4 +1,4 @@
-"""Rules of operators that look at several frames at once: convolution, pooling, padding; what they look back at stays.
+"""Rules for operators over several frames (convolution, pooling, padding), with the frames they look back at as state.
 
 A window of `reach` frames that is moved by `stride` frames needs between reach - stride and reach - 1 frames before the
 first one: then a chunk of a multiple of `stride` frames gives all that depends on it and nothing that depends on later
@@ -71,7 +71,7 @@ def _beside_time(ctx: RuleContext) -> list[AxisInfo] | None:
     """What a convolution makes of frames in the batch; None of frames that its windows cover."""
     x = ctx.x()
     if along(ctx, x) == 1:
-        raise ctx.refuse("it sums over frames of the stream, which are its channels")
+        raise ctx.refuse("it sums over the frames of the stream, because its channel axis is the time axis")
     return None if x.axis else [x.moved(0, ctx.resized(x, range(1, x.rank)))]
 
 
@@ -80,10 +80,10 @@ def pooling(ctx: RuleContext) -> list[AxisInfo]:
     if along(ctx, x) < 2:
         return [x.moved(along(ctx, x), ctx.resized(x, range(2, x.rank)))]
     if len(ctx.node.outputs) > 1:
-        raise ctx.refuse("it returns the positions of the maxima in the whole input")
+        raise ctx.refuse("it also returns the positions of the maxima in the whole input")
     average = ctx.node.op_type == "AveragePool"
     if average and not ctx.attribute("count_include_pad", 0) and _window(ctx, x, along(ctx, x)).before:
-        raise ctx.refuse("its first frames are averages of fewer values (count_include_pad is 0)")
+        raise ctx.refuse("its first frames are averages of fewer values, because count_include_pad is 0")
     if ctx.node.op_type == "LpPool" and _window(ctx, x, along(ctx, x)).before:
         raise ctx.refuse("it pads over time")
     return _windowed(ctx, x, 0.0 if average else -np.inf)
@@ -101,7 +101,7 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     x = settled(ctx.x(), ctx.analysis.delay)
     window, axis = _window(ctx, x, along(ctx, x)), along(ctx, x)
     if ctx.attribute("output_shape"):
-        raise ctx.refuse("how it pads over time depends on the length of the stream (output_shape)")
+        raise ctx.refuse("its padding along the time axis depends on the length of the stream (output_shape)")
     shape = ctx.resized(x, range(1, x.rank))
     shape[axis] = x.sizes[axis]
     if window == _Window(1, 1, 0, 0):
@@ -110,10 +110,10 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
     if window.stride > 1 or extra:
         return [_overlapping(ctx, x, window, extra, shape)]
     if not x.is_unmerged or x.late:
-        raise ctx.refuse("its input is merged with other axes, or delayed")
+        raise ctx.refuse("its input is delayed or merged with other axes")
     before, trail = window.reach - 1, window.reach - 1 - window.behind
     if trail < 0:
-        raise ctx.refuse("it cuts frames off the stream")
+        raise ctx.refuse("it removes frames from the stream")
     attributes = _without_padding(ctx, x, axis)
     attributes["pads"][axis - 2] = attributes["pads"][axis - 2 + x.rank - 2] = before
     if window.before == before and before <= x.lead:  # the frames before are there
@@ -124,13 +124,16 @@ def transposed_convolution(ctx: RuleContext) -> list[AxisInfo]:
         lead = 0
     else:
         raise ctx.refuse(
-            f"it looks ahead by {window.before} frames, with {x.lead} frames of left padding before the stream"
+            f"it looks ahead by {window.before} frame{'s' * (window.before != 1)}, but the left padding has {x.lead}"
         )
     return [x.changed(shape, lead=lead, trail=trail, blame=_beyond(ctx, trail))]
 
 
 def _beyond(ctx: RuleContext, frames: int) -> str:
-    text = f"it outputs {frames} frames beyond the end of the stream; crop them, or delay the outputs (--delay)"
+    text = (
+        f"it outputs {frames} frame{'s' * (frames != 1)} beyond the end of the stream; crop them, or delay the"
+        " outputs (--delay)"
+    )
     return str(ctx.refuse(text))
 
 
@@ -138,9 +141,9 @@ def _overlapping(ctx: RuleContext, x: AxisInfo, window: _Window, extra: int, sha
     """Each frame makes several, and adds to those of the next ones: what reaches beyond the chunk is kept."""
     axis, rest = along(ctx, x), window.reach + extra - window.stride
     if not x.is_plain or x.outer != ONE:
-        raise ctx.refuse("its input is padded, or merged with other axes")
+        raise ctx.refuse("its input is padded or merged with other axes")
     if ctx.may_lack_frames(x):
-        raise ctx.refuse("its input is delayed, so a chunk may have no frames; choose the length of chunks (--step)")
+        raise ctx.refuse("its input is delayed, so a chunk may be empty; choose the length of chunks (--step)")
     if rest < 0:
         raise ctx.refuse("it leaves gaps between its output frames")
     if window.before or window.behind:
@@ -164,7 +167,7 @@ def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
             raise ctx.refuse("the size of its kernel is unknown")
         kernel = [dim.number for dim in weights.sizes[2:]]
     if ctx.attribute("ceil_mode", 0):
-        raise ctx.refuse("it rounds the number of frames up (ceil_mode)")
+        raise ctx.refuse("it rounds up the number of frames (ceil_mode)")
     auto = ctx.attribute("auto_pad", "NOTSET") or "NOTSET"
     pads = ctx.attribute("pads", [0] * 2 * count) if auto == "NOTSET" else [0] * 2 * count
     reach = (kernel[index] - 1) * ctx.attribute("dilations", [1] * count)[index] + 1
@@ -174,7 +177,7 @@ def _window(ctx: RuleContext, x: AxisInfo, axis: int) -> _Window:
         more = reach - 1 - less
         return _Window(reach, 1, *((less, more) if auto == "SAME_UPPER" else (more, less)))
     if auto not in ("NOTSET", "VALID") and (reach, stride) != (1, 1):
-        raise ctx.refuse(f"how it pads over time depends on the length of the stream (auto_pad {auto})")
+        raise ctx.refuse(f"its padding along the time axis depends on the length of the stream (auto_pad {auto})")
     return _Window(reach, stride, pads[index], pads[index + count])
 
 
@@ -188,7 +191,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
     if before > window.reach - 1:
         lead = before - (window.reach - 1)
         if window.stride > 1:
-            raise ctx.refuse("it pads more frames before the stream than its window has")
+            raise ctx.refuse("it pads more frames before the stream than its window covers")
     late = (x.late + max(0, window.reach - 1 - before)) // window.stride
     if x.trail and (late or window.stride > 1):
         x = settled(x, ctx.analysis.delay)
@@ -199,9 +202,10 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
         trail, made_up = made_up, 0
     if (made_up > 0 and not ctx.analysis.delay) or (trail and window.behind):
         error = ctx.refuse(
-            f"it looks ahead by {window.behind} frames: it pads {window.before} frames before the stream and"
-            f" {window.behind} behind it; pad {window.before + window.behind} before and none behind, or delay the"
-            " outputs (--delay)"
+            f"it looks ahead by {window.behind} frame{'s' * (window.behind != 1)}, because it pads"
+            f" {window.before} before the stream and {window.behind} after it; pad"
+            f" {window.before + window.behind} before and none after"
+            " it, or delay the outputs (--delay)"
         )
         if not trail:
             raise error
@@ -224,7 +228,7 @@ def _windowed(ctx: RuleContext, x: AxisInfo, fill: Any) -> list[AxisInfo]:
 
 def _held_back(ctx: RuleContext, x: AxisInfo, window: _Window, fill: Any) -> DelayBuffer:
     if window.stride > window.reach:
-        raise ctx.refuse("its frames are delayed, and it skips some of them")
+        raise ctx.refuse("its frames are delayed, but it skips some of them")
     attributes = _without_padding(ctx, x, along(ctx, x))
     return held(
         ctx, x, window.reach, stride=window.stride, before=window.before, fill=fill, attributes=attributes, lead=x.lead
@@ -248,7 +252,7 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     if ctx.optional(3) is not None:
         axes = ctx.known(3)
         if axes is None:
-            raise ctx.refuse("its axes are computed")
+            raise ctx.refuse("its axes must be constant")
         full = [0] * 2 * x.rank
         for position, padded_axis in enumerate(axes):
             full[padded_axis % x.rank], full[padded_axis % x.rank + x.rank] = pads[position], pads[position + len(axes)]
@@ -257,10 +261,13 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     before, behind = pads[axis], pads[axis + x.rank]
     blame, end = x.blame, max(0, -(x.trail + behind))
     if behind > 0:
-        text = f"it looks ahead by {behind} frames: it pads {behind} frames after the end"
+        text = (
+            f"it looks ahead by {behind} frame{'s' * (behind != 1)}, because it pads {behind} after the end"
+            " of the stream"
+        )
         blame = str(ctx.refuse(f"{text}; delay the outputs (--delay)"))
     if before < 0 or end > x.lead + before:
-        raise ctx.refuse("it cuts frames off the stream")
+        raise ctx.refuse("it removes frames from the stream")
     if not before and not behind:
         shape[axis] = x.sizes[axis]
         return [x.moved(axis, shape)]
@@ -268,13 +275,13 @@ def pad(ctx: RuleContext) -> list[AxisInfo]:
     fill = value.ravel()[0] if value is not None and value.size else 0
     edge = mode == "edge" and not (behind or x.late or x.trail)
     if mode != "constant" and not edge:
-        raise ctx.refuse(f"how it pads over time depends on the stream (mode {mode})")
+        raise ctx.refuse(f"its padding values depend on the stream (mode {mode})")
     if (x.lead and (before or end)) or not x.is_unmerged:
-        raise ctx.refuse("it pads axes that are merged with the stream, or pads it twice")
+        raise ctx.refuse("it pads axes that are merged with the stream, or a stream that is already padded")
     if ctx.opset < 11 or len(ctx.node.inputs) < 2 or ctx.optional(3) is not None:
         raise ctx.refuse("this form of Pad is not supported; list the pads of all axes")
     if value is None:
-        raise ctx.refuse("the value that it pads with is computed")
+        raise ctx.refuse("its padding value must be constant")
     remaining_pads = tuple(0 if position in (axis, axis + x.rank) else number for position, number in enumerate(pads))
     if before and not behind and _fills_up(x, before):
         return [_begun(ctx, x.changed(shape), before, ctx.selected_dtype(0), fill=fill, pads=remaining_pads)]
@@ -299,9 +306,9 @@ def joined_in_front(ctx: RuleContext) -> list[AxisInfo] | None:
     if length and _fills_up(x, length) and (length == 1 or not front.opening):
         return [_begun(ctx, x, length, ctx.selected_dtype(1), front=value, opening=front.opening)]
     if length is None or x.lead or not x.is_unmerged or x.late:
-        raise ctx.refuse("it joins frames to the start of a stream that is padded, merged with other axes, or delayed")
+        raise ctx.refuse("it prepends frames to a stream that is padded, delayed or merged with other axes")
     if crop > length:
-        raise ctx.refuse("it joins fewer frames to the start than were cut off at the end")
+        raise ctx.refuse("it prepends fewer frames than were removed at the end")
     ctx.carry(Joined(ctx.node, x, length, ctx.dtype(1), value, crop, front.opening))
     return [x.changed(lead=length - crop, trail=max(0, x.trail))]
 

@@ -1,4 +1,4 @@
-"""What each runtime takes: one TOML file per runtime beside this module, or anywhere."""
+"""The capabilities of each runtime: one TOML file per runtime, in this folder or elsewhere."""
 
 from rnn_lower.targeting.files import TARGETS, find_target
 from rnn_lower.targeting.profile import Target

@@ -1,4 +1,4 @@
-"""Targets are files: reading one, and saying in one line what is wrong with it."""
+"""Read target files, and report errors in them in one line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NO_TARGET = Target(
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of a target's file: what its value must be, as a test and in words; required: whether it must be there."""
+    """A key of a target file: a test for its value, a description of valid values, and whether it is required."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -144,12 +144,12 @@ LIMITS: dict[str, Key] = {
     "constant": Key(_are_places, "a list of the indices of inputs that must be constants, such as [1]"),
     "variable": Key(_is_count, "the number of inputs that may be computed"),
     "ranks": Key(_is_pair, "the smallest and the largest rank of data inputs, such as [2, 4]"),
-    "axes": Key(_are_places, "a list of axes; those below 0 count from the end"),
+    "axes": Key(_are_places, "a list of axes, where negative axes count from the end"),
     "steps": Key(_are_places, "a list of steps, such as [1]"),
-    "elements": Key(_is_count, "how many numbers each parameter holds, such as 4"),
-    "values": Key(_table_of(_is_pair), "a table of a range for each parameter, such as { min = [-inf, 0] }"),
+    "elements": Key(_is_count, "the number of elements of each parameter, such as 4"),
+    "values": Key(_table_of(_is_pair), "a table with a range for each parameter, such as { min = [-inf, 0] }"),
     "attributes": Key(
-        _table_of(lambda value: isinstance(value, list)), "a table of a list of values for each attribute"
+        _table_of(lambda value: isinstance(value, list)), "a table with a list of values for each attribute"
     ),
     "types": Key(_are_types, 'a list of element types, such as ["FLOAT"]'),
     "broadcast": Key(_is_flag, "true or false"),
@@ -184,10 +184,10 @@ def _limits_error(keys: Any) -> str | None:
 def _sources_error(keys: Any) -> str | None:
     """What is wrong with `sources`, with its place."""
     if not _are_texts(keys):
-        return f"sources is {keys!r}; it must be a table of texts"
+        return f"sources is {keys!r}; it must be a table of strings"
     for name in keys:
         if name not in NAMED and name not in _operators():
-            return f"sources.{name}: neither an operator nor one of {', '.join(NAMED)}"
+            return f"sources.{name}: the name must be an operator or one of {', '.join(NAMED)}"
     return None
 
 
@@ -199,7 +199,7 @@ KEYS: dict[str, Key] = {
     "versions": Key(
         lambda value: isinstance(value, list) and all(map(_is_text, value)), 'a list of release lines, such as ["5"]'
     ),
-    "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll", the best first', required=True),
+    "forms": Key(_are(FORMS[1:]), 'a list of "scan", "loop" and "unroll" in order of preference', required=True),
     "unroll_up_to": Key(lambda value: value == "always" or _is_count(value), 'a number of steps, or "always"'),
     "opsets": Key(_is_range, "the first and the last opset, such as [13, 17]"),
     "static_batch": Key(_is_flag, "true or false"),
@@ -211,24 +211,27 @@ KEYS: dict[str, Key] = {
     "takes": Key(_are_operators, _OPERATORS),
     "avoid": Key(_are_operators, _OPERATORS),
     "fused": Key(
-        _is_fused, 'a table of RNN, GRU and LSTM with lists of features under right and wrong, or "not measured"'
+        _is_fused,
+        'a table that contains, for RNN, GRU or LSTM, lists of features under right and wrong, or "not measured"',
     ),
-    "faster_lowered": Key(_is_batches, "a table of RNN, GRU and LSTM with a batch size, such as { GRU = 1 }"),
+    "faster_lowered": Key(_is_batches, "a table that contains a batch size for RNN, GRU or LSTM, such as { GRU = 1 }"),
     "limits": Key(lambda value: _limits_error(value) is None, "a table of operators"),
-    "sources": Key(lambda value: _sources_error(value) is None, "a table of texts"),
+    "sources": Key(lambda value: _sources_error(value) is None, "a table of strings"),
     "slow": Key(_is_slow, "{ steps = NUMBER, seconds = NUMBER }"),
-    "saturates": Key(_is_saturation, "a table of operators with the argument beyond which their result is constant"),
-    "tune": Key(_are_rewrites, f"a list of rewrites, of {', '.join(REWRITES)}"),
+    "saturates": Key(
+        _is_saturation, "a table that contains, for each operator, the argument beyond which its result is constant"
+    ),
+    "tune": Key(_are_rewrites, f"a list of rewrites from {', '.join(REWRITES)}"),
 }
 
 
 def load_target(path: Path) -> Target:
-    """Read a target. Raises RnnLowerError, with the file and what is wrong where, for a file that says none."""
+    """Read a target file. Raises RnnLowerError that names the file and the error."""
     return _target(path, read_keys(path))
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """What a target's file says, every key checked. Raises as `load_target`."""
+    """The validated contents of a target file. Raises the errors of `load_target`."""
     try:
         text = tomllib.loads(untrusted.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -308,7 +311,7 @@ def _of_version(name: str) -> Target | None:
 
 
 def find_target(name: str | None) -> Target:
-    """A target by its name, in any case, or by the path of its file; None is no target: the canonical graph.
+    """Find a target by its name, ignoring case, or by the path of its file; None means the canonical graph.
 
     A version may follow, as in opencv@4; without one it is the newest that was measured.
 
@@ -323,5 +326,7 @@ def find_target(name: str | None) -> Target:
     if target is None:
         near = difflib.get_close_matches(wanted, [*TARGETS, *ALIASES], 3)
         similar = f"; similar names: {', '.join(near)}" if near else ""
-        raise RnnLowerError(f"unknown target '{name}'{similar}; `rnn-lower targets` lists all, or name a .toml file")
+        raise RnnLowerError(
+            f"unknown target '{name}'{similar}; run `rnn-lower targets` for a list, or name a .toml file"
+        )
     return target

@@ -1,4 +1,4 @@
-"""Each node of a whole model that a runtime does not take, by the same rules that lowering keeps to."""
+"""Find the nodes of a whole model that a runtime does not support, by the same rules as in lowering."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ LOOPS = ("Loop", "Scan")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A node that a runtime does not take.
+    """A node that a runtime does not support.
 
-    node: its name, or that of its first output.  op: operator.  where: the graph it lies in.
-    rule: what it breaks, with the source where the target's file tells one.
-    mend: for recurrent nodes what lowering comes to, for others whether --legalize-all replaces it, else empty.
-    lowering_mends: whether it replaces the node with nodes that are taken.
+    node: its name, or the name of its first output.  op: the operator.  where: the graph that contains the node.
+    rule: the violated rule, with its source if the target file names one.
+    mend: for recurrent nodes the result of lowering, for others whether --legalize-all replaces the node, otherwise
+    empty.
+    lowering_mends: whether lowering replaces the node with supported nodes.
     """
 
     node: str
@@ -42,7 +43,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class LintReport:
-    """What a runtime does not take of a model. status: of the target, "measured" or "documented"."""
+    """The nodes of a model that a runtime does not support. status: of the target, "measured" or "documented"."""
 
     target: str
     status: str
@@ -51,12 +52,12 @@ class LintReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the runtime takes all of it."""
+        """Whether the runtime supports all nodes."""
         return not self.findings
 
     @property
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as data for JSON."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
@@ -69,7 +70,7 @@ Mends = Callable[[], Mapping[str, tuple[str, bool]]]
 
 
 def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, mends: Mends = dict) -> LintReport:
-    """A report of every node of a model that a target does not support, recurrent ones by what was measured."""
+    """Report all nodes of a model that a target does not support; recurrent nodes are judged by measurements."""
     count = sum(len(list(scope.graph)) for scope in scopes(model))
     findings = list(unsupported(model, target, shape_info, attempt))
     loops = mends() if any(finding.op in LOOPS for finding in findings) else {}
@@ -83,7 +84,7 @@ def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, m
 def unsupported(
     model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try | None = None
 ) -> Iterator[Finding]:
-    """The nodes of a model that a target does not support; attempt: says of recurrent nodes what lowering does."""
+    """The nodes of a model that a target does not support. attempt: tries to lower a recurrent node."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
     for scope in scopes(model):
         yield from _plain(scope, target, shape_info, recurrent, model)
@@ -100,10 +101,10 @@ def summary(findings: Sequence[Finding], target: Target) -> str:
     text += [f"{count} {op}" for op, count in counts.most_common(6)]
     more = f" and {len(counts) - 6} more operators" if len(counts) > 6 else ""
     one, replaced = len(findings) == 1, sum(bool(finding.mend) for finding in findings)
-    mend = f"; --legalize-all replaces {'it' if one else f'{replaced} of them'}" if replaced else ""
+    mend = f"; use --legalize-all to replace {'it' if one else f'{replaced} of them'}" if replaced else ""
     return (
-        f"target {target.name} does not support {len(findings)} node{'' if one else 's'} that"
-        f" remain{'s' if one else ''}: {', '.join(text)}{more}{mend}; rnn-lower lint lists the rules"
+        f"target {target.name} does not support {len(findings)} remaining node{'' if one else 's'}:"
+        f" {', '.join(text)}{more}{mend}; run rnn-lower lint to see the rules"
     )
 
 
@@ -120,12 +121,12 @@ def _plain(
             rule = (
                 None
                 if target.constraints.takes is None
-                else f"it supports operators of ONNX only, not of {node.domain}"
+                else f"it supports only the operators of ONNX, not those of {node.domain}"
             )
         else:
             rule = checker.violation(node)  # of loops, too, whose results later nodes read
             if node.op_type in LOOPS and node.op_type.lower() not in target.forms:
-                rule = f"it does not run {node.op_type}"
+                rule = f"it does not support {node.op_type}"
         if rule is not None:
             own = node.domain in DEFAULT_DOMAINS and node.op_type not in ("If", *LOOPS)
             mends = own and can_legalize(node, scope.opset, target.constraints, declared)
@@ -158,7 +159,7 @@ def _name(node: ir.Node) -> str:
 
 
 def trial(lower: Callable[[RecurrentNode], object]) -> Try:
-    """A lowering of one node, as what `lint` asks for."""
+    """Wrap the lowering of one node for `lint`."""
 
     def attempt(node: RecurrentNode) -> str | None:
         try:

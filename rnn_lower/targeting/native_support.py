@@ -1,4 +1,4 @@
-"""Whether a runtime runs a recurrent node right as it is, by what was measured feature by feature.
+"""Whether a runtime runs a recurrent node correctly without lowering, by measurements of each feature.
 
 The names are those of tests/runtimes/features.py, each a small model that has that one feature. A node of several
 features has to have each of them right, and the model that has many at once ("everything"), too. What was not measured,
@@ -32,7 +32,7 @@ DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RN
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one operator: features that come out right, and those that are wrong with no error. Others are refused."""
+    """For one operator: features that are right, and features that are wrong without an error. Others are refused."""
 
     right: frozenset[str]
     wrong: frozenset[str]
@@ -47,35 +47,38 @@ class Verdict:
 
 
 def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, runtime: str) -> Verdict:
-    """Of a node as it is. table: by operator.  listed: whether the runtime's list names it.  runtime: the runtime."""
+    """The verdict for a node without lowering. table: by operator.  listed: whether the runtime's list names it."""
     if node.is_quantized and runtime.startswith("onnxruntime"):
-        return Verdict(RIGHT, f"{node.op_type} is an operator of onnxruntime only")
+        return Verdict(RIGHT, f"{node.op_type} is an operator that only onnxruntime has")
     measured = table.get(node.op_type)
     if measured is None:
         if listed:
-            return Verdict(UNKNOWN, f"{runtime} lists {node.op_type}; its features were not measured here")
+            return Verdict(UNKNOWN, f"{runtime} lists {node.op_type}, but its features were not measured")
         return Verdict(NOT_TAKEN, f"{runtime} has no {node.op_type}")
     own = features(node)
     needed = ["plain", *own, "saturated", *(["everything"] if len(own) > 1 else [])]
     needed += ["Softplus saturated"] if "Softplus" in own else []
     for feature in needed:
         if feature in measured.wrong and feature != "everything":
-            return Verdict(WRONG, f"{node.op_type} {feature} is silently wrong on {runtime}")
+            return Verdict(WRONG, f"feature '{feature}' of {node.op_type} is silently wrong on {runtime}")
     unknown = _unmeasured(node)
     if unknown is not None:
         return Verdict(UNKNOWN, f"{unknown} was not measured on {runtime}")
     refused = [feature for feature in needed if feature not in measured.right]
     if refused and refused[0] in LATER:
-        return Verdict(UNKNOWN, f"{node.op_type} {refused[0]} was not measured right on {runtime}")
+        return Verdict(UNKNOWN, f"feature '{refused[0]}' of {node.op_type} was not measured as correct on {runtime}")
     if refused == ["everything"]:
-        return Verdict(UNKNOWN, f"{node.op_type} with {' and '.join(own)} at once was not measured right on {runtime}")
+        return Verdict(
+            UNKNOWN,
+            f"{node.op_type} with the combination of {' and '.join(own)} was not measured as correct on {runtime}",
+        )
     if refused:
-        return Verdict(NOT_TAKEN, f"{runtime} refuses {node.op_type} {refused[0]}")
-    return Verdict(RIGHT, f"{', '.join(own) or 'plain'}: measured right on {runtime}")
+        return Verdict(NOT_TAKEN, f"{runtime} rejects feature '{refused[0]}' of {node.op_type}")
+    return Verdict(RIGHT, f"{', '.join(own) or 'plain'}: measured as correct on {runtime}")
 
 
 def features(node: RecurrentNode) -> list[str]:
-    """What a measured node has beyond the plain one."""
+    """The features of a node beyond the plain one."""
     lengths = node.inputs.get("sequence_lens")
     listed, names = _listed(node), _names(node)
     named = "activations" in node.node.attributes and names == {DEFAULTS[node.op_type]}
@@ -124,7 +127,7 @@ def _unmeasured(node: RecurrentNode) -> str | None:
         return "an empty sequence, batch or input"
     weights = [node.inputs[name] for name in ("W", "R", "B", "P") if name in node.inputs]
     if any(known_tensor(weight) is None for weight in weights):
-        return "a weight that is computed"
+        return "a computed weight"
     if any(weight.producer() is not None for weight in weights):
         return "a weight in a Constant node"
     return _unmeasured_attributes(node)
@@ -145,7 +148,7 @@ def _unmeasured_attributes(node: RecurrentNode) -> str | None:
         return "Y_c as the only output"
     measured = {DEFAULTS[node.op_type], ACTIVATIONS.get(node.op_type, DEFAULTS[node.op_type])}
     if len(names) > 1 or (node.op_type != "RNN" and not names <= measured):
-        return "this choice of activations"
+        return "this combination of activations"
     spelled = attributes["activations"].as_strings() if "activations" in attributes else ()
     if not {name for functions in names for name in functions}.issuperset(spelled):
         return "another spelling of activations"
@@ -156,7 +159,5 @@ def _unmeasured_attributes(node: RecurrentNode) -> str | None:
         for function in functions
     )
     if has_parameters != bool(text):
-        return (
-            "the default of an activation's alpha or beta" if has_parameters else "an alpha or beta that nothing uses"
-        )
+        return "the default of an activation's alpha or beta" if has_parameters else "an unused alpha or beta"
     return None

@@ -1,4 +1,4 @@
-"""What a runtime takes, and what follows for a node that is to run on it."""
+"""The capabilities of a runtime, and the decisions that follow for lowering a node."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ LARGE = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """How to lower for one runtime, as its file says.
+    """How to lower for one runtime, as described in its target file.
 
-    constraints: what it supports of nodes.  tune: rewrites that were measured to earn time on it, of `tune.REWRITES`.
-    status: "measured" on the runtime, or "documented" only.  source: where what the file says is from.
-    forms: those it runs right, the one for long or unknown sequences first.
-    unroll_up_to: a known length up to this is unrolled in form auto, when "unroll" is among the forms.
-    static_batch: whether it needs a known batch size.  single_batch: whether that must be 1.
-    scan_captures: whether a Scan body may read what nodes outside of it compute.
-    versions: release lines that the newest file of a runtime stands for, as in opencv@5.
-    fused: by recurrent operator, which features are right as they are, and which silently wrong.
-    unmeasured: whether it has the recurrent operators, and nobody here knows which features are right.
-    faster_lowered: by recurrent operator, from which batch size on it was measured to run faster lowered.
-    empty: whether it was seen to run tensors without elements, and a Loop without trips.
-    path: of its file.
-    slow: from how many unrolled steps loading is slow, and the measured seconds for an LSTM at T = 400.
+    constraints: which nodes the runtime supports.  tune: rewrites of `tune.REWRITES` that were measured to save time on
+    it.
+    status: "measured" on the runtime, or only "documented".  source: where the contents of the file come from.
+    forms: the forms that it runs correctly; the first one is for long or unknown sequences.
+    unroll_up_to: form auto unrolls a known length up to this one, if "unroll" is among the forms.
+    static_batch: whether it needs a known batch size.  single_batch: whether the batch size must be 1.
+    scan_captures: whether a Scan body may read values that nodes outside the body compute.
+    versions: release lines that the newest file of a runtime covers, as in opencv@5.
+    fused: for each recurrent operator, the features that run correctly without lowering and those that are silently
+    wrong.
+    unmeasured: whether it has the recurrent operators, although their features have not been measured.
+    faster_lowered: for each recurrent operator, the batch size from which the lowered node was measured to be faster.
+    empty: whether it was shown to run tensors without elements, and a Loop without trips.
+    path: the path of its file.
+    slow: the number of unrolled steps above which loading is slow, and the measured seconds for an LSTM at T = 400.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Target:
 
     @property
     def opsets(self) -> tuple[int, int]:
-        """First and last opset it takes."""
+        """The first and the last opset that it supports."""
         return self.constraints.opsets
 
     @property
@@ -69,15 +71,15 @@ class Target:
         return self.static_batch or self.single_batch or self.constraints.static
 
     def verdict(self, node: RecurrentNode) -> Verdict:
-        """Whether it runs a recurrent node right as it is."""
+        """Whether it runs a recurrent node correctly without lowering."""
         listed = self.unmeasured or (self.constraints.takes is not None and node.op_type in self.constraints.takes)
         measured = verdict(node, self.fused, listed, f"{self.name} ({self.source.partition(';')[0]})")
         if measured.kind == RIGHT and not self._as_fast(node):
-            return dataclasses.replace(measured, why=f"{measured.why}; measured to be faster when lowered")
+            return dataclasses.replace(measured, why=f"{measured.why}; the lowered node was measured to be faster")
         return measured
 
     def keeps(self, node: RecurrentNode) -> bool:
-        """Whether a node is best left as it is: it is right so, and not slower than lowered."""
+        """Whether a node should be kept: it runs correctly, and no more slowly than lowered."""
         return self.verdict(node).kind == RIGHT and self._as_fast(node)
 
     def _as_fast(self, node: RecurrentNode) -> bool:
@@ -85,7 +87,7 @@ class Target:
         return least is None or (node.static_batch or 0) < least
 
     def explained(self) -> Iterator[tuple[str, str]]:
-        """Line by line, for people: what it takes, and where that is from."""
+        """The capabilities and their sources, line by line, for display."""
         first, last = self.opsets
         yield self.name, self.summary
         yield self.status, self.source
@@ -113,41 +115,45 @@ class Target:
             if measured.wrong:
                 yield f"native {op_type}", f"silently wrong: {', '.join(sorted(measured.wrong))}"
         for op_type, least in self.faster_lowered.items():
-            yield f"{op_type} lowered", f"faster{'' if least <= 1 else f' from a batch of {least} on'}"
+            yield f"{op_type} lowered", f"faster than native{'' if least <= 1 else f' from a batch size of {least} on'}"
         for what, source in self.constraints.sources.items():
             yield f"source of {what}", source
         if self.slow is not None:
             steps, seconds = self.slow
-            yield "loading", f"slow above {steps} unrolled steps: {seconds:g} s for an LSTM of 400"
+            yield "loading", f"slow above {steps} unrolled steps: {seconds:g} s for an LSTM of 400 steps"
 
     def choose(self, node: RecurrentNode, opset: int) -> str:
-        """The form for a node that nobody asked a form for."""
+        """The form for a node if no form is requested."""
         length = node.static_length
         if "unroll" in self.forms and length is not None and length <= self.unroll_up_to:
             return "unroll"
         return next(iter(self.forms_for(node, opset)), "loop")
 
     def why(self, node: RecurrentNode, form: str) -> str:
-        """Why `choose` took this form, for people."""
+        """The reason for the choice of this form, for display."""
         if form == "unroll" and node.static_length != 1 and self.path == Path():
             return "canonical"
         if form == "unroll":
             if self.forms == ("unroll",):
-                return f"{self.name} supports no other"
-            return "one step" if node.static_length == 1 else f"{node.static_length} steps, few for {self.name}"
+                return f"{self.name} supports no other form"
+            return "one step" if node.static_length == 1 else f"{node.static_length} steps are few for {self.name}"
         if form == self.forms[0] and self.path == Path():
             return "canonical"
-        return f"the fastest on {self.name}" if form == self.forms[0] else f"{self.forms[0]} does not work here"
+        return (
+            f"the fastest form on {self.name}"
+            if form == self.forms[0]
+            else f"{self.forms[0]} does not work for this node"
+        )
 
     def forms_for(self, node: RecurrentNode, opset: int) -> list[str]:
-        """The forms that a node at this opset can take, given that its length serves."""
+        """The forms that are possible for a node at this opset, if its length is suitable."""
         scan = exists("Scan", opset) and (self.scan_captures or not _captures(node))
         listed = self.constraints.listed
         serves = {"scan": scan and listed("Scan"), "loop": listed("Loop"), "unroll": True}
         return [form for form in self.forms if serves[form]]
 
     def lacks(self, node: RecurrentNode, form: str, opset: int) -> list[Requirement]:
-        """What keeps the runtime from taking the node in this form."""
+        """The requirements that the node does not meet for this form on the runtime."""
         requirements, text = [], f"target {self.name}"
         first, last = self.opsets
         if not first <= opset <= last:
@@ -156,19 +162,19 @@ class Target:
             )
         forms = tuple(self.forms_for(node, opset))
         if form not in self.forms:
-            requirements.append(Requirement(f"{text} does not run form {form}", forms=forms or self.forms))
+            requirements.append(Requirement(f"{text} does not support form {form}", forms=forms or self.forms))
         elif form == "scan" and not self.scan_captures and _captures(node):
             what = f"{text} does not support weights that are computed or cast outside of a Scan"
             requirements.append(Requirement(what, forms=forms))
         if self.constraints.static and node.static_length is None:
-            what = f"{text} needs a known sequence length, here it is {node.format_size('seq_length')}"
+            what = f"{text} needs a known sequence length, but here it is {node.format_size('seq_length')}"
             requirements.append(Requirement(what, sizes=("seq_length",)))
         if self._known_batch and node.static_batch is None:
-            what = f"{text} needs a known batch size, here it is {node.format_size('batch_size')}"
+            what = f"{text} needs a known batch size, but here it is {node.format_size('batch_size')}"
             requirements.append(Requirement(what, sizes=("batch_size",)))
         elif self.single_batch and node.static_batch != 1:
-            what = f"{text} supports a batch of 1 only, here it is {node.static_batch}"
-            requirements.append(Requirement(what, export="with a batch of 1, or of a free size"))
+            what = f"{text} supports only a batch size of 1, but here it is {node.static_batch}"
+            requirements.append(Requirement(what, export="with a batch size of 1 or a symbolic batch size"))
         return requirements
 
     def slow_to_load(self, node: RecurrentNode, emitted: int, together: int) -> str:
@@ -183,8 +189,8 @@ class Target:
         if together != emitted:
             message += f" ({together:,} in all)"
         if self.slow is not None:
-            message += f"; {self.name} was measured to load an LSTM of 400 steps in {self.slow[1]:g} s"
-        return f"{message}; cut the sequence{', or use --form scan' if 'scan' in self.forms else ''}"
+            message += f"; {self.name} needed {self.slow[1]:g} s to load an LSTM of 400 steps in a measurement"
+        return f"{message}; shorten the sequence{', or use --form scan' if 'scan' in self.forms else ''}"
 
 
 def _captures(node: RecurrentNode) -> bool:

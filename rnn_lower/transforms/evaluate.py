@@ -1,4 +1,4 @@
-"""onnx's own evaluator, made fit for every model; its recurrent nodes are no judge."""
+"""The evaluator of onnx, adapted to support every model; its recurrent nodes are not a reference."""
 
 from __future__ import annotations
 

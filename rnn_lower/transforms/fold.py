@@ -1,4 +1,4 @@
-"""What folding constants tells: sizes that inference does not find, branches never taken; and the folded model."""
+"""Constant folding: sizes that inference does not find, branches that are never taken, and the folded model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FOLDED = "rnn_lower.folded"
 
 
 def fold(model: ir.Model) -> None:
-    """Fold the constants of a model in place, as `fold=True` asks for: shapes, and weights that are computed.
+    """Fold the constants of a model in place, for `fold=True`: shapes, and weights that are computed.
 
     Everything that does not depend on an input becomes an initializer; initializers that a caller may override stay.
     Raises RnnLowerError for a model that the optimizer stumbles over, or of which folding ends the process, as
@@ -54,7 +54,7 @@ def fold(model: ir.Model) -> None:
             run_in_subprocess(_fold_here, model)
         _fold_here(model)
     except Ended as end:
-        raise RnnLowerError(f"folding constants ended its process ({end}); drop --fold") from None
+        raise RnnLowerError(f"the process that folds constants ended ({end}); drop --fold") from None
     except (RnnLowerError, MemoryError):
         raise
     except Exception as error:
@@ -178,7 +178,7 @@ def folded_shapes(outline: onnx.ModelProto) -> list[tuple[int | None, ...] | Non
 
 
 def dead_nodes(outline: onnx.ModelProto) -> set[int]:
-    """Recurrent nodes, by their place in `recurrent_nodes`, that no inputs can make run: folding drops their branch."""
+    """Indices in `recurrent_nodes` of nodes that can never run; folding removes their branch."""
     return {index for index, shapes in enumerate(_folded(outline)) if not shapes}
 
 

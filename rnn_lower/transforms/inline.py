@@ -1,4 +1,4 @@
-"""Calls of functions, with the bodies of these in their place."""
+"""Replace function calls with the bodies of the functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Name = tuple[str, str]
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without functions; it stays as it is itself.
+    """A copy of the model without functions.
 
     Functions of another opset than the model's stay where they are, with those that they call. onnx's inliner forgets
     the defaults that a function has for its attributes, so calls say them first; a call within a function may pass on

@@ -1,4 +1,4 @@
-"""Sequences of parts of a tensor, as exporters write a split where inference knows no sizes: slices instead."""
+"""Replace sequences of tensor parts, which exporters emit for splits of unknown sizes, with slices."""
 
 from __future__ import annotations
 

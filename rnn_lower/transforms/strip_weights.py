@@ -1,4 +1,4 @@
-"""A protobuf model without its weights and without what onnx_ir cannot read: what lowering looks at."""
+"""A protobuf model without weights and without parts that onnx_ir cannot read, as input for lowering."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def without_annotations(proto: onnx.ModelProto, hints: Shapes | None = None) -> 
 
 
 def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None = None) -> onnx.ModelProto:
-    """What shape inference finds out about a model when it is given no annotation to lean on.
+    """The results of shape inference on a model without annotations.
 
     Of nodes only those that have bodies are there, in their order. follow: follow the numbers of shapes through the
     graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
@@ -117,7 +117,7 @@ def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.M
 
 
 def misdeclared(proto: onnx.ModelProto) -> str:
-    """What strict inference finds wrong with the operators, types and sizes of an outline, in one line, or nothing."""
+    """The first error that strict inference finds in an outline, in one line, or nothing."""
     try:
         run_with_limits(_infer_strictly, proto)
     except RnnLowerError as error:

@@ -1,4 +1,4 @@
-"""Rewrites of the finished canonical graph that were measured to earn time on a runtime; its target's file names them.
+"""Rewrites of the canonical graph that were measured to save time on a runtime; the runtime's target file names them.
 
 A rewrite knows Scan, If and elementwise nodes; it knows no gate, no direction and no cell.
 """

@@ -1,4 +1,4 @@
-"""A guard against sequences without steps, which onnxruntime's Scan refuses.
+"""Guard against sequences without steps, which the Scan of onnxruntime does not support.
 
 if seq_length > 0: the Scan
 else:              the initial states, and a Y without steps

@@ -1,4 +1,4 @@
-"""Weights that only one body uses, held in it: onnxruntime then packs them once, and multiplies 8 to 13 % faster."""
+"""Move weights that only one body uses into it: onnxruntime packs them once, and multiplies 8 to 13 % faster."""
 
 from __future__ import annotations
 

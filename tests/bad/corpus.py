@@ -259,18 +259,18 @@ def no_models() -> Iterator[Bad]:
 
 WRONG_TYPES: tuple[tuple[str, object, str, Sequence[str]], ...] = (
     # attribute, value of a wrong type, what is said of it, operators
-    ("clip", 3, "is of type INT, it must be FLOAT", OPS),
-    ("clip", "off", "is of type STRING, it must be FLOAT", ("LSTM",)),
-    ("activations", "Tanh", "is of type STRING, it must be STRINGS", OPS),
-    ("activations", [1, 2], "is of type INTS, it must be STRINGS", ("GRU",)),
-    ("activation_alpha", 0.5, "is of type FLOAT, it must be FLOATS", OPS),
-    ("activation_beta", [1, 2], "is of type INTS, it must be FLOATS", OPS),
-    ("direction", 1, "is of type INT, it must be STRING", OPS),
-    ("hidden_size", 4.0, "is of type FLOAT, it must be INT", OPS),
-    ("hidden_size", [4], "is of type INTS, it must be INT", ("RNN",)),
-    ("layout", "batch_first", "is of type STRING, it must be INT", OPS),
-    ("linear_before_reset", 1.0, "is of type FLOAT, it must be INT", ("GRU",)),
-    ("input_forget", "yes", "is of type STRING, it must be INT", ("LSTM",)),
+    ("clip", 3, "has type INT; its type must be FLOAT", OPS),
+    ("clip", "off", "has type STRING; its type must be FLOAT", ("LSTM",)),
+    ("activations", "Tanh", "has type STRING; its type must be STRINGS", OPS),
+    ("activations", [1, 2], "has type INTS; its type must be STRINGS", ("GRU",)),
+    ("activation_alpha", 0.5, "has type FLOAT; its type must be FLOATS", OPS),
+    ("activation_beta", [1, 2], "has type INTS; its type must be FLOATS", OPS),
+    ("direction", 1, "has type INT; its type must be STRING", OPS),
+    ("hidden_size", 4.0, "has type FLOAT; its type must be INT", OPS),
+    ("hidden_size", [4], "has type INTS; its type must be INT", ("RNN",)),
+    ("layout", "batch_first", "has type STRING; its type must be INT", OPS),
+    ("linear_before_reset", 1.0, "has type FLOAT; its type must be INT", ("GRU",)),
+    ("input_forget", "yes", "has type STRING; its type must be INT", ("LSTM",)),
 )
 
 NOT_KNOWN: tuple[tuple[str, str, object, int, str], ...] = (
@@ -294,20 +294,20 @@ WRONG_VALUES: tuple[tuple[str, str, object, str, dict[str, Any]], ...] = (
     ("GRU", "layout", -1, "layout is -1; it must be 0 or 1", {}),
     *((op, "hidden_size", 0, "hidden_size is 0; it must be positive", {}) for op in OPS),
     ("RNN", "hidden_size", -4, "hidden_size is -4; it must be positive", {}),
-    *((op, "hidden_size", 7, "should be …hidden_size, which is 7 by the attribute", {}) for op in OPS),
-    ("LSTM", "hidden_size", 1 << 62, "should be 4 * hidden_size, which is 4611686018427387904 by the attribute", {}),
+    *((op, "hidden_size", 7, "should be …hidden_size, and hidden_size is 7 according to the attribute", {}) for op in OPS),
+    ("LSTM", "hidden_size", 1 << 62, "should be 4 * hidden_size, and hidden_size is 4611686018427387904 according to the attribute", {}),
     *((op, "clip", float("nan"), "clip is NaN; it must be a number", {}) for op in OPS),
     ("GRU", "clip", -1.0, "clip is -1; it must be positive", {}),
     ("LSTM", "clip", float("-inf"), "clip is -inf; it must be positive", {}),
     ("RNN", "activations", ["Gelu"], "unknown activation 'Gelu'; known activations: ", {}),
     ("GRU", "activations", ["Sigmoid", "Swish"], "unknown activation 'Swish'; known activations: ", {}),
     ("LSTM", "activations", ["Sigmoid", "", "Tanh"], "unknown activation ''; known activations: ", {}),
-    ("RNN", "activations", ["Tanh"] * 3, "3 activations; RNN has 1 per direction, here 1", {}),
-    ("GRU", "activations", ["Sigmoid"], "1 activations; GRU has 2 per direction, here 2", {}),
-    ("LSTM", "activations", ["Tanh"], "1 activations; LSTM has 3 per direction, here 3", {}),
-    ("LSTM", "activations", ["Sigmoid", "Tanh", "Tanh"], "3 activations; LSTM has 3 per direction, here 6", {"direction": "bidirectional"}),
-    ("RNN", "activations", ["Tanh"], "1 activations; RNN has 1 per direction, here 2", {"direction": "bidirectional"}),
-    ("GRU", "activations", ["Sigmoid", "Tanh"] * 2, "4 activations; GRU has 2 per direction, here 2", {"direction": "reverse"}),
+    ("RNN", "activations", ["Tanh"] * 3, "the node lists 3 activations; RNN needs 1 per direction, 1 in all", {}),
+    ("GRU", "activations", ["Sigmoid"], "the node lists 1 activations; GRU needs 2 per direction, 2 in all", {}),
+    ("LSTM", "activations", ["Tanh"], "the node lists 1 activations; LSTM needs 3 per direction, 3 in all", {}),
+    ("LSTM", "activations", ["Sigmoid", "Tanh", "Tanh"], "the node lists 3 activations; LSTM needs 3 per direction, 6 in all", {"direction": "bidirectional"}),
+    ("RNN", "activations", ["Tanh"], "the node lists 1 activations; RNN needs 1 per direction, 2 in all", {"direction": "bidirectional"}),
+    ("GRU", "activations", ["Sigmoid", "Tanh"] * 2, "the node lists 4 activations; GRU needs 2 per direction, 2 in all", {"direction": "reverse"}),
 )  # fmt: skip
 
 
@@ -331,9 +331,9 @@ def bad_attributes() -> Iterator[Bad]:
     def untyped(model: Model) -> None:
         next(a for a in recurrent(model).attribute if a.name == "hidden_size").ClearField("type")
 
-    both = "attribute 'hidden_size' refers to 'size' and holds i"
+    both = "attribute 'hidden_size' refers to 'size' but also contains i"
     yield Bad("attribute that refers and holds", changed(refers_and_holds), both)
-    yield Bad("attribute without a type", changed(untyped), "attribute 'hidden_size' is of type UNDEFINED and holds i")
+    yield Bad("attribute without a type", changed(untyped), "attribute 'hidden_size' has type UNDEFINED but contains i")
 # fmt: on
 
 
@@ -341,13 +341,13 @@ def bad_attributes() -> Iterator[Bad]:
 
 SHAPES: dict[str, tuple[tuple[int, ...], str, tuple[int, ...], str]] = {
     # input of a forward LSTM with T, N, I, H = 5, 2, 3, 4: a shape of wrong rank and what is said, then of wrong size
-    "W": ((16, 3), "must be of rank 3", (1, 20, 3), "20 should be 4 * hidden_size, which is 4"),
-    "R": ((1, 1, 16, 4), "must be of rank 3", (1, 16, 5), "5 should be hidden_size, which is 4"),
-    "B": ((32,), "must be of rank 2", (1, 31), "31 should be 8 * hidden_size, which is 4"),
-    "P": ((1, 12, 1), "must be of rank 2", (1, 16), "16 should be 3 * hidden_size, which is 4"),
-    "sequence_lens": ((2, 1), "must be of rank 1", (3,), "3 should be batch_size, which is 2"),
-    "initial_h": ((2, 4), "must be of rank 3", (1, 3, 4), "3 should be batch_size, which is 2"),
-    "initial_c": ((4,), "must be of rank 3", (1, 2, 5), "5 should be hidden_size, which is 4"),
+    "W": ((16, 3), "must be 3", (1, 20, 3), "size 20 should be 4 * hidden_size, and hidden_size is 4"),
+    "R": ((1, 1, 16, 4), "must be 3", (1, 16, 5), "size 5 should be hidden_size, and hidden_size is 4"),
+    "B": ((32,), "must be 2", (1, 31), "size 31 should be 8 * hidden_size, and hidden_size is 4"),
+    "P": ((1, 12, 1), "must be 2", (1, 16), "size 16 should be 3 * hidden_size, and hidden_size is 4"),
+    "sequence_lens": ((2, 1), "must be 1", (3,), "size 3 should be batch_size, and batch_size is 2"),
+    "initial_h": ((2, 4), "must be 3", (1, 3, 4), "size 3 should be batch_size, and batch_size is 2"),
+    "initial_c": ((4,), "must be 3", (1, 2, 5), "size 5 should be hidden_size, and hidden_size is 4"),
 }
 HOLDERS = ("initializer", "constant", "input")
 
@@ -388,30 +388,30 @@ def declare_output(model: Model, name: str, shape: tuple[int, ...]) -> None:
 
 FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]], ...] = (
     # what is wrong, input, shape, words, operator, details
-    ("3 directions", "R", (3, 16, 4), "3 should be num_directions, which is 1", "LSTM", {}),
-    ("3 directions for bidirectional", "W", (3, 12, 3), "3 should be num_directions, which is 2", "GRU", {"direction": "bidirectional"}),
-    ("1 direction for bidirectional", "R", (1, 4, 4), "1 should be num_directions, which is 2", "RNN", {"direction": "bidirectional"}),
-    ("0 directions", "W", (0, 16, 3), "0 should be num_directions, which is 1", "LSTM", {}),
-    ("4 gates for GRU", "W", (1, 16, 3), "16 should be 3 * hidden_size, which is 4", "GRU", {}),
-    ("4 gates for GRU in R", "R", (1, 16, 4), "16 should be 3 * hidden_size, which is 4", "GRU", {}),
-    ("3 gates for LSTM", "R", (1, 12, 4), "12 should be 4 * hidden_size, which is 4", "LSTM", {}),
-    ("3 gates for RNN", "W", (1, 12, 3), "12 should be hidden_size, which is 4", "RNN", {}),
-    ("no number of gates", "R", (1, 16, 4), "16 is not a multiple of 3 (gates)", "GRU", {"hidden_size": False}),
-    ("W transposed", "W", (1, 3, 16), "3 should be 4 * hidden_size, which is 4", "LSTM", {}),
-    ("W of another hidden_size than R", "W", (1, 20, 3), "20 should be 4 * hidden_size, which is 4 by R", "LSTM", {"hidden_size": False}),
-    ("W of another input_size than X", "W", (1, 12, 9), "9 should be input_size, which is 3 by X", "GRU", {}),
-    ("X of rank 2", "X", (5, 3), "X has shape … of rank …; it must be of rank 3", "RNN", {}),
-    ("X of rank 4", "X", (5, 2, 3, 1), "X has shape … of rank …; it must be of rank 3", "LSTM", {}),
-    ("X a scalar", "X", (), "X has shape … of rank …; it must be of rank 3", "GRU", {}),
-    ("B for one half", "B", (1, 16), "16 should be 8 * hidden_size, which is 4", "LSTM", {}),
-    ("B too long", "B", (1, 48), "48 should be 6 * hidden_size, which is 4", "GRU", {}),
-    ("B for one of two directions", "B", (1, 8), "1 should be num_directions, which is 2", "RNN", {"direction": "bidirectional"}),
-    ("P too short", "P", (1, 8), "8 should be 3 * hidden_size, which is 4", "LSTM", {}),
-    ("P for two directions", "P", (2, 12), "2 should be num_directions, which is 1", "LSTM", {}),
-    ("initial_h with the batch first", "initial_h", (2, 1, 4), "initial_h has shape [2, 1, 4]; 2 should be num_directions, which is 1", "GRU", {}),
-    ("initial_h with the batch second", "initial_h", (1, 2, 4), "initial_h has shape [1, 2, 4]; 1 should be batch_size, which is 2", "GRU", {"layout": 1}),
-    ("initial_h of another hidden_size", "initial_h", (1, 2, 8), "8 should be hidden_size, which is 4", "RNN", {}),
-    ("sequence_lens of the time axis", "sequence_lens", (5,), "5 should be batch_size, which is 2", "GRU", {}),
+    ("3 directions", "R", (3, 16, 4), "size 3 should be num_directions, and num_directions is 1", "LSTM", {}),
+    ("3 directions for bidirectional", "W", (3, 12, 3), "size 3 should be num_directions, and num_directions is 2", "GRU", {"direction": "bidirectional"}),
+    ("1 direction for bidirectional", "R", (1, 4, 4), "size 1 should be num_directions, and num_directions is 2", "RNN", {"direction": "bidirectional"}),
+    ("0 directions", "W", (0, 16, 3), "size 0 should be num_directions, and num_directions is 1", "LSTM", {}),
+    ("4 gates for GRU", "W", (1, 16, 3), "size 16 should be 3 * hidden_size, and hidden_size is 4", "GRU", {}),
+    ("4 gates for GRU in R", "R", (1, 16, 4), "size 16 should be 3 * hidden_size, and hidden_size is 4", "GRU", {}),
+    ("3 gates for LSTM", "R", (1, 12, 4), "size 12 should be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("3 gates for RNN", "W", (1, 12, 3), "size 12 should be hidden_size, and hidden_size is 4", "RNN", {}),
+    ("no number of gates", "R", (1, 16, 4), "size 16 is not a multiple of 3 (gates)", "GRU", {"hidden_size": False}),
+    ("W transposed", "W", (1, 3, 16), "size 3 should be 4 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("W of another hidden_size than R", "W", (1, 20, 3), "size 20 should be 4 * hidden_size, and hidden_size is 4 according to R", "LSTM", {"hidden_size": False}),
+    ("W of another input_size than X", "W", (1, 12, 9), "size 9 should be input_size, and input_size is 3 according to X", "GRU", {}),
+    ("X of rank 2", "X", (5, 3), "X has shape … of rank …; its rank must be 3", "RNN", {}),
+    ("X of rank 4", "X", (5, 2, 3, 1), "X has shape … of rank …; its rank must be 3", "LSTM", {}),
+    ("X a scalar", "X", (), "X has shape … of rank …; its rank must be 3", "GRU", {}),
+    ("B for one half", "B", (1, 16), "size 16 should be 8 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("B too long", "B", (1, 48), "size 48 should be 6 * hidden_size, and hidden_size is 4", "GRU", {}),
+    ("B for one of two directions", "B", (1, 8), "size 1 should be num_directions, and num_directions is 2", "RNN", {"direction": "bidirectional"}),
+    ("P too short", "P", (1, 8), "size 8 should be 3 * hidden_size, and hidden_size is 4", "LSTM", {}),
+    ("P for two directions", "P", (2, 12), "size 2 should be num_directions, and num_directions is 1", "LSTM", {}),
+    ("initial_h with the batch first", "initial_h", (2, 1, 4), "initial_h has shape [2, 1, 4]; size 2 should be num_directions, and num_directions is 1", "GRU", {}),
+    ("initial_h with the batch second", "initial_h", (1, 2, 4), "initial_h has shape [1, 2, 4]; size 1 should be batch_size, and batch_size is 2", "GRU", {"layout": 1}),
+    ("initial_h of another hidden_size", "initial_h", (1, 2, 8), "size 8 should be hidden_size, and hidden_size is 4", "RNN", {}),
+    ("sequence_lens of the time axis", "sequence_lens", (5,), "size 5 should be batch_size, and batch_size is 2", "GRU", {}),
 )  # fmt: skip
 
 
@@ -419,7 +419,7 @@ FURTHER_SHAPES: tuple[tuple[str, str, tuple[int, ...], str, str, dict[str, Any]]
 def bad_inputs() -> Iterator[Bad]:
     for name, (rank, said_of_rank, size, said_of_size) in SHAPES.items():
         for holder in HOLDERS:
-            yield Bad(f"{name} of wrong rank as {holder}", reshaped(name, rank, holder), f"{name} has shape {list(rank)} of rank {len(rank)}; it {said_of_rank}")
+            yield Bad(f"{name} of wrong rank as {holder}", reshaped(name, rank, holder), f"{name} has shape {list(rank)} of rank {len(rank)}; its rank {said_of_rank}")
             yield Bad(f"{name} of wrong size as {holder}", reshaped(name, size, holder), f"{name} has shape {list(size)}; {said_of_size}")
     for what, name, shape, words, op, details in FURTHER_SHAPES:
         yield Bad(what, reshaped(name, shape, "input" if name == "X" else "initializer", op, **details), words)
@@ -428,8 +428,8 @@ def bad_inputs() -> Iterator[Bad]:
         for place, name in enumerate(("X", "W", "R")):
             yield Bad(f"{op} without {name}", changed(lambda m, i=place: recurrent(m).input.__setitem__(i, ""), op=op), f"input {name} is missing; X, W and R are required")
         count, outputs = 6 + 2 * (op == "LSTM"), 2 + (op == "LSTM")
-        yield Bad(f"{op} with too many inputs", changed(lambda m: recurrent(m).input.append("X"), op=op, optional=OPTIONAL[op]), f"{count + 1} inputs, the operator has {count}")
-        yield Bad(f"{op} with too many outputs", changed(lambda m: recurrent(m).output.append("Z"), op=op), f"{outputs + 1} outputs, the operator has {outputs}")
+        yield Bad(f"{op} with too many inputs", changed(lambda m: recurrent(m).input.append("X"), op=op, optional=OPTIONAL[op]), f"the node has {count + 1} inputs, but the operator has only {count}")
+        yield Bad(f"{op} with too many outputs", changed(lambda m: recurrent(m).output.append("Z"), op=op), f"the node has {outputs + 1} outputs, but the operator has only {outputs}")
     yield Bad("no inputs at all", changed(lambda m: recurrent(m).ClearField("input")), "input X is missing; X, W and R are required")
     yield Bad("only X", changed(lambda m: recurrent(m).input.__delitem__(slice(1, None))), "input W is missing; X, W and R are required")
 
@@ -442,9 +442,9 @@ def bad_inputs() -> Iterator[Bad]:
     for op in OPS:
         for name in ("Y", "Y_h", "Y_c")[: 3 if op == "LSTM" else 2]:
             declared = changed(lambda m, name=name: declare_output(m, name, (5, 4)), op=op)
-            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is declared as [5, 4] among the graph's outputs; its shape is {real[name]}")
+            yield Bad(f"{op} {name} declared of rank 2", declared, f"{name} is a graph output of declared shape [5, 4], but its actual shape is {real[name]}")
             declared = changed(lambda m, name=name: declare_output(m, name, (7, 1, 2, 4) if name == "Y" else (1, 3, 4)), op=op)
-            yield Bad(f"{op} {name} declared of another size", declared, f"{name} is declared as {[7, 1, 2, 4] if name == 'Y' else [1, 3, 4]} among the graph's outputs; its shape is {real[name]}")
+            yield Bad(f"{op} {name} declared of another size", declared, f"{name} is a graph output of declared shape {[7, 1, 2, 4] if name == 'Y' else [1, 3, 4]}, but its actual shape is {real[name]}")
 
     unknown = changed(shapeless, weights="input", hidden_size=False)
     yield Bad("hidden_size nowhere", unknown, "hidden_size is missing and the shape of R is unknown")
@@ -462,7 +462,7 @@ def bad_types() -> Iterator[Bad]:
     yield Bad("X of integers", reshaped("X", (5, 2, 3), "input", "GRU", dtype=np.int64), "X is of type INT64; it must be one of FLOAT")
     yield Bad("X of texts", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", TensorProto.STRING)), "X is of type STRING; it must be one of FLOAT")
     yield Bad("Y declared as DOUBLE", changed(lambda m: setattr(m.graph.output[0].type.tensor_type, "elem_type", TensorProto.DOUBLE)), "element types differ: X is FLOAT, Y is DOUBLE")
-    yield Bad("X of an unknown type", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99)), "is of the unknown element type 99")
+    yield Bad("X of an unknown type", changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99)), "has the unknown element type 99")
 # fmt: on
 
 
@@ -527,29 +527,29 @@ def bad_tensors() -> Iterator[Bad]:
     texts = TensorProto(name="texts", data_type=TensorProto.STRING, dims=[1], raw_data=b"abcd")
     narrow = TensorProto(name="narrow", data_type=TensorProto.INT4, dims=[3], int32_data=[1, 2, 3])
     alone = TensorProto(name="alone", data_type=TensorProto.FLOAT, dims=[2])
-    yield Bad("tensor without data", tensor_change(no_data), f"tensor 'W' of shape [1, 16, 3] has 0 values of data; it needs {size}")
-    yield Bad("tensor without data in a Constant", changed(also(alone, True)), "tensor 'alone' of shape [2] has 0 values of data; it needs 2")
-    yield Bad("tensor without data, unused by the node", changed(also(alone)), "tensor 'alone' of shape [2] has 0 values of data; it needs 2")
-    yield Bad("tensor without data in a branch", changed(in_branch, place="if"), "tensor 'own' of shape [1, 16, 3] has 0 values of data; it needs 48")
-    yield Bad("tensor without data in a function", changed(in_function, place="function"), "tensor 'own' of shape [1, 16, 3] has 0 values of data; it needs 48")
-    yield Bad("sparse tensor without data", changed(in_sparse), "tensor 'sparse' of shape [2] has 0 values of data; it needs 2")
-    yield Bad("too little raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-4])), f"has {size * 4 - 4} bytes of data; it needs {size * 4}")
-    yield Bad("a byte too little", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-1])), f"has {size * 4 - 1} bytes of data; it needs {size * 4}")
-    yield Bad("too much raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data + bytes(4))), f"has {size * 4 + 4} bytes of data; it needs {size * 4}")
-    yield Bad("empty raw data", tensor_change(lambda t: setattr(t, "raw_data", b"")), f"has 0 bytes of data; it needs {size * 4}")
-    yield Bad("too few values", tensor_change(in_field("float_data", size - 1)), f"has {size - 1} values of data; it needs {size}")
-    yield Bad("too many values", tensor_change(in_field("float_data", size + 1)), f"has {size + 1} values of data; it needs {size}")
-    yield Bad("values in the wrong field", tensor_change(in_field("double_data", size)), "tensor 'W' of type FLOAT holds double_data")
-    yield Bad("values in two fields", tensor_change(lambda t: (in_field("float_data", size)(t), t.int32_data.append(1))), "tensor 'W' of type FLOAT holds int32_data")
-    yield Bad("halves as floats", tensor_change(in_field("float_data", size), dtype="float16"), "tensor 'W' of type FLOAT16 holds float_data")
-    yield Bad("texts as bytes", changed(also(texts)), "tensor 'texts' of type STRING holds raw_data")
-    yield Bad("too many narrow integers", changed(also(narrow)), "tensor 'narrow' of shape [3] has 3 values of data; it needs 2")
+    yield Bad("tensor without data", tensor_change(no_data), f"tensor 'W' of shape [1, 16, 3] has 0 values of data, but needs {size}")
+    yield Bad("tensor without data in a Constant", changed(also(alone, True)), "tensor 'alone' of shape [2] has 0 values of data, but needs 2")
+    yield Bad("tensor without data, unused by the node", changed(also(alone)), "tensor 'alone' of shape [2] has 0 values of data, but needs 2")
+    yield Bad("tensor without data in a branch", changed(in_branch, place="if"), "tensor 'own' of shape [1, 16, 3] has 0 values of data, but needs 48")
+    yield Bad("tensor without data in a function", changed(in_function, place="function"), "tensor 'own' of shape [1, 16, 3] has 0 values of data, but needs 48")
+    yield Bad("sparse tensor without data", changed(in_sparse), "tensor 'sparse' of shape [2] has 0 values of data, but needs 2")
+    yield Bad("too little raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-4])), f"has {size * 4 - 4} bytes of data, but needs {size * 4}")
+    yield Bad("a byte too little", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data[:-1])), f"has {size * 4 - 1} bytes of data, but needs {size * 4}")
+    yield Bad("too much raw data", tensor_change(lambda t: setattr(t, "raw_data", t.raw_data + bytes(4))), f"has {size * 4 + 4} bytes of data, but needs {size * 4}")
+    yield Bad("empty raw data", tensor_change(lambda t: setattr(t, "raw_data", b"")), f"has 0 bytes of data, but needs {size * 4}")
+    yield Bad("too few values", tensor_change(in_field("float_data", size - 1)), f"has {size - 1} values of data, but needs {size}")
+    yield Bad("too many values", tensor_change(in_field("float_data", size + 1)), f"has {size + 1} values of data, but needs {size}")
+    yield Bad("values in the wrong field", tensor_change(in_field("double_data", size)), "tensor 'W' of type FLOAT must not contain double_data")
+    yield Bad("values in two fields", tensor_change(lambda t: (in_field("float_data", size)(t), t.int32_data.append(1))), "tensor 'W' of type FLOAT must not contain int32_data")
+    yield Bad("halves as floats", tensor_change(in_field("float_data", size), dtype="float16"), "tensor 'W' of type FLOAT16 must not contain float_data")
+    yield Bad("texts as bytes", changed(also(texts)), "tensor 'texts' of type STRING must not contain raw_data")
+    yield Bad("too many narrow integers", changed(also(narrow)), "tensor 'narrow' of shape [3] has 3 values of data, but needs 2")
     yield Bad("negative size", tensor_change(lambda t: t.dims.__setitem__(1, -16)), "tensor 'W' has shape [1, -16, 3]; sizes must not be negative")
     yield Bad("two negative sizes", tensor_change(lambda t: t.dims.__setitem__(slice(0, 2), [-1, -16])), "tensor 'W' has shape [-1, -16, 3]; sizes must not be negative")
-    yield Bad("unknown element type", tensor_change(lambda t: setattr(t, "data_type", 99)), "tensor 'W' is of the unknown element type 99")
-    yield Bad("undefined element type", tensor_change(lambda t: setattr(t, "data_type", 0)), "tensor 'W' is of the unknown element type 0")
-    yield Bad("no element type", tensor_change(lambda t: t.ClearField("data_type")), "tensor 'W' is of the unknown element type 0")
-    yield Bad("negative element type", tensor_change(lambda t: setattr(t, "data_type", -1)), "tensor 'W' is of the unknown element type -1")
+    yield Bad("unknown element type", tensor_change(lambda t: setattr(t, "data_type", 99)), "tensor 'W' has the unknown element type 99")
+    yield Bad("undefined element type", tensor_change(lambda t: setattr(t, "data_type", 0)), "tensor 'W' has the unknown element type 0")
+    yield Bad("no element type", tensor_change(lambda t: t.ClearField("data_type")), "tensor 'W' has the unknown element type 0")
+    yield Bad("negative element type", tensor_change(lambda t: setattr(t, "data_type", -1)), "tensor 'W' has the unknown element type -1")
 # fmt: on
 
 
@@ -632,8 +632,8 @@ def bad_external() -> Iterator[Bad]:
     yield Bad("data file a dangling link", external(replaced(lambda path: path.symlink_to("nowhere"))), lost)
     yield Bad("data file a link to itself", external(replaced(lambda path: path.symlink_to(path.name))), "its data file …bad.weights cannot be read: Too many levels of symbolic links")
     yield Bad("data file of a Constant missing", external(of_constant), "its data file …absent.weights cannot be read: No such file or directory")
-    yield Bad("data file truncated", external(lambda path, _: os.truncate(path, 100)), "its data file …bad.weights has 100 bytes, too few for … at ")
-    yield Bad("data file empty", external(lambda path, _: os.truncate(path, 0)), "its data file …bad.weights has 0 bytes, too few for … at 0")
+    yield Bad("data file truncated", external(lambda path, _: os.truncate(path, 100)), "its data file …bad.weights has only 100 bytes, too few for … bytes at offset ")
+    yield Bad("data file empty", external(lambda path, _: os.truncate(path, 0)), "its data file …bad.weights has only 0 bytes, too few for … bytes at offset 0")
     yield Bad("data file unreadable", external(lambda path, _: path.chmod(0)), "its data file …bad.weights cannot be read: permission denied", as_root=False)
     yield Bad("data file a folder", external(replaced(Path.mkdir)), "its data file …bad.weights is not a regular file")
     yield Bad("data file a fifo", external(replaced(os.mkfifo)), "its data file …bad.weights is not a regular file")
@@ -649,14 +649,14 @@ def bad_external() -> Iterator[Bad]:
     yield Bad("location through a file", external(entry("location", "bad.weights/x")), "its data file …bad.weights/x cannot be read: Not a directory")
     yield Bad("location with a zero byte", external(entry("location", "bad\0weights")), "has external data without a location")
     yield Bad("location too long", external(entry("location", "x" * 300)), "its data file …xxx cannot be read: File name too long")
-    yield Bad("length contradicts the shape", external(entry("length", "64")), "needs 192 bytes; its external data has 64 at 0")
-    yield Bad("length negative", external(entry("length", "-192")), "needs 192 bytes; its external data has -192 at 0")
-    yield Bad("length no number", external(entry("length", "all")), "offset or length of its external data is not a number")
-    yield Bad("offset no number", external(entry("offset", "0x10")), "offset or length of its external data is not a number")
-    yield Bad("offset negative", external(entry("offset", "-8")), "needs 192 bytes; its external data has 192 at -8")
-    yield Bad("offset behind the end", external(entry("offset", "1000000")), " bytes, too few for 192 at 1000000")
-    yield Bad("shape larger than the data", external(lambda _, m: initializer(m, "W").dims.append(1000)), "needs 192000 bytes; its external data has 192 at 0")
-    yield Bad("texts in a data file", external(of_texts), "tensor 'texts' holds strings, which external data cannot")
+    yield Bad("length contradicts the shape", external(entry("length", "64")), "needs 192 bytes, but its external data has 64 bytes at offset 0")
+    yield Bad("length negative", external(entry("length", "-192")), "needs 192 bytes, but its external data has -192 bytes at offset 0")
+    yield Bad("length no number", external(entry("length", "all")), "the offset or the length of its external data is not a number")
+    yield Bad("offset no number", external(entry("offset", "0x10")), "the offset or the length of its external data is not a number")
+    yield Bad("offset negative", external(entry("offset", "-8")), "needs 192 bytes, but its external data has 192 bytes at offset -8")
+    yield Bad("offset behind the end", external(entry("offset", "1000000")), " bytes, too few for 192 bytes at offset 1000000")
+    yield Bad("shape larger than the data", external(lambda _, m: initializer(m, "W").dims.append(1000)), "needs 192000 bytes, but its external data has 192 bytes at offset 0")
+    yield Bad("texts in a data file", external(of_texts), "tensor 'texts' contains strings, which external data cannot represent")
 # fmt: on
 
 
@@ -764,12 +764,12 @@ def older_function(model: Model) -> None:
 # fmt: off
 def bad_graphs() -> Iterator[Bad]:
     twice = "is defined twice"
-    yield Bad("nothing computes an input", changed(lambda m: recurrent(m).input.__setitem__(0, "nowhere")), "main graph: nothing computes 'nowhere'")
-    yield Bad("nothing computes a weight", changed(lambda m: m.graph.ClearField("initializer")), "main graph: nothing computes 'R'")
-    yield Bad("nothing computes an output", changed(lambda m: m.graph.output.append(helper.make_tensor_value_info("Z", 1, None))), "main graph: nothing computes 'Z'")
-    yield Bad("nothing computes an input in a branch", changed(branch_takes_nothing, place="if"), "main graph: nothing computes 'nowhere'")
-    yield Bad("nothing computes an input in a function", changed(lambda m: m.functions[0].node[0].input.__setitem__(0, "nowhere"), place="function"), "function local.Recurrent: nothing computes 'nowhere'")
-    yield Bad("nothing computes an output of a function", changed(lambda m: m.functions[0].output.append("Z"), place="function"), "function local.Recurrent: nothing computes 'Z'")
+    yield Bad("nothing computes an input", changed(lambda m: recurrent(m).input.__setitem__(0, "nowhere")), "main graph uses 'nowhere', which nothing computes")
+    yield Bad("nothing computes a weight", changed(lambda m: m.graph.ClearField("initializer")), "main graph uses 'R', which nothing computes")
+    yield Bad("nothing computes an output", changed(lambda m: m.graph.output.append(helper.make_tensor_value_info("Z", 1, None))), "main graph uses 'Z', which nothing computes")
+    yield Bad("nothing computes an input in a branch", changed(branch_takes_nothing, place="if"), "main graph uses 'nowhere', which nothing computes")
+    yield Bad("nothing computes an input in a function", changed(lambda m: m.functions[0].node[0].input.__setitem__(0, "nowhere"), place="function"), "function local.Recurrent uses 'nowhere', which nothing computes")
+    yield Bad("nothing computes an output of a function", changed(lambda m: m.functions[0].output.append("Z"), place="function"), "function local.Recurrent uses 'Z', which nothing computes")
     yield Bad("nodes in a circle", changed(circle), "the nodes form a cycle")
     yield Bad("the node in a circle", changed(through_the_node), "the nodes form a cycle")
     yield Bad("a node needs itself", changed(identity("self", "self")), "the nodes form a cycle")
@@ -780,17 +780,17 @@ def bad_graphs() -> Iterator[Bad]:
     yield Bad("two weights of one name", changed(lambda m: m.graph.initializer.append(initializer(m, "W"))), f"'W' {twice}")
     yield Bad("a weight of a branch named as another around it", changed(other_weight_in_branch, place="if", weights="initializer"), f"body of If 'if': 'W' {twice}, here and in an outer scope")
     yield Bad("a node of a branch named as another around it", changed(hidden_in_branch, place="if"), f"Neg 'hides' in main graph/body of If 'if': 'X' {twice}, here and in an outer scope")
-    yield Bad("a node without outputs", changed(lambda m: m.graph.node.append(helper.make_node("Add", ["X", "X"], [], name="idle"))), "Add 'idle' in main graph: it has no outputs")
-    yield Bad("a node without inputs", changed(lambda m: m.graph.node.append(helper.make_node("Shape", [], ["size"], name="idle"))), "Shape 'idle' in main graph: it has no inputs")
-    yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph: it has no outputs")
+    yield Bad("a node without outputs", changed(lambda m: m.graph.node.append(helper.make_node("Add", ["X", "X"], [], name="idle"))), "Add 'idle' in main graph has no outputs")
+    yield Bad("a node without inputs", changed(lambda m: m.graph.node.append(helper.make_node("Shape", [], ["size"], name="idle"))), "Shape 'idle' in main graph has no inputs")
+    yield Bad("an If without outputs", changed(branches_for_nothing), "If '' in main graph has no outputs")
     yield Bad("two inputs of one name", changed(lambda m: m.graph.input.append(m.graph.input[0])), f"'X' {twice}")
     yield Bad("two results of one name in a function", changed(lambda m: m.functions[0].node.append(helper.make_node("Identity", ["X"], ["Y"], name="again")), place="function"), f"Identity 'again' in function local.Recurrent: 'Y' {twice}")
-    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "a body returns 'Y_else_branch' twice; onnxruntime's results for it are undefined")
-    yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph: 0 attributes; a Constant has exactly one")
-    yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph: 2 attributes; a Constant has exactly one")
+    yield Bad("a branch gives one value twice", changed(branch_gives_twice, place="if"), "its body returns 'Y_else_branch' twice, for which onnxruntime's results are undefined")
+    yield Bad("Constant without a value", changed(constant_with()), "Constant 'constant' in main graph has 0 attributes; a Constant must have exactly one")
+    yield Bad("Constant with two values", changed(constant_with(helper.make_attribute("value_int", 1), helper.make_attribute("value_float", 1.0))), "Constant 'constant' in main graph has 2 attributes; a Constant must have exactly one")
     yield Bad("attribute twice elsewhere", changed(twice_in_relu), "LeakyRelu 'relu' in main graph: attribute 'alpha' is set twice")
     yield Bad("function twice", changed(lambda m: m.functions.append(m.functions[0]), place="function"), "function local.Recurrent is defined 2 times")
-    yield Bad("function with two element types", changed(two_element_types, place="function"), "of type FLOAT and FLOAT16, which needs two bodies; lower with --fold", runs=True)
+    yield Bad("function with two element types", changed(two_element_types, place="function"), "of the types FLOAT and FLOAT16, which one lowered body cannot handle; pass --fold", runs=True)
     for name in ("hidden_size", "direction", "clip"):
         yield Bad(f"{name} of the function", changed(refers(name), place="function", opset=18), f"attribute '{name}' refers to attribute 'given' of the function; lower with --fold", runs=True)
     yield Bad("function calls itself", changed(calls_itself, place="function"), "function local.Recurrent calls itself")
@@ -867,7 +867,7 @@ TARGET_FILES = (
     ("unknown operator in limits", "limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
     ("unknown limit", "limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs"),
     ("wrong limit", "limits.Concat.inputs = [3, 2]", "limits.Concat.inputs is [3, 2]; it must be the smallest"),
-    ("unknown source", 'sources.Klip = "page 3"', "sources.Klip: neither an operator nor one of opsets"),
+    ("unknown source", 'sources.Klip = "page 3"', "sources.Klip: the name must be an operator or one of opsets"),
 )
 
 
@@ -940,66 +940,66 @@ def looped_length(model: Model) -> None:
 
 # fmt: off
 def bad_wishes() -> Iterator[Bad]:
-    newest = f"is unknown; the installed onnx knows 1 to {NEWEST}"
+    newest = f"is unknown; the installed onnx supports opsets 1 to {NEWEST}"
     yield Bad("form unknown", asked("--form", "spiral"), "argument --form: invalid choice: 'spiral'", "--form")
-    yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12 and the model 17, between which Split changed; add --opset 17")
-    yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12 and the model 17, between which Split changed; add --opset 17")
-    yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9, the model is at opset 8; use --form loop or --form unroll, or add --opset 17")
-    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, here it is 'T'; use --form scan or --form loop, or add --dim T=16")
-    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, here it is 'T'")
-    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "the limit (--max-nodes) leaves 1000; use --form scan or --form loop, or add --max-nodes 500000")
-    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "more than are left of the limit of 3; add --max-nodes 500000")
-    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "more than are left of the limit of 0; add --max-nodes 500000")
+    yield Bad("function of another opset", changed(older_function, place="function", opset=17), "the function imports opset 12 and the model opset 17, but Split differs between these opsets; add --opset 17")
+    yield Bad("function of another opset, as a function", changed(older_function, "--as-function", place="function", opset=17), "LSTM 'node' in function local.Recurrent: the function imports opset 12 and the model opset 17, but Split differs between these opsets; add --opset 17")
+    yield Bad("form scan at opset 8", asked("--form", "scan", opset=8), "form scan needs opset 9 or newer, but the model has opset 8; use --form loop or --form unroll, or add --opset 17")
+    yield Bad("unroll without a length", asked("--form", "unroll", dynamic=True), "form unroll needs a known sequence length, but here it is 'T'; use --form scan or --form loop, or add --dim T=16")
+    yield Bad("unroll without a length for OpenCV", asked("--target", "opencv", dynamic=True), "form unroll needs a known sequence length, but here it is 'T'")
+    yield Bad("unroll too long", asked("--form", "unroll", "--max-nodes", 1000, T=300), "but the limit (--max-nodes) allows only 1000 more; use --form scan or --form loop, or add --max-nodes 500000")
+    yield Bad("more nodes than allowed", asked("--form", "loop", "--max-nodes", 3), "so the model exceeds the limit of 3 nodes by 16; add --max-nodes 500000")
+    yield Bad("no nodes allowed", asked("--form", "scan", "--max-nodes", 0), "so the model exceeds the limit of 0 nodes by 16; add --max-nodes 500000")
     yield Bad("mask too long", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**24 + 1), "--target", "onnxruntime@1.20", optional=("sequence_lens",)), "declare a symbolic length")
     yield Bad("max-nodes no number", asked("--max-nodes", "many"), "argument --max-nodes: invalid int value: 'many'", "--max-nodes")
-    yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; `rnn-lower targets` lists all", "abacus")
+    yield Bad("target unknown", asked("--target", "abacus"), "unknown target 'abacus'; run `rnn-lower targets` for a list", "abacus")
     yield Bad("target a fifo", fifo_as_target, "mine.toml: cannot be read: not a file", "mine.toml")
     for name, line, words in TARGET_FILES:
         yield Bad(f"target's file {name}", with_target(line), words, "mine.toml")
-    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not in the target's list of operators, and no equivalent is known")
-    yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports a batch of 1 only, here it is 2")
-    yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not run form scan; use --form unroll")
+    yield Bad("target that takes too little", with_target('avoid = ["Add", "Sub"]'), "target mine does not support Add: it is not in the target's list of operators; no equivalent is known")
+    yield Bad("target that takes a batch of 1", with_target("single_batch = true"), "target mine supports only a batch size of 1, but here it is 2")
+    yield Bad("target without the form", asked("--target", "opencv", "--form", "scan"), "target opencv does not support form scan; use --form unroll")
     yield Bad("target without the opset", asked("--target", "onnx2torch", "--opset", "18"), "target onnx2torch supports opsets 9 to 17, not 18; add --opset 17")
     yield Bad("target without a batch size", asked("--target", "opencv", "--dim", "T=5", dynamic=True), "needs a known batch size")
     yield Bad("target without captured weights", changed(computed_weights, "--target", "openvino", "--form", "scan"), "does not support weights that are computed or cast outside of a Scan; use --form loop or --form unroll")
     for opset in (0, -1, NEWEST + 1, 3000):
         yield Bad(f"opset {opset} asked for", asked("--opset", opset), f"opset {opset} {newest}")
     yield Bad("opset no number", asked("--opset", "latest"), "argument --opset: invalid int value: 'latest'", "--opset")
-    yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist at that opset")
-    yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': Scan of opset 8 has a batch axis of its own")
-    yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes refer to the function's; inline the function (onnx_ir.passes.common.InlinePass)")
+    yield Bad("operator too new", with_node("Celu", ["X"], "--opset", 9), "opset 14 -> 9: Celu 'further': the operator does not exist at the new opset")
+    yield Bad("Scan of opset 8", changed(old_scan, "--opset", 17, opset=8), "opset 8 -> 17: Scan 'scan': at opset 8, a Scan has an additional batch axis")
+    yield Bad("attribute of the function converted", changed(referring_node, "--opset", 17, opset=11, place="function"), "its attributes refer to attributes of the function; inline the function (onnx_ir.passes.common.InlinePass)")
     yield Bad("operator that no converter takes", changed(computed_slice, "--opset", 9), "opset 14 -> 9: Slice 'further': ")
     yield Bad("layout kept at opset 13", asked("--exclude", "*", "--opset", 13, layout=1), "has the attribute layout, which opset 13 does not define; lower this node too, or convert to opset 14 or newer")
     for text in ("T", "=3", "T=", "T=-1", "T=²", "T=٣", "T=1.5", "T=0x10", "T= 5", "T=+5", ""):
-        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE, a whole number, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE, a whole number, e.g. T=100", "--dim")
+        yield Bad(f"dim {text!r}", asked("--dim", text, dynamic=True), f"--dim {text}: write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number, e.g. T=100".replace(" :", ":") if text else "write NAME=SIZE or INPUT[AXIS]=SIZE with a whole number, e.g. T=100", "--dim")
     for text in (str(1 << 63), "9" * 20, "9" * 400):
         yield Bad(f"dim of {len(text)} digits", asked("--dim", f"T={text}", dynamic=True), "of 'T' is too large", "T")
     yield Bad("dim beyond memory", asked("--check", "--dim", f"T={(1 << 63) - 1}", dynamic=True), "of 'T' is too large", "T")
     for text in ("X", "X:", ":5,2,3", "X:5,,3", "X:5,-1,3", "X:5 2 3"):
         yield Bad(f"input shape {text!r}", asked("--input-shape", text, dynamic=True), f"--input-shape {text}: write INPUT:SIZE,SIZE..., e.g. --input-shape x:100,1,16", "--input-shape")
-    yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node has this name; there are 'node'")
-    yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node has this name; there are 'node'")
-    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows one node; choose it with --node, one of 'node_else_branch', 'node_then_branch'")
-    yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; there are 'node'")
+    yield Bad("only nobody", asked("--include", "gru*"), "--include gru*: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
+    yield Bad("skip nobody", asked("--exclude", "/rnn/*"), "--exclude /rnn/*: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
+    yield Bad("drawing of two", reporting(lambda: model_of(place="if"), "--svg"), "a drawing shows only one node; pass --node with one of 'node_else_branch', 'node_then_branch'")
+    yield Bad("drawing of nobody", reporting(model_of, "--svg", "--node", "nod"), "--node nod: no RNN, GRU or LSTM node has this name; names in the model include 'node'")
     yield Bad("page of one node", reporting(model_of, "--node", "node"), "--node needs --svg", "--node")
-    yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is not a model; name it .html, or .svg with --svg", "-o")
-    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': is in a body of SequenceMap, where onnxruntime does not support function calls; drop --as-function, or keep the node with --exclude")
-    yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; set the size of each of its axes, here of X[0] (--input-shape X:SIZE,SIZE...)")
-    yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, where it is 5")
-    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' is 'T', which is 7 elsewhere; set the same size for both")
-    yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes; X:5,2 gives 2")
+    yield Bad("page as a model", reporting(model_of, "-o", "out.onnx"), "-o out.onnx: a report is not an ONNX model; use the extension .html, or .svg with --svg", "-o")
+    yield Bad("a function in SequenceMap", changed(mapped, "--as-function", opset=17), "LSTM 'node' in main graph/body of SequenceMap 'map': it is in a body of SequenceMap, in which onnxruntime does not support function calls; drop --as-function, or keep the node with --exclude")
+    yield Bad("one axis without a shape", changed(unshaped, "--dim", "X[1]=2"), "input 'X' declares no shape; set the sizes of all its axes, including X[0] (--input-shape X:SIZE,SIZE...)")
+    yield Bad("axis fixed already", asked("--dim", "X[0]=7"), "size 7 of 'X[0]' contradicts the model, which declares 5")
+    yield Bad("axis fixed by its name too", asked("--dim", "T=7", "--dim", "X[0]=4", dynamic=True), "size 4 of 'X[0]' contradicts size 7 of 'T', the symbol of this axis; set both to the same size")
+    yield Bad("shape of too few axes", asked("--input-shape", "X:5,2"), "input 'X' has 3 axes, but X:5,2 sets 2 sizes")
     yield Bad("shape of no input", asked("--input-shape", "x:5,2,3"), "no input is named 'x'; inputs: X")
-    yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' has two sizes, 5 and 6", "T")
+    yield Bad("dim given twice", asked("--dim", "T=5", "--dim", "T=6", dynamic=True), "'T' is set to two different sizes, 5 and 6", "T")
     yield Bad("axis and shape", asked("--dim", "X[0]=5", "--input-shape", "X:6,2,3", dynamic=True), "'X[0]' is set twice, as 5 and as 6")
-    yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes; 'X[3]' is none of them")
-    yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, here it is unknown; use --form scan or --form loop")
-    yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; no axis is longer than 2147483647")
-    yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; no axis is longer than 2147483647")
+    yield Bad("axis beyond", asked("--dim", "X[3]=7"), "input 'X' has 3 axes, so 'X[3]' does not exist")
+    yield Bad("length of a loop's own making", changed(looped_length, "--form", "unroll"), "form unroll needs a known sequence length, but here it is unknown; use --form scan or --form loop")
+    yield Bad("enormous size", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 40)), "X has shape [5, 1099511627776, 3]; the maximum size of an axis is 2147483647")
+    yield Bad("enormous size that folding finds", changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1 << 62), "--form", "unroll", place="function", optional=()), f"batch_size is {1 << 62}; the maximum is 2147483647")
     yield Bad("dim unknown", asked("--dim", "Q=3", dynamic=True), "no input has a symbolic size 'Q'; symbolic sizes of the inputs: T, N")
     yield Bad("dim where none is symbolic", asked("--dim", "T=5"), "no input has a symbolic size 'T'; symbolic sizes of the inputs: none")
-    yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "3 should be input_size, which is 7 by X")
-    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests more than 29 graphs, which protobuf cannot read; no form nests less than unroll")
-    yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests more than 29 graphs, which protobuf cannot read; use --form unroll")
+    yield Bad("dim against a weight", changed(symbolic_features, "--dim", "I=7"), "size 3 should be input_size, and input_size is 7 according to X")
+    yield Bad("too deep for what is written inside", of(lambda: nested(32, rank=None), "--form", "unroll"), "nests graphs more than 29 levels deep, which protobuf cannot read; no option helps, since unroll nests less than all other forms")
+    yield Bad("too deep to write", of(lambda: nested(31), "--form", "scan"), "nests graphs more than 29 levels deep, which protobuf cannot read; use --form unroll")
 # fmt: on
 
 
@@ -1116,7 +1116,7 @@ def several(*names: str, out_dir: str = "out") -> Build:
 def bad_numbers_of_models() -> Iterator[Bad]:
     yield Bad(
         "two models and one output", lambda folder: ["lower", "a.onnx", "b.onnx", "-o", str(folder / "out.onnx")],
-        "2 models and one output; use --out-dir FOLDER", "--out-dir",
+        "2 input models cannot share one output; use --out-dir FOLDER", "--out-dir",
     )  # fmt: skip
     same = "would both be written to"
     yield Bad("two models of one name", several("a/m.onnx", "b/m.onnx"), same, "m.onnx")
@@ -1124,7 +1124,7 @@ def bad_numbers_of_models() -> Iterator[Bad]:
     nothing = "nothing is piped into stdin"
     yield Bad("an empty pipe", lambda folder: ["inspect", "-"], nothing, "-")
     yield Bad("an empty pipe to lower", lambda folder: ["lower", "-", "-o", str(folder / "o.onnx")], nothing, "-")
-    yield Bad("two models of one pipe", lambda folder: ["check", "-", "-"], "only one model can come from stdin", "-")
+    yield Bad("two models of one pipe", lambda folder: ["check", "-", "-"], "only one model can be read from stdin", "-")
 
 
 def bad_comparisons() -> Iterator[Bad]:
@@ -1140,19 +1140,19 @@ def bad_comparisons() -> Iterator[Bad]:
     yield Bad("inputs not npz", comparing(lambda path: path.write_bytes(b"1,2,3\n")), npz, "X.npz")
     yield Bad("inputs a lone array", comparing(lambda path: np.save(path.open("wb"), x)), npz, "X.npz")
     yield Bad("inputs pickled", comparing(archive(X=np.array([{}], object))), npz, "X.npz")
-    yield Bad("inputs of another name", comparing(archive(x=x)), "inputs lack X; they hold x")
-    yield Bad("inputs of nothing", comparing(archive()), "inputs lack X; they hold nothing")
-    yield Bad("inputs lack one", comparing(archive(X=x), optional=("initial_h",)), "inputs lack initial_h; they hold X")
-    runs = "the original model does not run with the inputs: "
-    yield Bad("operator unknown to the runtime", with_node("ConstantFill", ["X"], "--check"), "does not know the operator ConstantFill; the original model can be neither run nor checked")
+    yield Bad("inputs of another name", comparing(archive(x=x)), "the inputs have no array for X; they contain x")
+    yield Bad("inputs of nothing", comparing(archive()), "the inputs have no array for X; they contain nothing")
+    yield Bad("inputs lack one", comparing(archive(X=x), optional=("initial_h",)), "the inputs have no array for initial_h; they contain X")
+    runs = "the original model does not run with these inputs: "
+    yield Bad("operator unknown to the runtime", with_node("ConstantFill", ["X"], "--check"), "has no operator ConstantFill, so the original model can be neither run nor checked")
     yield Bad("inputs of another rank", comparing(archive(X=x[0])), runs)
     yield Bad("inputs of another size", comparing(archive(X=np.zeros((5, 2, 9), np.float32))), runs)
     yield Bad("inputs of another type", comparing(archive(X=x.astype(np.float64))), runs)
-    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot pass an input or output of this type; --prove needs no runtime")
+    yield Bad("four bits compared", changed(four_bits, "--check"), "cannot pass an input or output of this type; use --prove, which needs no runtime")
     yield Bad("never runs", changed(never_runs, "--check"), runs)
     yield Bad("texts wanted", changed(texts_wanted, "--check"), "the model has string inputs; provide inputs (--inputs X.npz)")
-    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so it cannot be compared; --prove needs no inputs")
-    yield Bad("an input of no type", changed(lambda m: m.graph.input[0].ClearField("type"), "--check"), "input 'X' has no known type; provide inputs (--inputs X.npz)")
+    yield Bad("a sequence wanted", changed(sequence_wanted, "--check"), "input 'list' is not a tensor, so the models cannot be compared by running; use --prove, which needs no inputs")
+    yield Bad("an input of no type", changed(lambda m: m.graph.input[0].ClearField("type"), "--check"), "the type of input 'X' is unknown; provide inputs (--inputs X.npz)")
     yield Bad("seed negative", asked("--check", "--seed", -1), "seed is -1; it must be 0 or more", "seed")
     yield Bad("seed no number", asked("--check", "--seed", "x"), "argument --seed: invalid int value: 'x'", "--seed")
     yield Bad("runs no number", asked("--check", "--runs", "x"), "argument --runs: invalid int value: 'x'", "--runs")
@@ -1176,9 +1176,9 @@ def bad_comparisons() -> Iterator[Bad]:
         words = f"argument --{option}: invalid int value: '1.5'"
         yield Bad(f"prove {option} no number", pair(fewer_outputs, f"--{option}=1.5", command="prove"), words, option)
     yield Bad("different outputs", pair(fewer_outputs), "the models have different outputs: ['Y', 'Y_h', 'Y_c'] and ['Y']")
-    yield Bad("does not load", pair(does_not_load), "the lowered model does not load on onnxruntime")
+    yield Bad("does not load", pair(does_not_load), " cannot load the lowered model")
     yield Bad("neither loads", changed(no_kernel, "--check"), "loads neither the original nor the lowered model: ")
-    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "--on abacus: models can be run on onnxruntime", "abacus")
+    yield Bad("on nowhere", pair(lambda _: None, "--on", "abacus"), "--on abacus: models can be run only on onnxruntime", "abacus")
     yield Bad("does not run", pair(does_not_run), "the lowered model does not run: ")
     yield Bad("compare with a seed", pair(lambda _: None, "--seed", "-3"), "seed is -3; it must be 0 or more", "seed")
     yield Bad("compare with nothing", pair(lambda m: m.ClearField("graph")), "not an ONNX model: it has no graph")
@@ -1293,24 +1293,24 @@ def bad_places() -> Iterator[Bad]:
     yield Bad("output a link into a missing folder", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("no/such")), f"{cannot}No such file or directory", "out.onnx")
     yield Bad("output of too long a name", writing("x" * 251 + ".onnx"), f"{cannot}File name too long", "xxx.onnx")
     yield Bad("output read-only", writing("out.onnx", read_only), f"{cannot}it is read-only; make it writable", "out.onnx")
-    yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}the model that is read has its weights there; name another file", "bad.weights")
-    yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}… has its weights there; name another file", "other.weights")
+    yield Bad("output the data that is read", writing("bad.weights", with_data=True), f"{cannot}this file contains the weights of the model being read; name another file", "bad.weights")
+    yield Bad("output the data of another", writing("other.weights", neighbour), f"{cannot}this file contains the weights of …; name another file", "other.weights")
     yield Bad("output a link to itself", writing("out.onnx", lambda folder: (folder / "out.onnx").symlink_to("out.onnx")), f"{cannot}it is a link to itself", "out.onnx")
-    yield Bad("states of something else", foreign_states, "the initial states would overwrite this file, which is not rnn_lower's; move it away", "out.state.npz")
-    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which refers to what folding removes; drop --fold and --loops")
-    yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which refers to what folding removes; drop --fold and --loops")
+    yield Bad("states of something else", foreign_states, "the initial states would overwrite this file, which rnn_lower did not write; move the file away", "out.state.npz")
+    yield Bad("folding training information", changed(training, "--fold"), "the model has training_info, which refers to parts of the graph that folding removes; drop --fold and --loops")
+    yield Bad("folding quantization annotations", changed(annotated, "--fold"), "the model has quantization_annotation, which refers to parts of the graph that folding removes; drop --fold and --loops")
     yield Bad("folding a sparse initializer", changed(sparse, "--fold"), "folding uses onnx_ir, which does not support a sparse initializer; drop --fold or --set")
-    yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding uses onnx_ir, which does not support all of it: …; drop --fold or --set")
+    yield Bad("folding a sparse attribute", changed(sparse_attribute, "--fold"), "folding uses onnx_ir, which does not support this model: …; drop --fold or --set")
     yield Bad("max nodes below 0", asked("--max-nodes", "-1"), "max_nodes is -1; it must be 0 or more", "max_nodes")
     yield Bad("an infinite tolerance", asked("--check", "--atol", "inf"), "atol is inf; it must be finite")
     yield Bad("output in a locked folder", writing("locked/out.onnx", locked_folder), f"{cannot}Permission denied", "out.onnx", as_root=False)
-    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "no output; write IN.onnx OUT.onnx", "lower")
+    yield Bad("output missing", lambda folder: ["lower", str(folder / "bad.onnx")], "no output file is named; write IN.onnx OUT.onnx", "lower")
     yield Bad("output empty", writing(""), f"{cannot}it is a folder", ".")
-    stream = "the model has weights in another file, which a stream cannot carry; name a file"
+    stream = "the model has weights in another file, which cannot be written to a stream; name a file"
     yield Bad("weights to a fifo", writing("out.onnx", lambda folder: os.mkfifo(folder / "out.onnx"), with_data=True), stream, "out.onnx")
     yield Bad("weights to a device", writing("/dev/null", with_data=True), stream, "/dev/null")
     yield Bad("weights to stdout", writing("-", with_data=True), stream, "-")
-    yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which a link cannot carry; write to ", "out.onnx")
+    yield Bad("weights through a link", writing("out.onnx", link_elsewhere, with_data=True), "which cannot be written through a link; write to ", "out.onnx")
 
 
 def with_kit(*options: str, change: Callable[[Path], object] = lambda _: None) -> Build:
@@ -1351,18 +1351,18 @@ def bad_kits() -> Iterator[Bad]:
     yield Bad("kit without a limit", kit("--target", "portable", "--limit", "0"), "--limit is 0; it must be more than 0", "--limit")
     yield Bad("kit without a target", kit(), "the following arguments are required: --target", "--target")
     yield Bad("report on no kit", lambda folder: ["kit-report", str(folder), "--results", str(folder)], f"{manifest}: cannot be read: No such file or directory; write a kit first: rnn-lower kit -o ", manifest)
-    yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "a kit of schema 2; this version reads 1; write the kit again", manifest)
+    yield Bad("report on a kit of tomorrow", with_kit(*results, change=told_otherwise('"schema": 1', '"schema": 2')), "the kit has schema 2, but this version of rnn_lower reads schema 1; write the kit again", manifest)
     yield Bad("report on half a manifest", with_kit(*results, change=told_otherwise('"cases"', '"boxes"')), "not the manifest of a kit; write the kit again", manifest)
     yield Bad("report on no JSON", with_kit(*results, change=told_otherwise("{", "")), "not the manifest of a kit; write the kit again", manifest)
-    yield Bad("report on no results", with_kit(*results), "no result of any case; outputs are expected as ", "results")
-    yield Bad("report on nothing", with_kit(), "provide results or a command to run: --results FOLDER or --run COMMAND", "--results")
-    yield Bad("run without a model", with_kit("--run", "true {outputs}"), "--run true {outputs}: lacks {model}; e.g. --run 'python run.py {model} {inputs} {outputs}'", "--run")
-    yield Bad("run without outputs", with_kit("--run", "true {model}"), "--run true {model}: lacks {outputs}; e.g. --run ", "--run")
-    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote its words as in a shell", "--run")
+    yield Bad("report on no results", with_kit(*results), "found no results; the outputs of each case are expected as ", "results")
+    yield Bad("report on nothing", with_kit(), "pass either results or a command to run: --results FOLDER or --run COMMAND", "--results")
+    yield Bad("run without a model", with_kit("--run", "true {outputs}"), "--run true {outputs}: {model} is missing; write, for example, --run 'python run.py {model} {inputs} {outputs}'", "--run")
+    yield Bad("run without outputs", with_kit("--run", "true {model}"), "--run true {model}: {outputs} is missing; write, for example, --run ", "--run")
+    yield Bad("run in open quotes", with_kit("--run", "true '{model} {outputs}"), ": no closing quotation; quote the command as in a shell", "--run")
     yield Bad("run what is not there", with_kit("--run", "no-such-program {model} {outputs}"), "--run no-such-program: cannot be started: no such program", "--run")
     yield Bad("run in no time", with_kit("--run", "true {model} {outputs}", "--timeout", "0"), "--timeout is 0; it must be more than 0 seconds", "--timeout")
     yield Bad("run over results", with_kit("--run", "true {model} {outputs}", *results, change=lambda folder: (folder / "results" / "RNN_plain.fused").touch()), ": cannot be written: File exists; name a new folder for --results", "results")
-    yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "--target reads files called NAME.toml only; name it so", "mine.txt")
+    yield Bad("target of another ending", with_kit(*results, "-o", "FOLDER/mine.txt"), "a target file needs the extension .toml; name it NAME.toml", "mine.txt")
 
 
 def bad_usage() -> Iterator[Bad]:
@@ -1554,34 +1554,34 @@ def moved_sizes(stack: Stack) -> object:
 
 
 LATE: dict[str, tuple[Callable[[], Model], tuple[str, ...], str]] = {
-    "old": (lambda: late(opset=10), (), "its frames are delayed, which needs opset 11; the model is at opset 10"),
+    "old": (lambda: late(opset=10), (), "its frames are delayed, which needs opset 11 or newer; the model has opset 10"),
     "lengths": (
         lambda: late(counted_lengths), ("--step", "2"),
-        "cannot run chunk by chunk: its frames are delayed, but its sequence_lens count from the first chunk",
+        "cannot run chunk by chunk: its frames are delayed, but its sequence_lens count frames from the first chunk on",
     ),
-    "packed": (late, ("--states", "packed"), "grows, so it cannot be packed (--states)"),
+    "packed": (late, ("--states", "packed"), "grows, so it cannot be packed; drop --states packed"),
     "reset": (late, ("--reset",), "its frames are delayed, so single rows cannot be reset; drop --reset"),
-    "fused": (lambda: late(over_time), ("--keep-native",), "its frames are delayed, so the first chunks have none"),
+    "fused": (lambda: late(over_time), ("--keep-native",), "its frames are delayed, so it gets no frames in the first chunks"),
     "pairs": (
         lambda: late(lambda s: s.add("Reshape", s.value, s.add("Concat", s.ints(0), s.ints(-1, 12), axis=0))), (),
-        "cannot run chunk by chunk: it merges several frames, which are delayed",
+        "cannot run chunk by chunk: it merges several delayed frames into one",
     ),
     "gathered": (
         lambda: late(lambda s: s.add("Gather", s.value, s.const(np.array(-1)), axis=1)), (),
-        "cannot run chunk by chunk: it selects the last frame of a delayed value; use Slice ([-1:])",
+        "cannot run chunk by chunk: it selects the last frame of a delayed value, which only a Slice ([-1:]) supports",
     ),
-    "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its frames are delayed, and it skips some of them"),
+    "skipped": (lambda: late(skipping), (), "cannot run chunk by chunk: its frames are delayed, but it skips some of them"),
     "merged": (
         lambda: late(added_in_the_batch, (1, 1)), ("--delay",),
-        "cannot run chunk by chunk: its frames are delayed, and merged with other axes or padded",
+        "cannot run chunk by chunk: its delayed frames are also padded or merged with other axes",
     ),
     "sizes": (
         lambda: late(moved_sizes), (),
-        "cannot run chunk by chunk: its frames are delayed, and its shape has -1 for another size",
+        "cannot run chunk by chunk: its frames are delayed, but -1 in its shape stands for another axis",
     ),
     "last": (
         lambda: late(lambda s: s.add("Slice", s.value, s.ints(-1), s.ints(2**62), s.ints(1)), (1, 1)), ("--delay",),
-        "is the last frame of the stream, and nodes before it look ahead",
+        "is the last frame of the stream, but nodes that compute it look ahead",
     ),
 }  # fmt: skip
 
@@ -1595,11 +1595,11 @@ def odd(then: Then) -> Model:
 ODD: dict[str, tuple[Then, str]] = {
     "text": (
         lambda s: s.add("Transpose", "x", perm="text"),
-        "its attribute 'perm' is of type STRING; the operator accepts INTS",
+        "its attribute 'perm' has type STRING; the operator accepts only INTS",
     ),
-    "no axis": (lambda s: s.add("Concat", "x", "x"), "it has no attribute 'axis'"),
+    "no axis": (lambda s: s.add("Concat", "x", "x"), "its required attribute 'axis' is missing"),
     "ellipsis": (lambda s: s.add("Einsum", "x", equation="...f->...f"), "its equation has an ellipsis"),
-    "summed label": (lambda s: s.add("Einsum", "x", equation="ntf->nf"), "it sums over label 't', which is the stream"),
+    "summed label": (lambda s: s.add("Einsum", "x", equation="ntf->nf"), "it sums over label 't', which is the axis of the stream"),
     "complex axes": (lambda s: s.add("Unsqueeze", "x", s.const(np.array([1j]))), "its axes must be a list of integers"),
     "no axes": (lambda s: s.add("Unsqueeze", "x"), "input 1 is missing"),
     "two axes of three": (lambda s: s.add("Transpose", "x", perm=[2, 0]), "its attributes do not match its inputs"),
@@ -1689,90 +1689,90 @@ def bad_streams() -> Iterator[Bad]:
         yield Bad(f"stream {name}", streaming(lambda name=name: noncausal(name)[0], "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
     for name, (then, words) in ODD.items():
         yield Bad(f"stream odd {name}", streaming(lambda then=then: odd(then), "--time", "T"), f"cannot run chunk by chunk: {words}")  # type: ignore[misc]
-    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the state is an input already, but whether anything else has to be carried is unknown; if not, lower the model instead (rnn-lower lower)")
-    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the state is an input already, but something else is carried over x[1]; make it the stream (--time x[1])")
+    yield Bad("stream state outside", streaming(lambda: beside("Det", 1)), "the state is already an input, and unless other values have to be carried, you can lower the model instead (rnn-lower lower)")
+    yield Bad("stream state outside of fixed size", streaming(lambda: beside("", 0, 16)), "the state is already an input, but other values are carried along x[1]; stream along this axis (--time x[1])")
     for name, (make, given, words) in LATE.items():
         yield Bad(f"stream late {name}", streaming(make, "--time", "T", *given), words)
     free, both = lambda: model_of(dynamic=True), lambda: model_of(dynamic=True, optional=("initial_h",))
-    yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several sizes, T, N; choose the axis of the stream (--time T or --time N)")
+    yield Bad("stream of several sizes", streaming(lambda: model_of(dynamic=True, direction="bidirectional")), "the inputs have several symbolic sizes (T, N); choose the axis of the stream (--time T or --time N)")
     yield Bad("stream of fixed sizes", streaming(model_of), "no input has a symbolic size; choose the axis of the stream")
     yield Bad("stream numbers and reset", streaming(lambda: odd(numbered), "--time", "T", "--reset"), "it counts frames for all rows together, so single rows cannot be reset; drop --reset")
-    yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "carries what the stream remembers, and target tidl does not support it: ")
+    yield Bad("stream for a target", streaming(lambda: odd(looking_back), "--time", "T", "--dim", "N=1", "--step", 2, "--target", "tidl", "-q"), "which carries the state of the stream: it supports Slice only with ")
     yield Bad("stream steps of one step", streaming(lambda: one_step(outside=True), "--step", 2), "--step 2: each run of the model is one step of its recurrent nodes; use --step 1", "--step")
-    yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes (use --step 1)")
-    yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "it has no state from which the next run could continue")
-    yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: it must contain {end}, and may contain {node}, {state}, {end}, {index}", "--state-names")
-    yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: 's_in' would name several states; add {node} to it", "--state-names")
-    yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has free sizes other than the batch; fix them (--dim NAME=SIZE)")
-    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "the model has 9 frames, which is not a multiple of 2, so chunks cannot cover a whole run")
-    yield Bad("unstream of rows set back", unstreaming(set_back), "resets rows, which whole sequences do not support; stream the original without --reset")
-    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata already names the axes of the frames: {'X': 0}", "--time")
-    yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs besides its states")
-    yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the axis of the frames is unknown; declare its sizes")
-    yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; there are T, N", "--time")
-    yield Bad("stream of the batch", streaming(only_a_batch), "no recurrent node runs over 'N', the only size that is symbolic: is it the batch? Say which axis is the stream (--time INPUT[AXIS])")
-    yield Bad("stream of a stream", streaming(streamed_already, "--time", "T"), "it is a streaming model already; use it as it is, lower it (rnn-lower lower), or stream its original")
-    yield Bad("stream step none", streaming(free, "--time", "T", "--step", 0), "--step 0: a chunk has at least one frame", "--step")
+    yield Bad("stream of one step", streaming(one_step), "each run is one step of the recurrent nodes; use --step 1")
+    yield Bad("stream one step back", streaming(lambda: one_step("reverse"), "--step", 1), "it has no state with which the next run could continue")
+    yield Bad("stream names without ends", streaming(free, "--time", "T", "--state-names", "h"), "--state-names h: the template must contain {end}, and may contain {node}, {state}, {end}, {index}", "--state-names")
+    yield Bad("stream names twice", streaming(lambda: model_of("LSTM", dynamic=True), "--time", "T", "--state-names", "s_{end}"), "--state-names s_{end}: several states would be named 's_in'; add {node} to the template", "--state-names")
+    yield Bad("stream packed of no batch", streaming(lambda: odd(in_the_batch), "--time", "T", "--states", "packed"), "its state has symbolic sizes other than the batch size; fix them (--dim NAME=SIZE)")
+    yield Bad("stream steps of nine", streaming(of_nine_frames, "--time", "x[1]", "--step", 2, "--check", "-q"), "chunks cannot cover a whole run, because the model has 9 frames, which is not a multiple of 2")
+    yield Bad("unstream of rows set back", unstreaming(set_back), "a model for whole sequences does not support input 'reset', which resets rows; stream the original model without --reset")
+    yield Bad("unstream time", unstreaming(streamed_already, "--time", "X[0]"), "--time X[0]: the model's metadata already names the axes of the frames, {'X': 0}; drop --time", "--time")
+    yield Bad("unstream of numbers", unstreaming(all_numbers, "--state", "s=t"), "the model has no inputs except its states")
+    yield Bad("unstream of unclear frames", unstreaming(unclear_frames, "--state", "s=t", "--time", "x[1]"), "the axis of the frames is unknown; declare the sizes of the output")
+    yield Bad("stream time unknown", streaming(free, "--time", "time"), "--time time: no input has a symbolic size of this name; symbolic sizes: T, N", "--time")
+    yield Bad("stream of the batch", streaming(only_a_batch), "no recurrent node runs along 'N', the only symbolic size, which may be the batch; name the axis of the stream (--time INPUT[AXIS])")
+    yield Bad("stream of a stream", streaming(streamed_already, "--time", "T"), "the model is already a streaming model; use it unchanged, lower it (rnn-lower lower), or stream the original model")
+    yield Bad("stream step none", streaming(free, "--time", "T", "--step", 0), "--step 0: a chunk must have at least one frame", "--step")
     yield Bad("stream reset without a batch", streaming(padded, "--time", "T", "--reset"), "reset: the batch axis of state 'Pad1/cache_in' is unknown", "reset")
     yield Bad("stream first state by rows", streaming(by_rows, "--time", "T"), "its initial state is not the same for every row")
-    yield Bad("stream statistics of places", streaming(of_places, "--time", "T"), "cannot run chunk by chunk: its statistics are not one for each channel")
-    yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' has this name", "--time")
-    yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the strides of the model over time need multiples of 2 frames", "--step")
+    yield Bad("stream statistics of places", streaming(of_places, "--time", "T"), "cannot run chunk by chunk: it must have exactly one mean and one variance for each channel")
+    yield Bad("stream time twice", streaming(lambda: twice_the_same(model_of(dynamic=True)), "--time", "T"), "--time T: more than one axis of input 'X' has this size", "--time")
+    yield Bad("stream step strides", streaming(strided, "--time", "T", "--step", 3), "--step 3: the model has strides over time, so a chunk must have a multiple of 2 frames", "--step")
     yield Bad("stream set nothing", streaming(with_a_rate, "--time", "T", "--set", "sr"), "--set sr: write INPUT=VALUE, e.g. --set sr=16000", "--set")
-    yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "no input is called 'rate' (--set); inputs: X, sr", "--set")
-    yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is no value for input 'sr' of type INT64", "sr")
-    yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "has shape [2]; the value has [3]", "sr")
-    yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: 'initial_h' comes from the caller, and only the caller can reset it", "reset")
-    yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no state of its own to reset", "reset")
-    yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9, the model is at opset 8")
-    yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens in a branch cannot be counted over chunks")
+    yield Bad("stream set unknown", streaming(with_a_rate, "--time", "T", "--set", "rate=1"), "--set rate: the model has no input of this name; inputs: X, sr", "--set")
+    yield Bad("stream set a text", streaming(with_a_rate, "--time", "T", "--set", 'sr="a"'), "'a' is not a valid value for input 'sr' of type INT64", "sr")
+    yield Bad("stream set three", streaming(with_a_rate, "--time", "T", "--set", "sr=[1,2,3]"), "has shape [2], but the value has shape [3]", "sr")
+    yield Bad("stream reset of the caller's", streaming(both, "--time", "T", "--reset"), "reset: the caller provides state 'initial_h', so only the caller can reset it", "reset")
+    yield Bad("stream reset of nothing", streaming(pointwise, "--time", "T", "--reset"), "reset: the model has no internal state to reset", "reset")
+    yield Bad("stream lengths old", streaming(lambda: model_of(opset=8, dynamic=True, optional=("sequence_lens",)), "--time", "T"), "sequence_lens over chunks need opset 9 or newer; the model has opset 8")
+    yield Bad("stream lengths in a branch", streaming(lambda: model_of(place="if", dynamic=True, optional=("sequence_lens",)), "--time", "T"), "its sequence_lens cannot be counted over chunks, because the node is in a branch")
     yield Bad("stream lengths used twice", streaming(with_lengths_out, "--time", "T"), "Neg 'negative' also reads its sequence_lens")
-    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and its state is not returned unchanged")
-    yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9, the model is at opset 8", "reset")
-    yield Bad("stream shared state", streaming(sharing, "--time", "T"), "is used elsewhere too; give the node its own input")
+    yield Bad("stream state computed", streaming(computed_state, "--time", "T"), "and the model does not return its final state unchanged")
+    yield Bad("stream reset old", streaming(lambda: model_of(opset=8, dynamic=True), "--time", "T", "--reset"), "reset needs opset 9 or newer; the model has opset 8", "reset")
+    yield Bad("stream shared state", streaming(sharing, "--time", "T"), "other nodes or outputs also use its initial state 'initial_h'; add a separate input for the node")
 
 
 NOT_CAUSAL = {
-    "reverse LSTM": "it is reverse over time, so its first result needs the whole stream",
+    "reverse LSTM": "its direction is reverse, so its first result depends on the whole stream",
     "softmax over time": "it normalizes over time",
     "attention": "it multiplies frames of the stream with each other",
     "mean over time": "it reduces over time",
-    "sum over all": "it reduces over all axes, time among them",
-    "symmetric conv": "it looks ahead by 1 frames: it pads 1 frames before the stream and 1 behind it; pad 2 before and none behind, or delay the outputs (--delay)",
-    "all but the last": "it selects frames 0 to -1 of the stream, but no chunk knows which 1 frames are the last; delay the outputs by 1 frames (--delay)",
+    "sum over all": "it reduces over all axes, including time",
+    "symmetric conv": "it looks ahead by 1 frame, because it pads 1 before the stream and 1 after it; pad 2 before and none after it, or delay the outputs (--delay)",
+    "all but the last": "it selects frames 0 to -1 of the stream, but within a chunk, the end of the stream is unknown; delay the outputs by 1 frame (--delay)",
     "transposed conv with gaps": "it leaves gaps between its output frames",
-    "transposed conv of a length": "how it pads over time depends on the length of the stream (output_shape)",
-    "transposed conv of what is padded": "its input is padded, or merged with other axes",
-    "every second frame of what is padded": "it selects frames of a value that is padded, merged with other axes, or delayed",
-    "positions from the last one": "it does not count all frames",
-    "rows of a table from the second on": "it does not select one row of a table for each frame",
-    "conv with too much padding": "it pads more frames before the stream than its window has",
-    "strides padded automatically": "how it pads over time depends on the length of the stream (auto_pad SAME_UPPER)",
-    "conv over frames as channels": "it sums over frames of the stream, which are its channels",
-    "average that leaves padding out": "its first frames are averages of fewer values (count_include_pad is 0)",
-    "pool rounded up": "it rounds the number of frames up (ceil_mode)",
-    "pad behind": "it looks ahead by 1 frames: it pads 1 frames after the end",
-    "pad cut off": "it cuts frames off the stream",
-    "reflected": "how it pads over time depends on the stream (mode reflect)",
-    "flip": "it selects frames -1 to -4611686018427387904 by -1 of the stream",
-    "the first frame begins a node": "its lengths or its initial state depend on the stream",
-    "first frames": "it selects frames 0 to 2 by 1 of the stream",
-    "split in time": "it splits the stream over time",
-    "sum from here on": "it sums from the end of the stream (reverse)",
+    "transposed conv of a length": "its padding along the time axis depends on the length of the stream (output_shape)",
+    "transposed conv of what is padded": "its input is padded or merged with other axes",
+    "every second frame of what is padded": "it selects frames of a value that is padded, delayed or merged with other axes",
+    "positions from the last one": "its range does not count all frames",
+    "rows of a table from the second on": "it must select exactly one row of a table for each frame",
+    "conv with too much padding": "it pads more frames before the stream than its window covers",
+    "strides padded automatically": "its padding along the time axis depends on the length of the stream (auto_pad SAME_UPPER)",
+    "conv over frames as channels": "it sums over the frames of the stream, because its channel axis is the time axis",
+    "average that leaves padding out": "its first frames are averages of fewer values, because count_include_pad is 0",
+    "pool rounded up": "it rounds up the number of frames (ceil_mode)",
+    "pad behind": "it looks ahead by 1 frame, because it pads 1 after the end of the stream",
+    "pad cut off": "it removes frames from the stream",
+    "reflected": "its padding values depend on the stream (mode reflect)",
+    "flip": "it selects frames -1 to -4611686018427387904 of the stream with step -1",
+    "the first frame begins a node": "its sequence_lens or its initial state depends on the stream",
+    "first frames": "it selects frames 0 to 2 of the stream with step 1",
+    "split in time": "it splits the stream along the time axis",
+    "sum from here on": "it starts to sum at the end of the stream (reverse)",
     "transposed conv that is not cut off": "it outputs 2 frames beyond the end of the stream; crop them, or delay the outputs (--delay)",
-    "resize": "it resizes the stream over time",
-    "no rule": "there is no rule for it",
-    "tile": "it repeats the stream over time",
-    "joined with itself": "it joins frames over time",
+    "resize": "along the time axis, it can only repeat frames",
+    "no rule": "there is no streaming rule for this operator",
+    "tile": "it repeats the stream along the time axis",
+    "joined with itself": "it concatenates frames along the time axis",
     "a number for each frame": "input 1 has different values for each frame of the stream",
-    "divided by the length": "it computes with the length of the stream",
-    "encoder and decoder": "it uses a final state for each frame",
-    "two rates": "its inputs have different rates over time",
+    "divided by the length": "its result depends on the length of the stream",
+    "encoder and decoder": "it combines a final state with every frame",
+    "two rates": "its inputs have different frame rates",
     "mixed frames": "it mixes frames of the stream with each other",
-    "squeezed without axes": "it lists no axes, so a stream of one frame would lose its axis",
+    "squeezed without axes": "it lists no axes, so it would remove the time axis of a chunk of one frame",
     "noise": "its output is random",
     "gram matrix": "input 1 depends on the stream",
-    "one shape for all": "its output shape does not follow from its input shape",
+    "one shape for all": "its output shape does not match its input shape",
 }
 # fmt: on
 
@@ -1930,18 +1930,18 @@ def _calls() -> Iterator[BadCall]:
     anyhow: Any = rnn_lower  # with anything
     anything: Any = rnn_lower.lower
     yield BadCall("opset a text", lambda: anything(model_of(), opset="17"), f"opset is '17'{whole}")
-    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv has not been shown to run function calls; drop as_function, or choose a target that has: onnxruntime")
-    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "as_function is for lower, not for stream")
+    yield BadCall("functions for OpenCV", lambda: anything(model_of(), target="opencv", as_function=True), "target opencv has not been shown to run function calls; drop as_function, or choose one of these targets: onnxruntime")
+    yield BadCall("stream as function", lambda: rnn_lower.stream(model_of(dynamic=True), as_function=True), "stream does not support as_function; drop it")
     for name, (given, words) in {
         "body of no version": ({"version": 2}, "version 2 of GRU is unknown; known versions: 1, 3, 7, 14, 22"),
-        "body of an older opset": ({"version": 7, "opset": 8}, "a body needs opset 9 or newer, not 8, since it uses the current versions of Scan and Loop"),
+        "body of an older opset": ({"version": 7, "opset": 8}, "a function body needs opset 9 or newer, not 8, because it uses the current versions of Scan and Loop"),
         "body of another version": ({"opset": 9}, "GRU has version 7 at opset 9, not 14"),
-        "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx knows up to {NEWEST}"),
+        "body of the future": ({"opset": NEWEST + 1}, f"opset {NEWEST + 1} is unknown; the installed onnx supports opsets up to {NEWEST}"),
         "body with peepholes": ({"inputs": ("X", "W", "R", "P")}, "GRU has no input 'P'; it has X, W, R, B, sequence_lens, initial_h"),
         "body with a cell": ({"outputs": ("Y_c",)}, "GRU has no output 'Y_c'; it has Y, Y_h"),
-        "body with no output": ({"outputs": ()}, "outputs is empty; GRU has Y, Y_h"),
+        "body with no output": ({"outputs": ()}, "outputs is empty; choose from the outputs of GRU: Y, Y_h"),
         "body of integers": ({"dtype": "int8"}, "unknown dtype 'int8'; known dtypes: float, double, float16, bfloat16"),
-        "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; set seq_length, or use scan or loop"),
+        "body unrolled": ({"form": "unroll"}, "form unroll needs a known sequence length; set seq_length, or use form scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, "GRU", **{"version": 14, "hidden_size": 4, **given}), words)
     for name, (given, words) in {
@@ -1952,8 +1952,8 @@ def _calls() -> Iterator[BadCall]:
         "body of a number": ({"dtype": 1}, "dtype is 1; it must be a string"),
         "body in a domain of 3": ({"domain": 3}, "domain is 3; it must be a string"),
         "body with one text": ({"outputs": "Y"}, "outputs is 'Y'; it must list names"),
-        "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which no attribute can hold"),
-        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps takes more than 1000000000 nodes; the limit (max_nodes) leaves 200000; use scan or loop"),
+        "body without a size": ({"hidden_size": None}, "attribute 'hidden_size' is None, which is not a valid attribute value"),
+        "body of very many steps": ({"seq_length": 10**9, "form": "unroll"}, "unrolling 1000000000 steps emits more than 1000000000 nodes, but the limit (max_nodes) allows only 200000 more; use form scan or loop"),
     }.items():
         yield BadCall(name, functools.partial(rnn_lower.function_body, **{"op_type": "GRU", "version": 14, "hidden_size": 4, **given}), words)
     yield BadCall("inlining that stumbles", lambda: _hard_to_inline(), "inlining functions failed (a reason); drop fold")
@@ -1964,19 +1964,19 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("inputs ragged", lambda: anyhow.check(model_of(), model_of(), inputs={"X": [[1], [1, 2]]}), "inputs must map names to arrays; setting an array element with a sequence")
     yield BadCall("stream of two opsets", lambda: stream_of_two_opsets(), "function own.F does not have the model's opset, so it cannot be inlined; convert the model first")
     for name, destination in {"a number": 3, "bytes": b"out.onnx", "a NUL": "o\0.onnx", "nothing": None}.items():
-        yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"{destination!r} is not a path to write to")
+        yield BadCall(f"written to {name}", functools.partial(written_to, destination), f"the output must be a path, not {destination!r}")
     yield BadCall("opset a truth", lambda: anything(model_of(), opset=True), f"opset is True{whole}")
     yield BadCall("max_nodes nothing", lambda: anything(model_of(), max_nodes=None), f"max_nodes is None{whole}")
-    yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has the key 0; it must map names to sizes")
+    yield BadCall("dims by a number", lambda: anything(model_of(dynamic=True), dims={0: 5}), "dims has the key 0; its keys must be names")
     yield BadCall("dims a list", lambda: anything(model_of(dynamic=True), dims=[("T", 5)]), "dims is [('T', 5)]; it must map names to sizes")
     yield BadCall("atol a text", lambda: anyhow.check(model_of(), model_of(), atol="1"), "atol is '1'; it must be a number")
     yield BadCall("on a list", lambda: anyhow.check(model_of(), model_of(), on=[]), "on is []; it must be a string")
     yield BadCall("drawing by a number", lambda: anyhow.draw(model_of(), node=0), "node is 0; it must be a string")
-    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "folding constants ended its process (code 7); drop fold")
+    yield BadCall("folding that ends the process", lambda: _hard_to_fold(model_of(), lambda *_, **__: os._exit(7)), "the process that folds constants ended (code 7); drop fold")
     yield BadCall("folding that stumbles", lambda: _hard_to_fold(model_of(), lambda *_, **__: [][0]), "folding constants failed (IndexError: list index out of range); drop fold")
     yield BadCall("check on what is not installed", lambda: _nowhere(model_of(), on="tract"), "on tract: no-such-package is not installed; pip install no-such-package")
     yield BadCall("check on what refuses", lambda: _nowhere(model_of(), on="onnx-reference"), "the lowered model does not run on onnx-reference …: no such operator")
-    yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need further packages: pip install 'rnn_lower[report]', or '.[report]' in a clone")
+    yield BadCall("drawing without Graphviz", lambda: _undrawn(model_of()), "reports and drawings need additional packages: pip install 'rnn_lower[report]', or '.[report]' in a clone")
     yield BadCall("max_nodes a float", lambda: anything(model_of(), max_nodes=1e6), f"max_nodes is 1000000.0{whole}")
     yield BadCall("dim a text", lambda: anything(model_of(dynamic=True), dims={"T": "5"}), f"T is '5'{whole}")
     yield BadCall("dim negative", lambda: anything(model_of(dynamic=True), dims={"T": -5}), "size -5 of 'T' must not be negative")
@@ -1986,45 +1986,45 @@ def _calls() -> Iterator[BadCall]:
     yield BadCall("model a number", lambda: anything(17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model bytes", lambda: anything(model_of().SerializeToString()), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not bytes")
     yield BadCall("model a graph", lambda: anything(model_of().graph), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not GraphProto")
-    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran this model, or the lowered one, ended (code 7); use prove, or rnn-lower prove, which need no runtime")
+    yield BadCall("a runtime that dies", lambda: _deadly(model_of()), "ran this model or the lowered model on onnxruntime … ended (code 7); use prove or rnn-lower prove, which need no runtime")
     yield BadCall("compare a number", lambda: rnn_lower.check(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
     yield BadCall("model empty", lambda: anything(onnx.ModelProto()), "not an ONNX model: it has no graph")
-    yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph: nothing computes 'W'")
+    yield BadCall("view without data", lambda: rnn_lower.check(_without_data(), model_of()), "main graph uses 'W', which nothing computes")
     yield BadCall("view whose data fails", lambda: rnn_lower.check(_failing(), model_of()), "the model cannot be serialized: ")
-    yield BadCall("compare weights of nowhere", lambda: rnn_lower.check(_detached(), model_of()), "the folder is unknown; provide the path of the model")
-    yield BadCall("inputs lack one", lambda: rnn_lower.check(model_of(), model_of(), inputs={}), "inputs lack X; they hold nothing")
+    yield BadCall("compare weights of nowhere", lambda: rnn_lower.check(_detached(), model_of()), "the weights are in files whose folder is unknown; pass the path of the model")
+    yield BadCall("inputs lack one", lambda: rnn_lower.check(model_of(), model_of(), inputs={}), "the inputs have no array for X; they contain nothing")
     yield BadCall("points a float", lambda: rnn_lower.prove(model_of(), model_of(), points=1.5), f"points is 1.5{whole}")
     yield BadCall("prove a number", lambda: rnn_lower.prove(model_of(), 17), "a model must be a path, an onnx.ModelProto or an onnx_ir.Model, not int")
-    yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the folder is unknown; provide the path of the model")
-    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules replace single nodes; opset, dims and as_function are for rnn_lower.lower")
+    yield BadCall("prove weights of nowhere", lambda: rnn_lower.prove(_detached(), model_of()), "the weights are in files whose folder is unknown; pass the path of the model")
+    yield BadCall("rules with dims", lambda: rnn_lower.rewrite_rules(dims={"T": 5}), "rewrite rules only replace single nodes; for opset, dims and as_function, use rnn_lower.lower")
     stream, free = anyhow.stream, model_of("GRU", dynamic=True)
     session = rnn_lower.StreamingSession
     yield BadCall("stream step a text", lambda: stream(free, axis="T", step="1"), f"step is '1'{whole}")
     yield BadCall("stream over a number", lambda: stream(free, axis=5), "axis is 5; it must be a string")
-    yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "states is []; it must map inputs to outputs")
-    yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map names of inputs to values")
-    yield BadCall("session of any model", lambda: session(free), "not a streaming model; make one (rnn-lower stream), or name its states")
-    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: the model has no input 'h' or no output 'Y_h'")
+    yield BadCall("session of a list", lambda: anyhow.StreamingSession(free, states=[]), "states is []; it must map input names to output names")
+    yield BadCall("stream set a list", lambda: stream(free, axis="T", set_inputs=["X"]), "set_inputs is ['X']; it must map input names to values")
+    yield BadCall("session of any model", lambda: session(free), "not a streaming model; create one with rnn-lower stream, or name its states")
+    yield BadCall("session of no states", lambda: session(free, states={"h": "Y_h"}), "states: the model lacks the input 'h' or the output 'Y_h'")
     yield BadCall("chunk of another type", lambda: session(stream(free, axis="T")).run(np.zeros((1, 1, 3))), "the model does not run with this chunk: ")
-    yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "a chunk must have a multiple of 2 frames")
-    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "a chunk without frames; onnxruntime's native operators need at least one")
-    yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk lacks initial_h")
-    yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; provide arrays by name: X, sr")
-    yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states are node/h_in, not h")
-    yield BadCall("chunk of another batch", lambda: _twice(session(stream(free, axis="T")), 3, 1), "state 'node/h_in' is of shape [1, 3, 4], where this chunk needs [1, 1, 4]; start over (reset())")
-    yield BadCall("chunk of other names", lambda: session(stream(free, axis="T")).run({"X": np.zeros((1, 1, 3), np.float32), "z": 1}), "no input of this model is called 'z'; inputs: X, node/h_in")
-    yield BadCall("chunk of few axes", lambda: session(stream(free, axis="T")).run(np.zeros(3, np.float32)), "input 'X' is of shape [3]; it has no axis 1")
+    yield BadCall("chunk of strides", lambda: session(stream(strided(), axis="T")).run(np.zeros((1, 3, 6), np.float32)), "the number of frames in a chunk must be a multiple of 2")
+    yield BadCall("chunk of nothing", lambda: session(stream(free, axis="T", keep_native=True)).run(np.zeros((0, 1, 3), np.float32)), "the chunk is empty; onnxruntime's native operators need at least one frame")
+    yield BadCall("chunk lacks a state", lambda: session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "the chunk has no value for initial_h")
+    yield BadCall("chunk without names", lambda: session(stream(with_a_rate(), axis="T")).run(np.zeros((1, 1, 3), np.float32)), "inputs; pass a dict of arrays with the names X, sr")
+    yield BadCall("state of another model", lambda: setattr(session(stream(free, axis="T")), "state", {"h": 1}), "the states of the model are node/h_in, not h")
+    yield BadCall("chunk of another batch", lambda: _twice(session(stream(free, axis="T")), 3, 1), "state 'node/h_in' has shape [1, 3, 4], but this chunk needs shape [1, 1, 4]; call reset() to start over")
+    yield BadCall("chunk of other names", lambda: session(stream(free, axis="T")).run({"X": np.zeros((1, 1, 3), np.float32), "z": 1}), "the model has no input 'z'; inputs: X, node/h_in")
+    yield BadCall("chunk of few axes", lambda: session(stream(free, axis="T")).run(np.zeros(3, np.float32)), "input 'X' has shape [3], which has no axis 1")
     yield BadCall("chunks of two lengths", lambda: session(stream(two_streams(), axis="T")).run({"x": np.zeros((1, 3, 6), np.float32), "z": np.zeros((1, 1, 6), np.float32)}), "the inputs of a chunk must have the same number of frames, not {'x': 3, 'z': 1}")
     yield BadCall("rows that are none", lambda: _twice(session(stream(free, axis="T")), 3, 3, [5]), "rows [5] of state 'node/h_in': index 5 is out of bounds")
     yield BadCall("rows of no batch", lambda: _twice(session(stream(padded(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "the batch axis of state 'Pad1/cache_in' is unknown; reset all rows")
     yield BadCall("rows of what is late", lambda: _twice(session(stream(late(), axis="T")), (2, 4, 6), (2, 4, 6), [1]), "state 'Conv1/held_in' delays all rows by the same number of frames, so single rows cannot be reset")
     yield BadCall("rows of the caller's", lambda: _restored(session(stream(model_of("GRU", dynamic=True, optional=("initial_h",)), axis="T"))), "the initial value of state 'initial_h' is unknown; reset all rows")
     yield BadCall("states of one", lambda: stream(free, axis="T", states="one"), "states is 'one'; it must be 'each' or 'packed'")
-    yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state that is fed back")
-    yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state, and check does not know which output to feed back")
+    yield BadCall("unstream without states", lambda: rnn_lower.unstream(model_of("GRU"), states={}), "the model has no state to feed back")
+    yield BadCall("check of parts", lambda: _checked(part_of_state()), "input 'first' carries a state, but check cannot determine which output returns it")
     yield BadCall("session of parts", lambda: session(stream(part_of_state(), axis="T")), "input 'first' carries a state; name the output that returns it (states={\"first\": \"OUTPUT\"})")
-    yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is NoneType; it must map inputs to arrays")
-    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules replace single nodes; opset, dims and as_function are for rnn_lower.lower")
+    yield BadCall("state of nothing", lambda: setattr(session(stream(free, axis="T")), "state", None), "the state is of type NoneType; it must map inputs to arrays")
+    yield BadCall("rules with opset", lambda: rnn_lower.rewrite_rules(opset=17), "rewrite rules only replace single nodes; for opset, dims and as_function, use rnn_lower.lower")
 # fmt: on
 
 

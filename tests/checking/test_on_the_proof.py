@@ -232,7 +232,7 @@ def test_an_empty_sequence_in_a_canonical_scan_is_answered_with_what_serves():
     model, feeds = build(Case("LSTM", 17, dynamic=True))
     feeds = {**feeds, "X": feeds["X"][:0]}
     with pytest.raises(
-        rnn_lower.RnnLowerError, match="does not run on an empty sequence: lower with --form loop or --target"
+        rnn_lower.RnnLowerError, match="cannot run on an empty sequence; lower the model with --form loop or --target"
     ):
         check_by_running(model, rnn_lower.lower(model), inputs=feeds)
     assert check_by_running(model, rnn_lower.lower(model, form="loop"), inputs=feeds)

@@ -202,7 +202,7 @@ def test_a_command_for_each_case(tmp_path, capsys):
     assert cli.main(["kit", "-o", str(kit), "--target", "portable", *(
         word for name in ("plain", "reverse", "clip", "no bias") for word in ("--include", f"RNN {name}")
     )]) == cli.DONE  # fmt: skip
-    assert "8 models of 4 features" in capsys.readouterr().out
+    assert "8 models for 4 features" in capsys.readouterr().out
     (tmp_path / "run.py").write_text(RUNNER)
     command = f"'{sys.executable}' '{tmp_path}/run.py' {{model}} {{inputs}} {{outputs}}"
     done = cli.main(
@@ -213,7 +213,7 @@ def test_a_command_for_each_case(tmp_path, capsys):
     rows = {name: row["unroll"] for name, row in told["results"].items()}
     assert rows["RNN no bias"] == ["right", ""]
     assert rows["RNN reverse"] == ["error", "took longer than 2 s"]
-    assert rows["RNN clip"] == ["error", "ended with 1: no clip here"]
+    assert rows["RNN clip"] == ["error", "ended with exit code 1: no clip here"]
     assert rows["RNN plain"][0] == "error"
     assert told["output"] == str(tmp_path / "t.toml")
     assert read_keys(tmp_path / "t.toml")["fused"] == {"RNN": {"right": ["no bias"]}}
@@ -226,7 +226,7 @@ def test_nothing_right_proposes_nothing(tmp_path, capsys):
     assert {case.limit for case in read_manifest(kit).cases} == {0.01}
     command = ["kit-report", str(kit), "--run", "false {model} {outputs}", "-o", str(tmp_path / "t.toml")]
     assert cli.main(command) == cli.DIFFERENT
-    assert "no target is proposed, because no lowered model came out right" in capsys.readouterr().out
+    assert "no target is proposed because no lowered model returned the expected outputs" in capsys.readouterr().out
     assert not (tmp_path / "t.toml").exists()
 
 

@@ -285,7 +285,7 @@ def test_a_loop_without_a_limit_ends_by_its_condition():
 
 NAMED = {
     "a sequence": ("SequenceInsert", helper.make_tensor_sequence_value_info("s", FLOAT, None), 3, "carries a sequence"),
-    "no end": ("Neg", info("s", FLOAT, [2, 3]), 2**62, "the limit leaves"),
+    "no end": ("Neg", info("s", FLOAT, [2, 3]), 2**62, "the limit allows only"),
 }
 
 
@@ -322,7 +322,7 @@ def test_a_changed_unrolled_model_is_not_proved():
 
 REFUSED = {
     "open": ("condition depends on data or on unknown sizes", {}, {}),
-    "many": ("the limit leaves", {"max_nodes": 20}, {"N": 2, "T": 5}),
+    "many": ("the limit allows only", {"max_nodes": 20}, {"N": 2, "T": 5}),
 }
 
 
@@ -346,7 +346,9 @@ def test_loops_are_listed(tmp_path, capsys):
     assert cli.main(["inspect", str(tmp_path / "in.onnx"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loops"][0]["recognized"] == "GRU"
     findings = rnn_lower.lint(keras_gru(), "rknn").findings
-    assert [one.mend for one in findings if one.op == "Loop"] == ["rnn-lower raise replaces it with one GRU, proved"]
+    assert [one.mend for one in findings if one.op == "Loop"] == [
+        "rnn-lower raise replaces it with one GRU, which is proved equal"
+    ]
 
 
 def test_an_ir_model_is_unrolled_in_place_or_left():

@@ -158,7 +158,7 @@ def test_an_error_leaves_the_model_as_it_was():
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     with pytest.raises(rnn_lower.UnsupportedError):
         rnn_lower.lower(model, as_function=True, form="unroll")
-    with pytest.raises(rnn_lower.UnsupportedError, match="left of the limit of 30"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="exceeds the limit of 30 nodes by 20"):
         rnn_lower.lower(model, as_function=True, max_nodes=30)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
@@ -208,9 +208,9 @@ def test_targets(target):
 
 
 def test_what_it_is_not_for():
-    with pytest.raises(rnn_lower.RnnLowerError, match="as_function is for lower"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="stream does not support as_function"):
         rnn_lower.stream(ROOT / "models" / "torch_denoiser.onnx", as_function=True)
-    with pytest.raises(rnn_lower.RnnLowerError, match="as_function are for rnn_lower"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="for opset, dims and as_function, use rnn_lower"):
         rnn_lower.rewrite_rules(as_function=True)
 
 

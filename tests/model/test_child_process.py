@@ -176,7 +176,9 @@ def test_a_runtime_that_dies_is_one_line(command, tmp_path, monkeypatch, capsys)
     given = [str(path), str(lowered)] if command == "check" else [str(path), "-o", str(lowered), "--check"]
     assert cli.main([command, *given]) == cli.BAD
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"rnn-lower: error: {path}: the process in which onnxruntime ")
+    assert line.startswith(
+        f"rnn-lower: error: {path}: the process that ran this model or the lowered model on onnxruntime "
+    )
     assert "ended (SIGABRT)" in line
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 

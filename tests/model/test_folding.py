@@ -156,7 +156,7 @@ def test_folding_that_ends_the_process(monkeypatch):
     monkeypatch.setattr(child_process, "may_fork", lambda: True)
     monkeypatch.setattr(fold._optimizer(), "fold_constants", fold_constants)
     model, _ = build(Case("LSTM", 14, T=5))
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"folding constants ended .* \(SIGABRT\); drop fold"):
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"the process that folds constants ended \(SIGABRT\); drop fold"):
         rnn_lower.lower(model, fold=True)
 
 
@@ -427,5 +427,5 @@ def test_data_of_a_constant_is_not_looked_for_in_the_working_folder():
     tensor.external_data.add(key="location", value="weights.bin")
     model = zeros_of_the_batch()
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["unread"], value=tensor))
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"'weights' of Constant .* provide the path of the model"):
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"'weights' of Constant .* pass the path of the model"):
         rnn_lower.lower(model)

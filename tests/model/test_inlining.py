@@ -209,7 +209,7 @@ def test_two_element_types(op):
         helper.make_node("Concat", ["first", "second"], ["Y"], axis=-1),
     ]
     original = model_of(op, function, nodes, 17)
-    with pytest.raises(UnsupportedError, match=r"of type DOUBLE and FLOAT.*lower with fold"):
+    with pytest.raises(UnsupportedError, match=r"of the types DOUBLE and FLOAT.*pass fold to inline"):
         rnn_lower.lower(original)
     folded = rnn_lower.lower(original, fold=True)
     assert not remaining(folded)
@@ -304,7 +304,7 @@ def test_nodes_come_to_no_other_opset(model, alias, function, caller, same):
     if same:
         close(run_onnxruntime(rnn_lower.lower(original, fold=True), feeds()), run_onnxruntime(original, feeds()))
         return
-    with pytest.raises(rnn_lower.RnnLowerError, match=r"imports opset .* and the model .*; drop fold"):
+    with pytest.raises(rnn_lower.RnnLowerError, match=r"imports opset .*, but the model imports .*; drop fold"):
         rnn_lower.lower(original, fold=True)
     for work in (lambda: rnn_lower.stream(original, axis="T"), lambda: rnn_lower.check(original, original)):
         with pytest.raises(

@@ -172,7 +172,7 @@ def test_weights_without_a_folder_are_carried_along(tmp_path):
     onnx.save(result, tmp_path / "out.onnx")
     loaded = onnx.load(tmp_path / "out.onnx")
     close(run_onnxruntime(loaded, feeds), run_onnxruntime(onnx.load(path), feeds))
-    with pytest.raises(rnn_lower.RnnLowerError, match="the folder is unknown"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="in files whose folder is unknown"):
         rnn_lower.check(bare, result)
 
 

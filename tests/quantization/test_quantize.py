@@ -50,7 +50,7 @@ def test_types(form):
 @pytest.mark.parametrize("opset", [12, 17, 20])
 def test_sixteen_bits_need_an_opset(opset):
     lowered = rnn_lower.lower(recurrent("LSTM", H=16, I=4, opset=opset))
-    with pytest.raises(rnn_lower.UnsupportedError, match="cell='uint16' needs 21; lower with opset=21"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="cell='uint16' needs opset 21; lower with opset=21"):
         rnn_lower.quantize(lowered, samples(lowered))
     for cell in ("uint8", None):
         quantized = rnn_lower.quantize(lowered, samples(lowered), cell=cell)
@@ -79,7 +79,7 @@ def test_what_cannot_be():
         rnn_lower.quantize(model, samples(model))
     with pytest.raises(rnn_lower.UnsupportedError, match="without as_function"):
         rnn_lower.quantize(rnn_lower.lower(model, as_function=True), samples(model))
-    with pytest.raises(rnn_lower.UnsupportedError, match="needs 10"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="needs opset 10"):
         rnn_lower.quantize(rnn_lower.lower(recurrent("GRU", H=16, I=4, opset=9)), samples(model))
     with pytest.raises(rnn_lower.UnsupportedError, match="infinite or NaN"):
         rnn_lower.quantize(lowered, {"x": np.full((20, 1, 4), np.nan, np.float32)})

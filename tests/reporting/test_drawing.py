@@ -118,6 +118,7 @@ def test_only_one_node_is_drawn():
     with pytest.raises(rnn_lower.RnnLowerError, match="there is no RNN, GRU or LSTM node"):
         rnn_lower.draw(rnn_lower.lower(build(Case())[0]))
     with pytest.raises(
-        rnn_lower.RnnLowerError, match="node nodes: no RNN, GRU or LSTM node has this name; there are 'node'"
+        rnn_lower.RnnLowerError,
+        match="node nodes: no RNN, GRU or LSTM node has this name; names in the model include 'node'",
     ):
         rnn_lower.draw(build(Case())[0], "nodes")

@@ -173,7 +173,9 @@ def test_targets_say_what_to_fix():
     with pytest.raises(rnn_lower.UnsupportedError, match="opset=17"):
         rnn_lower.lower(build(Case("GRU", 14))[0], target="portable", opset=18)
     assert not remaining(rnn_lower.lower(build(Case("GRU", 22))[0], target="portable", opset=17))
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"does not run form loop; use form=.scan. or form=.unroll."):
+    with pytest.raises(
+        rnn_lower.UnsupportedError, match=r"does not support form loop; use form=.scan. or form=.unroll."
+    ):
         rnn_lower.lower(build(Case("GRU", 17))[0], target="tract", form="loop")
 
 

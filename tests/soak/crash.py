@@ -366,7 +366,7 @@ def _promises(end: End) -> Iterator[tuple[str, str]]:
     """What the child said about the state of the model."""
     if end.code == cli.DONE:
         yield "exit 0", "new"
-    if "interrupted, nothing written" in end.errors:
+    if "interrupted, nothing was written" in end.errors:
         yield "nothing written", "old"
     elif "was written" in end.errors:
         yield "was written", "new"

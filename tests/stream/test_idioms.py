@@ -72,7 +72,8 @@ def test_padding_behind(seed):
     s = Stack(np.random.default_rng([7, seed]))
     padded_behind(s)
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"Pad 'Pad1' in main graph: .*pads \d frames after the end.*delay"
+        rnn_lower.UnsupportedError,
+        match=r"Pad 'Pad1' in main graph cannot run chunk by chunk: .*pads \d after the end.*delay",
     ):
         rnn_lower.stream(s.model(), axis="T")
     same_at_random_borders(padded_behind, seed, s.ahead, delay=True)
@@ -84,7 +85,7 @@ def test_windows_of_a_padded_stream_that_look_ahead(seed):
     s = Stack(np.random.default_rng([7, seed]))
     windows_ahead(s)
     model = s.model()
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"it pads \d frames after the end; delay"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"it pads \d after the end of the stream; delay"):
         rnn_lower.stream(model, axis="T")
     same_at_random_borders(windows_ahead, seed, s.ahead, delay=True)
     for step in (1, 4):
@@ -100,7 +101,8 @@ def test_windows_that_are_late(seed):
     model = s.model()
     if s.cut:
         with pytest.raises(
-            rnn_lower.UnsupportedError, match=r"Pad 'Pad\d' in main graph: .*pads \d frames after the end"
+            rnn_lower.UnsupportedError,
+            match=r"Pad 'Pad\d' in main graph cannot run chunk by chunk: .*pads \d after the end",
         ):
             rnn_lower.stream(model, axis="T")
     same_at_random_borders(late_windows, seed, s.ahead, **({"delay": True} if s.cut else {}))
@@ -142,7 +144,10 @@ def test_fewer_frames_are_repeated_to_as_many(scale, late):
     assert rnn_lower.prove_streaming(model, streaming)
     assert rnn_lower.StreamingSession(streaming).plan.warm_up == ({"y": 2 * scale} if late else {})
     if late:
-        with pytest.raises(rnn_lower.UnsupportedError, match=r"Resize 'Resize3' in main graph: .*choose the length"):
+        with pytest.raises(
+            rnn_lower.UnsupportedError,
+            match=r"Resize 'Resize3' in main graph cannot run chunk by chunk: .*choose the length",
+        ):
             rnn_lower.stream(model, axis="T", delay=True)
     else:
         same_in_chunks(model, feeds, "T", s.rng, [scale, 24 - scale])
@@ -418,7 +423,7 @@ def test_a_length_of_several_inputs_that_an_export_has_fixed():
     made = rnn_lower.stream(model, axis="x[1],z[0]", dims={"T": 12})
     assert rnn_lower.StreamingSession(made).plan.inputs == {"x": 1, "z": 0}
     assert rnn_lower.prove_streaming(model, made)
-    with pytest.raises(rnn_lower.RnnLowerError, match="not of one fixed size"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="must all have the same fixed size"):
         rnn_lower.stream(model, axis="x[1],z[2]", dims={"T": 12})
 
 

@@ -128,7 +128,7 @@ def test_a_batch_of_another_size_is_not_broadcast():
     session = rnn_lower.StreamingSession(rnn_lower.stream(DENOISER, axis="time"))
     session.run(frames("torch_denoiser", 3, 5))
     for rows in (1, 2, 4):
-        with pytest.raises(rnn_lower.RnnLowerError, match=r"is of shape \[3, .*where this chunk needs .*start over"):
+        with pytest.raises(rnn_lower.RnnLowerError, match=r"has shape \[3, .*but this chunk needs .*start over"):
             session.run(frames("torch_denoiser", rows, 5))
     session.reset()
     session.run(frames("torch_denoiser", 1, 5))
@@ -145,10 +145,10 @@ def test_inputs_of_different_lengths_are_not_broadcast():
 
 
 @pytest.mark.parametrize(("chunk", "told"), [
-    ({}, "the chunk lacks x"),
-    ({"x": np.zeros((1, 2, 16), np.float32), "z": 1}, "no input of this model is called 'z'; inputs: x, "),
-    (np.zeros(16, np.float32), r"input 'x' is of shape \[16\]; it has no axis 1"),
-    (None, r"input 'x' is of shape \[\]; it has no axis"),
+    ({}, "the chunk has no value for x"),
+    ({"x": np.zeros((1, 2, 16), np.float32), "z": 1}, "the model has no input 'z'; inputs: x, "),
+    (np.zeros(16, np.float32), r"input 'x' has shape \[16\], which has no axis 1"),
+    (None, r"input 'x' has shape \[\], which has no axis"),
 ])  # fmt: skip
 def test_chunks_that_are_none(chunk, told):
     with pytest.raises(rnn_lower.RnnLowerError, match=told):
@@ -183,7 +183,7 @@ def test_models_with_their_states_outside_are_left_so(name, states, options, sha
     path = shared / "models" / f"{name}.onnx"
     caplog.set_level("INFO", "rnn_lower")
     made = rnn_lower.stream(path, **options)
-    assert "so the caller has to feed it back, as in the original" in caplog.text
+    assert "so the caller has to feed the state back, as with the original model" in caplog.text
     assert [out.name for out in made.graph.output] == [out.name for out in onnx.load(path).graph.output]
     same_with_states(made, path, states)
 
@@ -191,7 +191,7 @@ def test_models_with_their_states_outside_are_left_so(name, states, options, sha
 def test_a_state_outside_is_not_taken_for_all_there_is(shared):
     """Nothing tells whether its convolutions need a cache, so it is not called a stream; lowered it serves."""
     path = shared / "models" / "gtcrn_stream.onnx"
-    with pytest.raises(rnn_lower.UnsupportedError, match=r"whether anything else has to be carried is unknown.* lower"):
+    with pytest.raises(rnn_lower.UnsupportedError, match=r"unless other values have to be carried, you can lower"):
         rnn_lower.stream(path)
     states = {name: f"{name}_out" for name in ("conv_cache", "tra_cache", "inter_cache")}
     same_with_states(rnn_lower.lower(onnx.load(path)), path, states)

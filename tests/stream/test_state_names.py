@@ -60,9 +60,9 @@ def test_rows_of_packed_states_begin_anew():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"state_names": "h_in"}, "it must contain {end}"),
+        ({"state_names": "h_in"}, "the template must contain {end}"),
         ({"state_names": "{layer}_{end}"}, "may contain {node}, {state}, {end}, {index}"),
-        ({"state_names": "s_{end}"}, "'s_in' would name several states"),
+        ({"state_names": "s_{end}"}, "several states would be named 's_in'"),
         ({"states": "one"}, "it must be 'each' or 'packed'"),
     ],
 )

@@ -87,7 +87,7 @@ def test_lengths_that_serve_something_else_too(used):
         model.graph.node.append(helper.make_node("Neg", [source], ["less"], name="negative"))
     elem = TensorProto.INT32 if used == "itself" else TensorProto.FLOAT
     model.graph.output.append(helper.make_tensor_value_info("wide" if used == "output" else "less", elem, ["N"]))
-    with pytest.raises(rnn_lower.UnsupportedError, match="the remaining steps would be wrong"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="replaces them with the remaining steps"):
         rnn_lower.stream(model, axis="T")
 
 
@@ -118,7 +118,7 @@ def test_a_state_of_the_callers_stays_one(caplog):
     model, feeds = build(Case("GRU", dynamic=True, optional=("initial_h",)))
     caplog.set_level("INFO", "rnn_lower")
     made = rnn_lower.stream(model, axis="T")
-    assert "its state is input 'initial_h' already, which stays" in caplog.text
+    assert "its state is already the input 'initial_h', which remains" in caplog.text
     assert [value.name for value in made.graph.input] == ["X", "initial_h"]
     close(list(in_chunks(made, feeds, [2, 1, 2]).values()), run_onnxruntime(model, feeds))
 
@@ -161,7 +161,7 @@ def test_parts_of_a_state_are_the_callers(caplog):
     caplog.set_level("INFO", "rnn_lower")
     model, feeds = stacked(computed=False)
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"), states={"h": "n"})
-    assert "so the caller has to feed it back, as in the original" in caplog.text
+    assert "so the caller has to feed the state back, as with the original model" in caplog.text
     parts = [session.run({"x": feeds["x"][:2], "h": feeds["h"]})["y"], session.run({"x": feeds["x"][2:]})["y"]]
     close([np.concatenate(parts)], run_onnxruntime(model, feeds)[:1])
 
@@ -181,7 +181,8 @@ def test_parts_of_a_state_are_handed_on():
 def test_a_state_that_is_computed_from_an_input_is_refused():
     """It would begin anew with every chunk."""
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"GRU 'second' in main graph: .* and its state is not returned unchanged"
+        rnn_lower.UnsupportedError,
+        match=r"GRU 'second' in main graph: .* and the model does not return its final state unchanged",
     ):
         rnn_lower.stream(stacked(computed=True)[0], axis="T")
 
@@ -190,7 +191,7 @@ def test_one_input_for_both_states():
     model, _ = build(Case("LSTM", dynamic=True, optional=("initial_h", "initial_c")))
     model.graph.node[0].input[6] = "initial_h"
     del model.graph.input[2]
-    with pytest.raises(rnn_lower.UnsupportedError, match="is used elsewhere too"):
+    with pytest.raises(rnn_lower.UnsupportedError, match="other nodes or outputs also use its initial state"):
         rnn_lower.stream(model, axis="T")
 
 
@@ -322,7 +323,8 @@ def test_statistics_of_each_place():
     s.add("Transpose", "x", perm=[0, 2, 1])
     s.add("BatchNormalization", s.value, *(s.weight(6, 9) for _ in range(4)), spatial=0)
     with pytest.raises(
-        rnn_lower.UnsupportedError, match=r"BatchNormalization1.*statistics are not one for each channel"
+        rnn_lower.UnsupportedError,
+        match=r"BatchNormalization1.*must have exactly one mean and one variance for each channel",
     ):
         rnn_lower.stream(s.model(), axis="T")
 
@@ -362,9 +364,10 @@ def test_strides_ask_for_multiples():
     model = s.model()
     session = rnn_lower.StreamingSession(rnn_lower.stream(model, axis="T"))
     assert session.plan.every == 2
-    with pytest.raises(rnn_lower.RnnLowerError, match="a chunk must have a multiple of 2 frames"):
+    with pytest.raises(rnn_lower.RnnLowerError, match="the number of frames in a chunk must be a multiple of 2"):
         session.run(np.zeros((1, 3, 6), np.float32))
     with pytest.raises(
-        rnn_lower.UnsupportedError, match="step=3: the strides of the model over time need multiples of 2"
+        rnn_lower.UnsupportedError,
+        match="step=3: the model has strides over time, so a chunk must have a multiple of 2",
     ):
         rnn_lower.stream(model, axis="T", step=3)

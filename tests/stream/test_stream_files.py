@@ -67,7 +67,7 @@ def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch, capsys):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(before) == 2
     assert cli.main([*command, "--check", "--rtol", "0", "--atol", "0"]) == 1
-    assert "nothing written" in capsys.readouterr().out
+    assert "nothing was written" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

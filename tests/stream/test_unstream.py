@@ -103,13 +103,13 @@ def test_runs_of_one_step(tmp_path, capsys):
     ("model", "options", "words"),
     [
         (lambda: stack_of(lstm), {}, "not a streaming model"),
-        (lambda: stack_of(lstm), {"states": {}}, "no state that is fed back"),
+        (lambda: stack_of(lstm), {"states": {}}, "no state to feed back"),
         (
             lambda: rnn_lower.stream(stack_of(lstm), axis="T"),
             {"axis": "x[1]"},
             "the model's metadata already names the axes of the frames",
         ),
-        (policy, {"states": {"h": "nothing"}}, "the model has no input 'h' or no output 'nothing'"),
+        (policy, {"states": {"h": "nothing"}}, "the model lacks the input 'h' or the output 'nothing'"),
     ],
 )
 def test_is_refused(model, options, words):

@@ -1,1 +1,1 @@
-"""The conformance kit: models with inputs and expected results, and what a runtime made of them."""
+"""The conformance kit: models with inputs and expected outputs, and the results of a runtime for them."""

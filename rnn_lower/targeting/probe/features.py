@@ -1,4 +1,4 @@
-"""The features that are tried on every runtime: one small model each."""
+"""The features that are tested on every runtime, with one small model for each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FEATURES = _cases()
 
 
 def suited(case: Case, target: Target) -> Case | None:
-    """A case such that nothing but its features is between it and a target: opset and batch; None where none is."""
+    """The case with the opset and batch size that a target supports, or None if there are none."""
     first, last = target.opsets
     if case.layout and last < ATTRIBUTES["layout"][2]:
         return None

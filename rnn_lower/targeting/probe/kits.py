@@ -1,4 +1,4 @@
-"""Write a kit, and tell what a runtime made of it."""
+"""Write a kit of test models, and report the results of a runtime for it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from rnn_lower.targeting.probe.report import KitReport, make_report
 def write_kit(
     folder: str | os.PathLike[str], target: str, *, only: Sequence[str] = (), limit: float = 1e-4
 ) -> Manifest:
-    """Write what shows how a runtime takes recurrent models to a new folder, for runtimes that Python cannot reach.
+    """Write a kit of small models that show what a runtime supports, even if Python cannot call the runtime.
 
-    There are small models for every feature of RNN, GRU and LSTM, as they are and lowered for a target in each of its
-    forms, their inputs, what has to come out by onnxruntime's fused operators or else the reference implementation,
-    and manifest.json, which names them all. Arrays are .npy files, and .npz. docs/new-target.md shows the use.
-    target: a name (see rnn_lower.targets), or the path of a .toml file.  only: patterns of features, such as "LSTM *".
-    limit: the largest absolute difference that counts as right; 0.01 suits devices that compute in float16.
-    Raises RnnLowerError for an unknown target, a pattern that no feature matches, and a folder that holds something or
+    The kit is written to a new folder. It contains a small model for every feature of RNN, GRU and LSTM, both unchanged
+    and lowered for a target in each of its forms, as well as their inputs, the expected outputs (from onnxruntime's
+    fused operators or the reference implementation) and manifest.json, which lists everything. Arrays are stored as
+    .npy and .npz files. docs/new-target.md explains the use.
+
+    target: a name (see rnn_lower.targets) or the path of a .toml file.  only: patterns of features, such as "LSTM *".
+    limit: the largest absolute difference that counts as correct; 0.01 is suitable for devices that compute in float16.
+
+    Raises RnnLowerError for an unknown target, a pattern that matches no feature, and a folder that is not empty or
     cannot be written.
     """
     return writing.write(Path(folder), find_target(target), only, limit)
@@ -37,13 +40,16 @@ def report_kit(
     folder: str | os.PathLike[str], results: str | os.PathLike[str] | None = None, *, run: str | None = None,
     timeout: float = 60.0, progress: Progress | None = None,
 ) -> KitReport:  # fmt: skip
-    """What a runtime made of a kit: each feature right, silently wrong or an error, and a target's file that follows.
+    """Evaluate the results of a runtime for a kit, feature by feature, and propose a target file.
 
-    results: a folder with CASE/NAME.npy for each output, or CASE.npz; what is not there counts as an error.
-    run: a command that is run for each case, without a shell, with {model}, {inputs} and {outputs} replaced by the
-        model, a folder with NAME.npy of each input, and an empty folder for the outputs; these stay in `results` if it
-        is given.  timeout: seconds for each case.
-    Raises RnnLowerError when there is no kit, no result at all, or a command that cannot be started.
+    Each feature is right, silently wrong or an error.
+
+    results: a folder with CASE/NAME.npy for each output, or with CASE.npz; a missing output counts as an error.
+    run: a command that is run for each case, without a shell. {model}, {inputs} and {outputs} are replaced by the
+        model, a folder with NAME.npy for each input, and an empty folder for the outputs. The outputs are kept in
+        `results` if it is provided.  timeout: the time limit in seconds for each case.
+
+    Raises RnnLowerError if there is no kit, there are no results, or the command cannot be started.
     """
     kit, results_folder = Path(folder), None if results is None else Path(results)
     known = read_manifest(kit)
@@ -52,5 +58,5 @@ def report_kit(
     elif results_folder is not None:
         outcomes = judging.read_results(kit, known, results_folder)
     else:
-        raise RnnLowerError("provide results or a command to run: --results FOLDER or --run COMMAND")
+        raise RnnLowerError("pass either results or a command to run: --results FOLDER or --run COMMAND")
     return make_report(kit, known, outcomes)

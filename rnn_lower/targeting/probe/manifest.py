@@ -1,4 +1,4 @@
-"""What lies in the folder of a kit, in such a way that a program in any language can run it: manifest.json."""
+"""The manifest of a kit, manifest.json, from which programs in any language can run the kit."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def read_manifest(folder: Path) -> Manifest:
         text = untrusted.loads(untrusted.plain(path).read_text(encoding="utf-8"))
         if text["schema"] != SCHEMA:
             schema = text["schema"]
-            raise RnnLowerError(f"{path}: a kit of schema {schema}; this version reads {SCHEMA}; write the kit again")
+            raise RnnLowerError(
+                f"{path}: the kit has schema {schema}, but this version of rnn_lower reads schema {SCHEMA};"
+                " write the kit again"
+            )
         return Manifest(
             str(text["target"]), str(text["made_by"]), tuple(map(_case, text["cases"])),
             tuple(Refused(**entry) for entry in text["refused"]),
@@ -115,5 +118,5 @@ def _tensor(row: Mapping[str, Any]) -> Tensor:
 def _inside(path: Any) -> str:
     """A path of the manifest, which stays inside of the kit's folder."""
     if not isinstance(path, str) or "\\" in path or path.startswith("/") or ".." in path.split("/") or ":" in path:
-        raise RnnLowerError(f"the manifest names {path!r}, which is outside of the kit; write the kit again")
+        raise RnnLowerError(f"the manifest names {path!r}, which is outside the kit; write the kit again")
     return path

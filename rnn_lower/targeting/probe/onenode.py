@@ -1,4 +1,4 @@
-"""Models of one recurrent node, made of a description: weights, inputs and all."""
+"""Build models with one recurrent node, including weights and inputs, from a description."""
 
 from __future__ import annotations
 

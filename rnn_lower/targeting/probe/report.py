@@ -1,4 +1,4 @@
-"""What came out of a kit, feature by feature, and the target's file that follows from it."""
+"""The results of a kit, feature by feature, and the target file that follows from them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CARRIERS = ("Scan", "Loop")
 
 @dataclasses.dataclass(frozen=True)
 class KitReport:
-    """What a runtime made of a kit.
+    """The results of a runtime for a kit.
 
-    results: by feature, by form ("fused" and those of the target), the outcome and its detail; "refused" is a feature
-        that the target's rules keep from being lowered.
-    forms: in which something came out right.
-    failing: operators that, in some form, are in no model that came out right.
-    unexplained: feature and form of what failed although every operator in it was right elsewhere.
-    proposal: the text of a target's file; empty where nothing lowered came out right.
+    results: for each feature and form ("fused" and those of the target), the outcome and its detail; "refused" means
+        that the rules of the target prevent the feature from being lowered.
+    forms: the forms in which at least one result was right.
+    failing: operators that, in some form, occur only in models that failed.
+    unexplained: feature and form of failures although every operator of the model was right elsewhere.
+    proposal: the text of a target file; empty if no lowered model was right.
     """
 
     target: str
@@ -43,7 +43,7 @@ class KitReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was lowered is right."""
+        """Whether all lowered models are right."""
         lowered = [outcome for row in self.results.values() for form, outcome in row.items() if form != FUSED]
         return bool(lowered) and all(state in (RIGHT, REFUSED) for state, _ in lowered)
 
@@ -54,26 +54,26 @@ class KitReport:
 
     @property
     def errors(self) -> list[str]:
-        """What errors say, the most frequent first, and how often each was met."""
+        """The texts of errors, the most frequent first, with their numbers."""
         text = collections.Counter(
             why for row in self.results.values() for state, why in row.values() if state == ERROR
         )
         return [f"{why} ({times} times)" for why, times in text.most_common()]
 
     def count(self, form: str) -> str:
-        """How many came out how."""
+        """The number of each outcome in a form."""
         return count_outcomes(row[form] for row in self.results.values() if form in row)
 
 
 def count_outcomes(outcomes: Iterable[Outcome]) -> str:
-    """How many came out how."""
+    """The number of each outcome."""
     states = [state for state, _ in outcomes]
     text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
     return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
 
 
 def make_report(folder: Path, manifest: Manifest, outcomes: Mapping[str, Outcome]) -> KitReport:
-    """Tell what came out, and propose a target's file."""
+    """Summarize the results, and propose a target file."""
     results: dict[str, dict[str, Outcome]] = {feature: {} for feature in manifest.features}
     for case in manifest.cases:
         results[case.feature][case.form] = outcomes[case.case]
@@ -141,9 +141,9 @@ def _propose(
 
 
 def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    yield "# Tried with known sizes only, in float32 and at one opset.\n"
+    yield "# Tested only with known sizes, in float32 and at one opset.\n"
     for feature, form in unexplained:
-        yield f"# Not right, and no operator explains it: {feature} ({form})\n"
+        yield f"# This failed, and no operator explains the failure: {feature} ({form})\n"
 
 
 def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:

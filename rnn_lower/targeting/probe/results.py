@@ -1,4 +1,4 @@
-"""What a runtime made of a kit: reading its results, or running it case by case; each is right, wrong or an error."""
+"""The results of a runtime for a kit: read them, or run the cases; each result is right, wrong or an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outcome(got: Sequence[Any], wanted: Sequence[np.ndarray], limit: float) -> O
 
 
 def largest_difference(got: Sequence[Any], wanted: Sequence[np.ndarray]) -> float:
-    """Absolute; NaN when there is one."""
+    """The largest absolute difference; NaN if there is a NaN."""
     pairs = zip(got, wanted, strict=True)
     return float(np.max([np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) for a, b in pairs]))
 
@@ -49,7 +49,7 @@ def read_results(folder: Path, manifest: Manifest, results: Path) -> dict[str, O
         example = manifest.cases[0]
         names = f"{example.outputs[0].name}.npy"
         text = f"{results / example.case / names} or {results / example.case}.npz"
-        raise RnnLowerError(f"{results}: no result of any case; outputs are expected as {text}, for each case")
+        raise RnnLowerError(f"{results}: found no results; the outputs of each case are expected as {text}")
     return {case.case: _judged(folder, case, results) for case in manifest.cases}
 
 
@@ -82,10 +82,13 @@ def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote its words as in a shell") from None
+        raise RnnLowerError(f"--run {command}: {str(error).lower()}; quote the command as in a shell") from None
     for placeholder in ("{model}", "{outputs}"):
         if not any(placeholder in word for word in words):
-            raise RnnLowerError(f"--run {command}: lacks {placeholder}; e.g. --run 'python run.py {' '.join(PLACES)}'")
+            raise RnnLowerError(
+                f"--run {command}: {placeholder} is missing; write, for example, --run 'python run.py"
+                f" {' '.join(PLACES)}'"
+            )
     if shutil.which(words[0]) is None:
         raise RnnLowerError(f"--run {words[0]}: cannot be started: no such program")
     return words
@@ -118,7 +121,7 @@ def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: 
         text.seek(0)
         lines = text.read().decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return None if code == 0 else f"ended with {code}{': ' if last else ''}{last[:200]}"
+    return None if code == 0 else f"ended with exit code {code}{': ' if last else ''}{last[:200]}"
 
 
 def _filled(word: str, paths: Mapping[str, Path]) -> str:

@@ -1,4 +1,4 @@
-"""Writing a kit: every feature as a fused model and lowered in each form, inputs, and what has to come out."""
+"""Write a kit: every feature as a fused model and lowered in each form, with inputs and expected outputs."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ LIMIT = 1e-4
 README = """# Conformance kit for {name}
 
 `manifest.json` lists the cases: a model (`models/`), its inputs (`inputs/`, each array as .npy, all of them as .npz)
-and the outputs that are right (`expected/`). Run every model on your runtime and save each output as `CASE/NAME.npy`
+and the expected outputs (`expected/`). Run every model on your runtime and save each output as `CASE/NAME.npy`
 in a folder of results, then
 
     rnn-lower kit-report THIS_FOLDER --results RESULTS -o mine.toml
 
-or let it start a program of yours for each case:
+or let the command start your program for each case:
 
     rnn-lower kit-report THIS_FOLDER --run 'python run.py {{model}} {{inputs}} {{outputs}}' -o mine.toml
 
-It says which features are right, wrong or refused, and proposes a target:
+The report lists which features are right, wrong or refused, and proposes a target:
 
     rnn-lower lower IN.onnx OUT.onnx --target mine.toml
 """
@@ -52,7 +52,7 @@ It says which features are right, wrong or refused, and proposes a target:
 
 
 def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float = LIMIT) -> Manifest:
-    """Write a kit to a folder that is not there yet, or empty; it appears by one rename. Raises RnnLowerError else.
+    """Write a kit to a new or empty folder by one rename. Raises RnnLowerError for other folders.
 
     only: patterns of features, all without any.  limit: of each case.
     """
@@ -78,7 +78,7 @@ def _chosen(only: Sequence[str]) -> list[str]:
     for pattern in only:
         if not fnmatch.filter(FEATURES, pattern):
             near = difflib.get_close_matches(pattern, FEATURES, 3, 0.4)
-            text = f"one of the {len(FEATURES)} is '{next(iter(FEATURES))}'"
+            text = f"'{next(iter(FEATURES))}' is one of the {len(FEATURES)} features"
             text = f"similar: {', '.join(map(repr, near))}" if near else text
             raise RnnLowerError(f"--include {pattern}: no feature has this name; {text}")
     return [name for name in FEATURES if not only or any(fnmatch.fnmatchcase(name, wanted) for wanted in only)]
@@ -92,7 +92,7 @@ def _write_all(root: Path, target: Target, chosen: Sequence[str], limit: float) 
     for feature in chosen:
         case = suited(FEATURES[feature], target)
         if case is None:
-            refused.append(Refused(feature, FUSED, f"target {target.name} supports no opset that has it"))
+            refused.append(Refused(feature, FUSED, f"target {target.name} supports no opset that has this feature"))
             continue
         for written in _of_feature(root, feature, case, target, limit):
             (cases if isinstance(written, KitCase) else refused).append(written)  # type: ignore[arg-type]
