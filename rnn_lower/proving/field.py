@@ -82,10 +82,11 @@ class Field:
 
     def small(self, x: Array) -> Array | None:
         """The integers below SMALL that elements stand for; None when one of them is no such integer."""
-        signed = self._signed(x)
+        signed = self.signed(x)
         return signed if bool(np.all(np.abs(signed) < SMALL)) else None
 
-    def _signed(self, x: Array) -> Array:
+    def signed(self, x: Array) -> Array:
+        """The representatives nearest to 0."""
         signed = x.astype(np.int64)
         return np.asarray(np.where(signed > self.prime // 2, signed - self.prime, signed))
 
@@ -162,7 +163,7 @@ class Field:
 
     def above_zero(self, x: Array) -> Array:
         """0 < x: truth values where all x stand for small integers, else 0, 1 or a random element."""
-        signed = self._signed(x)
+        signed = self.signed(x)
         small = np.abs(signed) < SMALL
         if bool(small.all()):
             return signed > 0
@@ -170,13 +171,13 @@ class Field:
 
     def sigmoid(self, x: Array) -> Array:
         """A random function but for s(x) + s(-x) = 1."""
-        signed = self._signed(x)
+        signed = self.signed(x)
         share = self.function("sigmoid", np.abs(signed).astype(np.uint64))
         return np.where(signed < 0, self.subtract(np.uint64(1), share), share)  # type: ignore[arg-type]
 
     def relu(self, x: Array) -> Array:
         """x s(x), where s is random but for s(x) + s(-x) = 1, so that relu(x) - relu(-x) = x holds for every x."""
-        signed = self._signed(x)
+        signed = self.signed(x)
         switch = self.function("sign", np.abs(signed).astype(np.uint64))
         switch = np.where(signed > 0, switch, self.subtract(np.uint64(1), switch))  # type: ignore[arg-type]
         hard = (signed > 0).astype(np.uint64)

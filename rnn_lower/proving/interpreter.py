@@ -298,7 +298,8 @@ def size_of_result(call: Call) -> int:
         start, limit, delta = (int(array) for array in arrays)
         return max(0, limit - start) // max(1, abs(delta)) if delta > 0 else abs(start - limit)
     if call.node.op_type == "Gather":
-        return int(arrays[0].size) * max(1, arrays[1].size)
+        rows: int = max(1, call[0].shape[call.attribute("axis", 0)])
+        return int(arrays[0].size) // rows * max(1, arrays[1].size)
     if call.node.op_type in ("MatMul", "Gemm", "Conv"):
         return int(arrays[0].size // max(1, call[0].shape[-1]) * arrays[1].size)
     if call.node.op_type in ("Reshape", "Slice", "Split", "Squeeze", "Unsqueeze", "Transpose"):

@@ -17,6 +17,7 @@ from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs
 from rnn_lower.proving.node_proof import FAILURE
@@ -40,8 +41,8 @@ from rnn_lower.transforms.strip_weights import misdeclared
 TRIED_NUMBERS = 256
 """The most constants of comparisons that are tried as integer inputs."""
 
-INTEGER_DRAWS, LARGE_DRAWS = 12, 24
-"""Draws of small integers and booleans for each set of sizes, and draws of large integers for one set."""
+INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 24, 4
+"""Draws of small integers and booleans for each set of sizes, of large integers, and beside each constant."""
 
 
 def rewrites_loops(before: ir.Model, after: ir.Model) -> bool:
@@ -132,6 +133,9 @@ class _Comparison:
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, documents))
         recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
+        self.flows = [IntegerFlow(model) for model in self.models]
+        raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
+        self.lengths = exact_sizes or bool(raised)
         self.narrow = {value.dtype.value for node in recurrent if (value := node.inputs[0]) and value.dtype}
         self.count, self.outcomes = 0, dict[ir.Node, set[bool]]()
         self.sized, self.unsized = set[str](), set[str]()
@@ -172,9 +176,14 @@ class _Comparison:
         for draw in range(LARGE_DRAWS if integers else 0):
             yield Trial(0, cases[0], draw, large=True)
         compared = sorted(set(compared_numbers(self._one_sided())))[:TRIED_NUMBERS]
-        for number, name, sizes in itertools.product(compared, integers, (*cases[:1], *longer)):
-            if self._one_sided():
-                yield Trial(len(cases), sizes, 0, {name: number})
+        for number, name, draw in itertools.product(compared, integers, range(NUMBER_DRAWS)):
+            for index, sizes in enumerate((*cases, *longer)):
+                seen = sum(map(len, self.outcomes.values()))
+                if index == 0 and not self._one_sided():
+                    break
+                yield Trial(len(cases) + index, sizes, draw, {name: number})
+                if index == 0 and sum(map(len, self.outcomes.values())) == seen and self.count:
+                    break
 
     def _differ(self, trial: Trial) -> str:
         """The difference for one trial; nothing if the original does not run with it, either."""
@@ -187,12 +196,12 @@ class _Comparison:
         overridden = {} if trial.draw % 2 == 0 else overrides(field, self.models[1], rng)
         inputs |= overridden
         results, symbols = list[list[Array]](), list[set[str]]()
-        for document in self.documents:
+        for document, flow in zip(self.documents, self.flows, strict=True):
             field.symbols.clear()
-            evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline)
-            evaluator.narrow = self.narrow
+            evaluator = WholeEvaluator(field, document, self.folded, self.limits, self.deadline, flow)
+            evaluator.narrow, evaluator.lengths = self.narrow, self.lengths
             if trial.large:
-                evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, FEW
+                evaluator.most_passes, evaluator.most_elements = MOST_COUNTED, 4 * FEW
             try:
                 results.append(evaluator.outputs(inputs))
             except NoStepsError:

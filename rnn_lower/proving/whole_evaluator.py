@@ -16,11 +16,12 @@ import onnx
 import onnx_ir as ir
 
 from rnn_lower.ir.schemas import DEFAULT_DOMAINS
-from rnn_lower.ir.traits import DATA_MOVEMENT, RANDOM
+from rnn_lower.ir.traits import DATA_MOVEMENT, ELEMENTWISE, RANDOM
 from rnn_lower.ir.walk import NODE_MARK, subgraphs
 from rnn_lower.modelio.document import Document
 from rnn_lower.options import OP_TYPES
 from rnn_lower.proving.field import Array, Field
+from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.operators import MOVED_BY_ONNX, OutOfScopeError, WrongError
 from rnn_lower.proving.whole_model import ModelInterpreter
 from rnn_lower.proving.windows import SmallInputError
@@ -47,16 +48,17 @@ FEW = 1 << 20
 COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 """Operators that compare numbers."""
 
-BENDS = ("Clip", "Max", "Min", "Mod", "Pow")
-"""Operators that change behaviour at a constant; both models must have the constants that no input integer reaches."""
+COMPARE = (*COMPARISONS, "Clip", "Max", "Min", "Mod", "Pow")
+"""Operators that change behaviour at a number."""
 
-SIZED = ("ConstantOfShape", "CumSum", "Range", "ReduceMax", "ReduceSum")
-"""Further operators that obey one law for all integers, so that random integers tell two graphs of them apart."""
-
-COMPARE = (*COMPARISONS, *BENDS)
+BENDS = (*COMPARE, "Abs", "Ceil", "Elu", "Floor", "HardSigmoid", "LeakyRelu", "PRelu", "Relu", "Round", "Sign")
+"""Operators that are not smooth, so that an integer decides what they do."""
 
 TABLES = ("Gather", "GatherElements", "GatherND")
 """Operators that look up rows of their first input by number."""
+
+LAWFUL = ("ConstantOfShape", "CumSum", "Gemm", "MatMul", "Range", "ReduceMax", "ReduceSum", "Shape", "Size")
+"""Operators that obey one law for all integers, so that random integers tell two graphs of them apart."""
 
 
 class NotRunError(OutOfScopeError):
@@ -67,24 +69,26 @@ class WholeEvaluator(ModelInterpreter):
     """Evaluates a whole model: known numbers as floats, an operator without an equation as a random function.
 
     narrow: 16-bit types of recurrent nodes; nodes that rnn_lower emitted may cast float32 back to them.  outcomes: by
-    node that makes booleans from input integers, the values seen.
+    node that makes booleans from input integers, or branches on them, the values seen.  flow: the values that depend on
+    input integers.  lengths: recurrent nodes may read lengths in place of comparisons.
     """
 
     narrow: Collection[int] = ()
+    lengths = False
 
     def __init__(
-        self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float
+        self, field: Field, document: Document, folded: bool, limits: Collection[float], deadline: float,
+        flow: IntegerFlow,
     ) -> None:  # fmt: skip
         super().__init__(field, document, folded, limits, deadline)
         self._shape_info = document.shape_info
         self._floats: dict[int, tuple[Array, np.ndarray]] = {}
-        self._fed: dict[int, Array] = {}
+        self._flow = flow
         self._symbols: dict[int, set[str]] = {}
         self.outcomes: dict[ir.Node, set[bool]] = {}
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
         """See `ModelInterpreter.outputs`."""
-        self._fed = {id(array): array for array in feeds.values()}
         results = super().outputs(feeds)
         self._use(results)
         return results
@@ -136,6 +140,12 @@ class WholeEvaluator(ModelInterpreter):
         self._use(results)  # which may be stacked
         return results
 
+    def _if(self, node: ir.Node) -> list[Array]:
+        condition = self._operands(node)[0]
+        if node.inputs[0] in self._flow.elements and condition is not None and condition.dtype == np.bool_:
+            self.outcomes.setdefault(node, set()).add(bool(condition.all()))
+        return super()._if(node)
+
     def _results(self, node: ir.Node) -> Sequence[Array]:
         own = node.domain in DEFAULT_DOMAINS
         if own and node.op_type in RANDOM:
@@ -150,21 +160,22 @@ class WholeEvaluator(ModelInterpreter):
             return super()._results(node)
         if self._is_undefined(operands):
             return super()._results(node)
+        results = self._applied(node, operands, own)
+        if own:
+            self._watch(node, operands, results[0])
+        return results
+
+    def _applied(self, node: ir.Node, operands: Sequence[Array | None], own: bool) -> Sequence[Array]:
+        """The results of an operator without bodies."""
         numbers = [self._number(operand) for operand in operands]
-        is_fed = any(id(operand) in self._fed for operand in operands)
+        flows = any(value in self._flow.elements for value in node.inputs)
         is_real = any(operand is not None and operand.dtype == np.uint64 for operand in operands)
-        rounds = is_fed and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
+        rounds = flows and is_real and node.op_type not in (*MOVES, *COMPARE, "Cast")
         if own and not rounds and all(a is None or b is not None for a, b in zip(operands, numbers, strict=True)):
-            results = self._computed(node, numbers)
-            if is_fed and node.op_type not in ("Shape", "Size"):
-                self._fed |= {id(array): array for array in results}
-                self._watch(node, operands, numbers, results[0])
-            return results
+            return self._computed(node, numbers)
         self._use(operands)
         if own and node.op_type not in (*MOVES, *RINGS) and any(map(self._is_whole, node.inputs, operands)):
             return self._unknown(node, operands)
-        if own and node.op_type == "Slice":
-            self._watch_bounds(node, operands)
         is_cast = own and node.op_type in CASTS and operands[0] is not None and operands[0].dtype == np.uint64
         goals = (*WIDE, *self.narrow) if NODE_MARK in node.metadata_props else WIDE
         narrows = is_cast and self._goal(node) not in goals
@@ -180,37 +191,69 @@ class WholeEvaluator(ModelInterpreter):
             return [self.field.function(f"Cast to {self._goal(node)} {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)
 
-    def _watch(
-        self, node: ir.Node, operands: Sequence[Array | None], numbers: Sequence[np.ndarray | None], result: Array
-    ) -> None:
-        """Record what input integers decided at a node; constants that they may not reach become symbols."""
-        pairs = [(array, id(a) in self._fed) for a, array in zip(operands, numbers, strict=True) if array is not None]
-        constants = [array for array, is_fed in pairs if not is_fed]
-        if result.dtype == np.bool_ and node.op_type not in MOVES:
+    def _watch(self, node: ir.Node, operands: Sequence[Array | None], result: Array) -> None:
+        """Record what input integers decide at a node, and, as symbols, what both models must do with them."""
+        op, flows = node.op_type, [value in self._flow.elements for value in node.inputs]
+        if op == "Slice":
+            self._watch_bounds(node, operands, flows)
+        if not any(flows):
+            return
+        pairs = [(array, flow) for array, flow in zip(operands, flows, strict=True) if array is not None]
+        is_hard = all(self._is_hard(array) for array, flow in pairs if flow)
+        if result.dtype == np.bool_ and op not in MOVES:
             self.outcomes.setdefault(node, set()).update(map(bool, np.unique(result)))
-        elif node.op_type in TABLES and not pairs[0][1]:
-            self.field.symbols.add(f"a table of shape {list(constants[0].shape)} ({_digest('', constants)})")
-        elif node.op_type in (*BENDS, "BitShift", "Div"):
-            reach = max(np.abs(array.astype(np.float64)).max(initial=0) for array, is_fed in pairs if is_fed)
-            beyond = {number for array in constants for number in np.unique(array) if np.abs(number) > reach}
-            self.field.symbols |= {f"{node.op_type} with {number}" for number in beyond}
-        elif not self._is_lawful(node):
-            digest = _digest(_attributes(node), [array for array, _ in pairs])
-            self.field.symbols.add(f"{node.op_type} of integers ({digest})")
+        if self.lengths and op in (*COMPARISONS, "And", "Not", "Or", "Where"):
+            return
+        if self._is_lawful(node, flows):
+            if is_hard and op not in MOVES and not self.lengths and all(array.any() for array, flow in pairs if flow):
+                self._watch_constants(array for array, flow in pairs if not flow)
+        elif op in ELEMENTWISE:
+            is_whole = all(array.dtype != np.uint64 for array, _ in pairs)
+            if is_whole or (is_hard and op in BENDS and not self.lengths):
+                self._watch_elements(node, pairs)
+        elif op == "Gather":
+            table = _digest(_attributes(node), [pairs[0][0]])
+            self.field.symbols |= {f"Gather of row {row} ({table})" for row in np.unique(pairs[1][0])}
+        elif is_hard:
+            self.field.symbols.add(f"{op} of integers ({_digest(_attributes(node), [array for array, _ in pairs])})")
 
-    def _watch_bounds(self, node: ir.Node, operands: Sequence[Array | None]) -> None:
+    def _watch_constants(self, arrays: Iterable[Array]) -> None:
+        """Record constants of which integers may select some elements, and never others."""
+        for array in arrays:
+            numbers = np.unique(array)
+            if numbers.size > 1 and self._number(array) is not None:
+                self.field.symbols.add(f"a constant that integers select from ({_digest('', [numbers])})")
+
+    def _watch_elements(self, node: ir.Node, pairs: Sequence[tuple[Array, bool]]) -> None:
+        """Record the integers beyond -1, 0 and 1 that an elementwise operator is applied to."""
+        arrays = np.broadcast_arrays(*(array for array, _ in pairs))
+        beyond = np.zeros(arrays[0].shape, bool)
+        for array, (_, flow) in zip(arrays, pairs, strict=True):
+            if flow:
+                beyond |= np.abs(self.field.signed(array) if array.dtype == np.uint64 else array.astype(np.int64)) > 1
+        rows = np.stack([array[beyond].astype(np.int64) for array in arrays], axis=-1)
+        kind = f"{node.op_type} {_attributes(node)}"
+        self.field.symbols |= {f"{kind} of {row}" for row in map(tuple, np.unique(rows, axis=0).tolist())}
+
+    def _is_hard(self, array: Array | None) -> bool:
+        """Whether an array is of integers, booleans, or floats that stand for integers."""
+        return array is None or array.dtype != np.uint64 or self.field.small(array) is not None
+
+    def _watch_bounds(self, node: ir.Node, operands: Sequence[Array | None], flows: Sequence[bool]) -> None:
         """Record constant bounds of a Slice beyond the sizes of its operand, as symbols."""
         most = max(operands[0].shape, default=0) if operands[0] is not None else 0
         named = [np.array(node.attributes[name].as_ints()) for name in ("starts", "ends") if name in node.attributes]
-        constants = [a for a in operands[1:3] if a is not None and a.dtype == np.int64 and id(a) not in self._fed]
+        constants = [a for a, flow in zip(operands[1:3], flows[1:3], strict=True) if a is not None and not flow]
         bounds = {abs(int(bound)) for numbers in (*named, *constants) for bound in numbers.ravel()}
         self.field.symbols |= {f"Slice to {bound}" for bound in bounds if most < bound < 2**31 - 1}
 
-    def _is_lawful(self, node: ir.Node) -> bool:
+    def _is_lawful(self, node: ir.Node, flows: Sequence[bool]) -> bool:
         """Whether a node obeys one law for all integers that are drawn."""
-        if node.op_type in (*MOVES, *SIZED):
+        if node.op_type in MOVES:
+            return node.op_type not in (*TABLES, "Slice") or not any(flows[1:])
+        if node.op_type in LAWFUL:
             return True
-        dtype = None if node.outputs[0].name is None else self._shape_info.dtype(node.outputs[0])
+        dtype = self._shape_info.dtype(node.outputs[0])
         is_wide = dtype is not None and (dtype.is_floating_point() or dtype in (ir.DataType.INT32, ir.DataType.INT64))
         return is_wide and node.op_type in (*RINGS, *CASTS)
 
@@ -238,10 +281,7 @@ class WholeEvaluator(ModelInterpreter):
         if array.dtype == np.int64 and (dtype := self._shape_info.dtype(value)) is not None and dtype.is_integer():
             if dtype == ir.DataType.UINT64 and array.min(initial=0) < 0:
                 raise OutOfScopeError(f"unsigned integers in '{value.name}' wrap around")
-            wrapped = array.astype(dtype.numpy()).astype(np.int64)
-            if id(array) in self._fed:
-                self._fed[id(wrapped)] = wrapped
-            array = wrapped
+            array = array.astype(dtype.numpy()).astype(np.int64)
         super()._bind(value, array)
 
     def _computed(self, node: ir.Node, numbers: Sequence[np.ndarray | None]) -> Sequence[Array]:

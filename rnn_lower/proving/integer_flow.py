@@ -1,0 +1,66 @@
+"""The values of a model whose elements or sizes depend on its integer and boolean inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from rnn_lower.ir.walk import consumed_values, subgraphs
+
+SIZING = {
+    "Compress": (1,), "ConstantOfShape": (0,), "Expand": (1,), "Loop": (0, 1), "NonZero": (0,), "OneHot": (1,),
+    "Pad": (1,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,),
+    "Tile": (1,), "TopK": (1,), "Unique": (0,), "If": (0,),
+}  # fmt: skip
+"""The operands whose elements decide the sizes of an operator's outputs."""
+
+SHAPES = ("Shape", "Size")
+
+
+class IntegerFlow:
+    """A forward data-flow analysis. elements: values whose elements depend on the inputs; sizes: whose shape does."""
+
+    def __init__(self, model: ir.Model) -> None:
+        inputs = model.graph.inputs
+        self.elements = {value for value in inputs if value.dtype is not None and not value.dtype.is_floating_point()}
+        self.sizes: set[ir.Value] = set()
+        count = -1
+        while count != (count := len(self.elements) + len(self.sizes)):  # states of loops carry it back
+            self._graph(model.graph)
+
+    def _graph(self, graph: Iterable[ir.Node]) -> None:
+        for node in graph:
+            bodies = [body for _, body in subgraphs(node)]
+            for body in bodies:
+                self._enter(node, body)
+                self._graph(body)
+            self._leave(node, bodies)
+
+    def _enter(self, node: ir.Node, body: ir.Graph) -> None:
+        """Carry what is known of the operands of a loop to the inputs of its body."""
+        operands = node.inputs[1:] if node.op_type == "Loop" else node.inputs
+        inputs = body.inputs[1:] if node.op_type == "Loop" else body.inputs
+        for flow in (self.elements, self.sizes):
+            flow |= {inner for inner, outer in zip(inputs, operands, strict=False) if outer in flow}
+        first = 1 if node.op_type == "Loop" else 0  # the condition is no result of a Loop, but the first of its body
+        states = zip(body.inputs[first:], body.outputs, strict=False) if node.op_type in ("Loop", "Scan") else ()
+        for state, result in states:
+            for flow in (self.elements, self.sizes):
+                flow |= {state} if result in flow else set()
+
+    def _leave(self, node: ir.Node, bodies: list[ir.Graph]) -> None:
+        """Carry what is known of the operands of a node, or of the outputs of its bodies, to its outputs."""
+        sized = any(node.inputs[k] in self.elements for k in SIZING.get(node.op_type, ()) if k < len(node.inputs))
+        if not bodies:
+            read = {*consumed_values(node)}
+            if read & (self.sizes if node.op_type in SHAPES else self.elements):
+                self.elements |= {*node.outputs}
+            if (sized or read & self.sizes) and node.op_type not in SHAPES:
+                self.sizes |= {*node.outputs}
+            return
+        first = 1 if node.op_type == "Loop" else 0
+        for body in bodies:
+            for outer, inner in zip(node.outputs, body.outputs[first:], strict=False):
+                self.elements |= {outer} if sized or inner in self.elements else set()
+                self.sizes |= {outer} if sized or inner in self.sizes else set()
