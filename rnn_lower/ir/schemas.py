@@ -64,6 +64,12 @@ def of_another_type(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     return ""
 
 
+def unknown_attributes(node: ir.Node, opset: int) -> set[str]:
+    """The attributes of a node that its operator does not have; runtimes refuse them."""
+    schema = schema_of(node.op_type, opset) if node.domain in DEFAULT_DOMAINS else None
+    return set() if schema is None else node.attributes.keys() - schema.attributes.keys()
+
+
 def malformed(node: ir.Node, opset: int) -> str:
     """What keeps a node's attributes from being read, or nothing: one is of another type, or missing."""
     schema = schema_of(node.op_type, opset)

@@ -9,9 +9,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from rnn_lower.ir.schemas import DEFAULT_DOMAINS
+from rnn_lower.ir.schemas import DEFAULT_DOMAINS, unknown_attributes
 from rnn_lower.ir.walk import NODE_MARK, count_nodes, nodes, recurrent_nodes
 from rnn_lower.loops.unrolling import LOOPS
 from rnn_lower.modelio.document import Document
@@ -106,7 +107,13 @@ def _rows(before: ir.Model, after: ir.Model) -> list[tuple[str, str]]:
 
 
 def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
-    """The differences between the inputs and outputs of two models."""
+    """The differences between the inputs and outputs of two models, and what keeps only the second from loading."""
+    if (after.ir_version or 0) > max(before.ir_version or 0, onnx.IR_VERSION):
+        yield f"graph: IR version {after.ir_version} is unknown"
+    known = {key for key, _ in _unknown_attributes(before)}
+    for (op, name), node in _unknown_attributes(after):
+        if (op, name) not in known:
+            yield f"{op} '{node.name}' has the unknown attribute '{name}'"
     for what, old_values, new_values in (
         ("inputs", required_inputs(before), required_inputs(after)),
         ("inputs with defaults", overridable_inputs(before), overridable_inputs(after)),
@@ -117,6 +124,11 @@ def _interface(before: ir.Model, after: ir.Model) -> Iterator[str]:
         )
         if [value.name for value in old_values] != [value.name for value in new_values] or not typed:
             yield f"graph: the {what} differ"
+
+
+def _unknown_attributes(model: ir.Model) -> Iterator[tuple[tuple[str, str], ir.Node]]:
+    for node, scope in nodes(model):
+        yield from (((node.op_type, name), node) for name in unknown_attributes(node, scope.opset))
 
 
 class _Comparison:

@@ -8,6 +8,7 @@ import pytest
 import rnn_lower
 from rnn_lower.ir.walk import NODE_MARK
 from rnn_lower.modelio.document import Document
+from rnn_lower.proving import whole_evaluator
 from rnn_lower.proving.whole import prove_whole
 
 LOOP = """
@@ -184,6 +185,93 @@ def test_models_that_differ_for_integers_beyond_small_ones_are_not_proved(kind):
 def test_what_both_do_with_integers_is_proved(kind):
     proof = rnn_lower.prove(*(counted(steps, INTEGERS[kind][1]) for steps in (LOOP, UNROLLED)))
     assert proof.ok, proof.reasons
+
+
+def decided(steps: str, tail: str) -> onnx.ModelProto:
+    """A model in which integers decide what is done with x."""
+    table = ", ".join(map(str, range(40)))
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 3] x, int64[2] ids, int64 rate, bool[200] mask, bool reset) => (h, y)
+        <float[40] table = {{{table}}}, int64 most = {{5000}}, int64[1] first = {{0}}, int64[1] last = {{-1}}, float few = {{150}}>
+        {{ {steps} {tail} }}
+    """)
+
+
+DECIDED = {
+    "a row of a large table": (
+        "y = Gather (table, ids)",
+        "m = Constant <value = float {30.0}> () w = Min (table, m) y = Gather (w, ids)",
+    ),
+    "a row of a table at an offset": (
+        "o = Unsqueeze (rate, first) e = Add (o, first) n = Sub (e, last) y = Slice (table, o, n)",
+        "o = Unsqueeze (rate, first) e = Add (o, first) n = Sub (e, last) m = Constant <value = float {30.0}> () "
+        "w = Min (table, m) y = Slice (w, o, n)",
+    ),
+    "a step at a token": (
+        "z, y = Scan <num_scan_inputs = 1, body = b (int64 s, int64 t) => (int64 u, int64 v) "
+        "{ e = Equal (t, most) v = Where (e, s, t) u = Identity (s) }> (rate, ids)",
+        "y = Identity (ids)",
+    ),
+    "what steps have stacked": (
+        "z, u = Scan <num_scan_inputs = 1, body = b (int64 s, int64 t) => (int64 u, int64 v) "
+        "{ v = Identity (t) u = Identity (s) }> (rate, ids) e = Equal (u, most) y = Not (e)",
+        "y = Equal (ids, ids)",
+    ),
+    "a branch within a branch": (
+        "e = Equal (rate, most) y = If (e) <then_branch = a () => (float[N, 3] u) { u = If (reset) "
+        "<then_branch = c () => (float[N, 3] p) { p = Add (h, h) }, else_branch = d () => (float[N, 3] q) { q = Neg (h) }> }, "
+        "else_branch = b () => (float[N, 3] v) { v = Identity (h) }>",
+        "e = Equal (rate, most) y = If (e) <then_branch = a () => (float[N, 3] u) { u = If (reset) "
+        "<then_branch = c () => (float[N, 3] p) { p = Mul (h, h) }, else_branch = d () => (float[N, 3] q) { q = Neg (h) }> }, "
+        "else_branch = b () => (float[N, 3] v) { v = Identity (h) }>",
+    ),
+    "a branch at other sizes": (
+        "e = Equal (rate, most) y = If (e) <then_branch = a () => (float[K, 3] u) { u = Identity (h) }, "
+        "else_branch = b () => (float[M, 3] v) { v = Neg (h) }>",
+        "e = Equal (rate, most) y = If (e) <then_branch = a () => (float[K, 3] u) { "
+        "n = Constant <value = int64[1] {3}> () u = Slice (h, first, n, first) }, "
+        "else_branch = b () => (float[M, 3] v) { v = Neg (h) }>",
+    ),
+    "a size": (
+        "r = Abs (rate) n = Unsqueeze (r, first) z = ConstantOfShape (n) m = Size (z) y = Greater (m, most)",
+        "y = Greater (first, first)",
+    ),
+    "a column of one-hot rows": (
+        "n = Constant <value = int64 {40}> () v = Constant <value = float[2] {0, 1}> () o = OneHot (ids, n, v) "
+        "u = Unsqueeze (table, last) y = MatMul (o, u)",
+        "n = Constant <value = int64 {40}> () v = Constant <value = float[2] {0, 1}> () o = OneHot (ids, n, v) "
+        "m = Constant <value = float {30.0}> () w = Min (table, m) u = Unsqueeze (w, last) y = MatMul (o, u)",
+    ),
+    "a count": (
+        "f = Cast <to = 1> (mask) s = ReduceSum <keepdims = 0> (f) y = Greater (s, few)",
+        "f = Cast <to = 1> (mask) s = ReduceSum <keepdims = 0> (f) y = Greater (s, s)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DECIDED)
+def test_models_that_differ_where_integers_rarely_lead_are_not_proved(kind, monkeypatch):
+    monkeypatch.setattr(whole_evaluator, "FEW", 39 if kind == "a row of a large table" else whole_evaluator.FEW)
+    before, after = (decided(steps, tail) for steps, tail in zip((LOOP, UNROLLED), DECIDED[kind], strict=True))
+    assert not rnn_lower.prove(before, after).ok
+
+
+@pytest.mark.parametrize("kind", sorted(DECIDED.keys() - {"a count", "a size", "a row of a large table"}))
+def test_models_that_integers_lead_in_the_same_way_are_proved(kind):
+    proof = rnn_lower.prove(*(decided(steps, DECIDED[kind][0]) for steps in (LOOP, UNROLLED)))
+    assert proof.ok, proof.reasons
+
+
+def test_models_that_do_not_load_are_not_proved():
+    for change in (
+        lambda model: model.graph.node[-1].attribute.append(onnx.helper.make_attribute("odd", 1)),
+        lambda model: setattr(model, "ir_version", 99),
+    ):
+        after = model(UNROLLED, "y = Identity (h)")
+        assert rnn_lower.prove(model(LOOP, "y = Identity (h)"), after).ok
+        change(after)
+        assert not rnn_lower.prove(model(LOOP, "y = Identity (h)"), after).ok
 
 
 def test_sizes_that_large_integers_would_give_are_no_obstacle():
