@@ -225,7 +225,8 @@ class Proof:
         if self.ok:
             chance = f"with a probability of error below {self.bound:.1g}"
             return f"proved: {count} node(s), {chance}, and {rest}"
-        return f"NOT PROVED: only {count} of {len(self.nodes)} node(s) are proved"
+        reason = ", but the models differ elsewhere" if count == len(self.nodes) and self.changed else ""
+        return f"NOT PROVED: {count} of {len(self.nodes)} node(s) are proved{reason}"
 
     def __bool__(self) -> bool:
         return self.ok

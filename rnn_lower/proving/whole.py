@@ -6,7 +6,7 @@ Both models are evaluated from their inputs to their outputs (`whole_evaluator`)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ from rnn_lower.proving.model_inputs import overridable_inputs, overrides, requir
 from rnn_lower.proving.node_proof import FAILURE
 from rnn_lower.proving.operators import OutOfScopeError, WrongError
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
-from rnn_lower.proving.whole_evaluator import FEW, NotRunError, WholeEvaluator
+from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
     MOST_COUNTED,
     Trial,
@@ -134,8 +134,9 @@ def _unknown_attributes(model: ir.Model) -> Iterator[tuple[tuple[str, str], ir.N
 class _Comparison:
     """Two models, evaluated side by side.
 
-    count: evaluations of both.  outcomes: by comparison of input integers, the outcomes seen.  kept: inputs that always
-    had their default.  sized: outputs that were not empty.  unsized: outputs that were empty, with two shapes.
+    count: evaluations of both.  ran: sizes with which both ran.  outcomes: by comparison of input integers, those seen.
+    kept: inputs that always had their default.  sized: outputs that were not empty.  unsized: outputs that were empty,
+    with two shapes.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class _Comparison:
         raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
         self.lengths = exact_sizes or bool(raised)
         self.narrow = {value.dtype.value for node in recurrent if (value := node.inputs[0]) and value.dtype}
-        self.count, self.outcomes = 0, dict[ir.Node, set[bool]]()
+        self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
         self.sized, self.unsized = set[str](), set[str]()
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
@@ -187,14 +188,17 @@ class _Comparison:
         integers = [str(v.name) for v in required_inputs(model) if v.dtype is not None and v.dtype.is_integer()]
         for draw in range(LARGE_DRAWS if integers else 0):
             yield Trial(0, cases[0], draw, large=True)
-        compared = sorted(set(compared_numbers(self._one_sided())))[:TRIED_NUMBERS]
+        comparing = (
+            self._one_sided() if self.count else [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
+        )
+        compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
         for number, name, draw in itertools.product(compared, integers, range(NUMBER_DRAWS)):
-            for index, sizes in enumerate((*cases, *longer)):
+            for index, case in enumerate(list(self.ran) or [*cases, *longer]):
                 seen = sum(map(len, self.outcomes.values()))
-                if index == 0 and not self._one_sided():
+                if index == 0 and self.count and not self._one_sided():
                     break
-                yield Trial(len(cases) + index, sizes, draw, {name: number})
-                if index == 0 and sum(map(len, self.outcomes.values())) == seen and self.count:
+                yield Trial(len(cases) + index, case, draw, {name: number})
+                if index == 0 and self.count and sum(map(len, self.outcomes.values())) == seen:
                     break
 
     def _differ(self, trial: Trial) -> str:
@@ -230,6 +234,8 @@ class _Comparison:
             for node, seen in evaluator.outcomes.items():
                 self.outcomes.setdefault(node, set()).update(seen)
         self.count += 1
+        if trial.sizes not in self.ran:
+            self.ran.append(trial.sizes)
         self.kept -= overridden.keys()
         if symbols[0] != symbols[1]:
             raise OutOfScopeError(f"only one of the models has {min(symbols[0] ^ symbols[1])}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -70,8 +71,8 @@ def small_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
 def long_sizes(model: ir.Model) -> Iterator[dict[str, int]]:
     """Large values for the last free size of each input, by name."""
     free = [names for value in model.graph.inputs if (names := _free(value))]
-    for size in LONG_SIZES if free else ():
-        yield {name: 2 for names in free for name in names} | {names[-1]: size for names in free if len(names) > 1}
+    for size, other in itertools.product(LONG_SIZES if free else (), (2, 1)):
+        yield {name: other for names in free for name in names} | {names[-1]: size for names in free if len(names) > 1}
 
 
 def _counted(node: ir.Node, scope: Scope) -> Iterator[int]:
