@@ -192,8 +192,8 @@ def bad_models() -> dict[str, tuple[Case, dict, str]]:
     return {
         "clip as an int": (Case("LSTM"), {"clip": make("clip", 3)}, "attribute 'clip' has type INT; its type must be FLOAT"),
         "unknown activation": (Case("GRU"), {"activations": make("activations", ["Sigmoid", "Gelu"])}, "unknown activation 'Gelu'"),
-        "count of activations": (Case("LSTM"), {"activations": make("activations", ["Tanh"])}, "1 activations; LSTM has 3 per direction"),
-        "hidden_size": (Case("RNN"), {"hidden_size": make("hidden_size", 7)}, "hidden_size, which is 7 by the attribute"),
+        "count of activations": (Case("LSTM"), {"activations": make("activations", ["Tanh"])}, "1 activations; LSTM needs 3 per direction"),
+        "hidden_size": (Case("RNN"), {"hidden_size": make("hidden_size", 7)}, "hidden_size is 7 according to the attribute"),
         "hidden_size zero": (Case("RNN"), {"hidden_size": make("hidden_size", 0)}, "hidden_size is 0"),
         "direction": (Case("GRU"), {"direction": make("direction", "sideways")}, "unknown direction 'sideways'"),
         "unknown attribute": (Case("GRU"), {"foo": make("foo", 1)}, "no attribute 'foo'"),
