@@ -28,7 +28,7 @@ def lowered(case: Case, folder, capsys, *options: str) -> str:
         ([], Case("GRU", T=1), "one step"),
         ([], Case("GRU", 8, T=7), "scan does not work for this node"),
         (["--form", "loop"], Case("GRU"), "requested"),
-        (["--target", "opencv"], Case("GRU"), "opencv supports no other"),
+        (["--target", "opencv"], Case("GRU"), "opencv supports no other form"),
         (["--target", "openvino"], Case("GRU"), "5 steps are few for openvino"),
         (["--target", "tract"], Case("GRU"), "the fastest form on tract"),
     ],

@@ -21,6 +21,7 @@ from rnn_lower.proving.operators import (
     Call,
     DivisionByZeroError,
     OutOfScopeError,
+    UndefinedError,
     WrongError,
     between,
     check_attributes,
@@ -96,7 +97,7 @@ class Interpreter:
     def _defined(self, arrays: list[T]) -> list[T]:
         """The same arrays. Raises OutOfScopeError where a division by zero has made one of them."""
         if self._is_undefined(arrays):
-            raise OutOfScopeError("a division by zero")
+            raise UndefinedError("a division by zero")
         return arrays
 
     def _is_undefined(self, arrays: Sequence[object]) -> bool:
@@ -251,6 +252,8 @@ class Interpreter:
             raise OutOfScopeError("a Scan of version 8 or without a sequence")
         count = len(operands) - attributes["num_scan_inputs"]
         states, sequences = operands[:count], operands[count:]
+        if {*attributes.get("scan_input_directions", ()), *attributes.get("scan_output_directions", ())} - {0, 1}:
+            raise WrongError("a Scan with a direction other than 0 and 1")
         axes, backwards = _axes(attributes, "scan_input", len(sequences))
         sequences = [
             np.moveaxis(sequence, axis, 0)[:: -1 if back else 1]

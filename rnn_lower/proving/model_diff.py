@@ -38,7 +38,19 @@ def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
     content, wherever it lies.
     """
     (old, old_folder), (new, new_folder) = before, after
-    return list(_Diff((old_folder, new_folder), old).messages("", old, without_made_calls(new, old)))
+    foreign = sorted(foreign_declarations(new) - foreign_declarations(old))
+    changed = list(_Diff((old_folder, new_folder), old).messages("", old, without_made_calls(new, old)))
+    return [*changed, *(f"a body declares '{name}', which it does not compute" for name in foreign)]
+
+
+def foreign_declarations(model: onnx.ModelProto) -> set[str]:
+    """Values that a body declares although an outer scope computes them; runtimes believe either declaration."""
+    bodies = (graph for holder in protobuf.holders(model) for node in holder.node for graph in protobuf.graphs_of(node))
+    return {
+        info.name for body in bodies for info in body.value_info
+        if info.name not in {*(v.name for v in body.input), *(t.name for t in body.initializer),
+                             *(name for node in body.node for name in node.output)}
+    }  # fmt: skip
 
 
 class _Diff:

@@ -30,6 +30,10 @@ class OutOfScopeError(Exception):
     """An operator, or a use of it, of which nothing is known here."""
 
 
+class UndefinedError(OutOfScopeError):
+    """A result is undefined for these inputs, because an element was divided by zero."""
+
+
 class DivisionByZeroError(OutOfScopeError):
     """Elements were divided by zero. result: of the shape of the quotient, which is not to be used."""
 
@@ -487,6 +491,8 @@ def _moved(call: Call) -> list[Array]:
     try:
         call.all_attributes()  # all of them count there
         return evaluate_node(call.node, call.inputs, call.opset)
+    except (IndexError, ValueError):
+        raise WrongError(f"{call.node.op_type} '{call.node.name}' reads beyond its input") from None
     except Exception as error:  # the evaluator raises whatever it stumbles over
         raise OutOfScopeError(f"{call.node.op_type} '{call.node.name}': {type(error).__name__}") from None
 

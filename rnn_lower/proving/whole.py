@@ -22,7 +22,7 @@ from rnn_lower.proving.integer_flow import IntegerFlow
 from rnn_lower.proving.interpreter import NoStepsError, check_time
 from rnn_lower.proving.model_inputs import overridable_inputs, overrides, required_inputs
 from rnn_lower.proving.node_proof import FAILURE
-from rnn_lower.proving.operators import OutOfScopeError, WrongError
+from rnn_lower.proving.operators import OutOfScopeError, UndefinedError, WrongError
 from rnn_lower.proving.report import DIFFERENT, OUT_OF_SCOPE, PROVED, NodeProof, Proof
 from rnn_lower.proving.whole_evaluator import COMPARISONS, FEW, NotRunError, WholeEvaluator
 from rnn_lower.proving.whole_inputs import (
@@ -36,13 +36,14 @@ from rnn_lower.proving.whole_inputs import (
     small_sizes,
 )
 from rnn_lower.proving.whole_model import limits_of
+from rnn_lower.transforms.fold import is_folded
 from rnn_lower.transforms.inline import inlined
 from rnn_lower.transforms.strip_weights import misdeclared
 
 TRIED_NUMBERS = 256
 """The most constants of comparisons that are tried as integer inputs."""
 
-INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 24, 4
+INTEGER_DRAWS, LARGE_DRAWS, NUMBER_DRAWS = 12, 16, 8
 """Draws of small integers and booleans for each set of sizes, of large integers, and beside each constant."""
 
 
@@ -82,7 +83,8 @@ def prove_whole(
         try:
             comparison = _Comparison(documents, points, seed, deadline, folded, exact_sizes)
             reason, evaluations = comparison.difference(), comparison.count
-            verdict = OUT_OF_SCOPE if reason else PROVED  # a sum of constants may have been rounded, too
+            is_rounded = comparison.lengths or is_folded(documents[1].proto)  # constants may have been summed in floats
+            verdict = PROVED if not reason else OUT_OF_SCOPE if is_rounded else DIFFERENT
         except OutOfScopeError as error:
             verdict, reason, evaluations = OUT_OF_SCOPE, str(error), 0
             break
@@ -134,9 +136,9 @@ def _unknown_attributes(model: ir.Model) -> Iterator[tuple[tuple[str, str], ir.N
 class _Comparison:
     """Two models, evaluated side by side.
 
-    count: evaluations of both.  ran: sizes with which both ran.  outcomes: by comparison of input integers, those seen.
-    kept: inputs that always had their default.  sized: outputs that were not empty.  unsized: outputs that were empty,
-    with two shapes.
+    count: evaluations of both.  ran: sizes with which both ran.  undefined: sizes with which a result was undefined.
+    outcomes: by comparison of input integers, those seen.  kept: inputs that always had their default.  sized: outputs
+    that were not empty.  unsized: outputs that were empty, with two shapes.
     """
 
     def __init__(
@@ -146,11 +148,14 @@ class _Comparison:
         self.points, self.seed, self.deadline, self.folded, self.exact = points, seed, deadline, folded, exact_sizes
         self.limits = set().union(*map(limits_of, documents))
         recurrent = [node for model in self.models for node, _ in recurrent_nodes(model)]
+        inputs = required_inputs(self.models[1])
+        self.integers = [str(v.name) for v in inputs if v.dtype is not None and v.dtype.is_integer()]
         self.flows = [IntegerFlow(model) for model in self.models]
         raised = {key[0] for key in _repeating(self.models[1]) - _repeating(self.models[0])} & {*OP_TYPES}
         self.lengths = exact_sizes or bool(raised)
         self.narrow = {value.dtype.value for node in recurrent if (value := node.inputs[0]) and value.dtype}
         self.count, self.outcomes, self.ran = 0, dict[ir.Node, set[bool]](), list[Mapping[str, int]]()
+        self.undefined: list[Mapping[str, int]] = []
         self.sized, self.unsized = set[str](), set[str]()
         self.kept = {str(value.name) for value in overridable_inputs(self.models[1])}
 
@@ -161,6 +166,8 @@ class _Comparison:
                 return reason
         if not self.count:
             raise OutOfScopeError("found no sizes with which both models run")
+        if any(sizes not in self.ran for sizes in self.undefined):
+            raise OutOfScopeError("a division by zero")
         if never := self.unsized - self.sized:
             raise OutOfScopeError(f"output '{min(never)}' is empty and has different shapes in the two models")
         if self.kept:
@@ -185,14 +192,13 @@ class _Comparison:
                 yield Trial(index, sizes, draw)
         for sizes in () if self.count else longer:
             yield from (Trial(len(cases), sizes, draw) for draw in range(max(self.points, draws)))
-        integers = [str(v.name) for v in required_inputs(model) if v.dtype is not None and v.dtype.is_integer()]
-        for draw in range(LARGE_DRAWS if integers else 0):
+        for draw in range(LARGE_DRAWS if self.integers else 0):
             yield Trial(0, cases[0], draw, large=True)
         comparing = (
             self._one_sided() if self.count else [node for node, _ in nodes(model) if node.op_type in COMPARISONS]
         )
         compared = sorted(set(compared_numbers(comparing)))[:TRIED_NUMBERS]
-        for number, name, draw in itertools.product(compared, integers, range(NUMBER_DRAWS)):
+        for number, name, draw in itertools.product(compared, self.integers, range(NUMBER_DRAWS)):
             for index, case in enumerate(list(self.ran) or [*cases, *longer]):
                 seen = sum(map(len, self.outcomes.values()))
                 if index == 0 and self.count and not self._one_sided():
@@ -226,10 +232,12 @@ class _Comparison:
                 if results:
                     raise
                 return ""
-            except OutOfScopeError:
-                if not trial.large:
+            except OutOfScopeError as error:
+                if not trial.large and (results or not isinstance(error, UndefinedError) or not self.integers):
                     raise
-                return ""  # its size may be why
+                if not trial.large and trial.sizes not in self.undefined:
+                    self.undefined.append(trial.sizes)
+                return ""  # the size of an integer, or its being zero, may be why
             symbols.append(set(field.symbols))
             for node, seen in evaluator.outcomes.items():
                 self.outcomes.setdefault(node, set()).update(seen)

@@ -186,7 +186,7 @@ class WholeEvaluator(ModelInterpreter):
             raise NotRunError(f"{node.op_type} '{node.name}': {error}") from None
         except (OutOfScopeError, WrongError) as error:  # a use of it that has no equation
             if own and node.op_type in MOVES:
-                raise OutOfScopeError(str(error)) from None
+                raise (NotRunError if isinstance(error, WrongError) else OutOfScopeError)(str(error)) from None
         if is_cast and operands[0] is not None:
             return [self.field.function(f"Cast to {self._goal(node)} {_attributes(node)}", operands[0])]
         return self._unknown(node, operands)

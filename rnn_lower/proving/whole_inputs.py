@@ -113,8 +113,9 @@ def large_integers(model: ir.Model, inputs: Mapping[str, Array], rng: np.random.
     feeds = {}
     for value in required_inputs(model):
         if value.dtype is not None and value.dtype.is_integer() and rng.integers(2):
-            limits, size = np.iinfo(value.dtype.numpy()), 1 << min(LARGE, int(rng.integers(2 * LARGE)))
-            low, high = max(limits.min, -size), min(limits.max, size - 1)
+            bits, size = value.dtype.itemsize * 8, 1 << min(LARGE, int(rng.integers(2 * LARGE)))
+            most = 1 << int(bits - value.dtype.is_signed())
+            low, high = max(-most if value.dtype.is_signed() else 0, -size), min(most, size) - 1
             feeds[str(value.name)] = rng.integers(low, high, inputs[str(value.name)].shape, endpoint=True)
     return feeds
 
