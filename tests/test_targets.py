@@ -61,7 +61,7 @@ def emitted(model: onnx.ModelProto) -> set[str]:
         ("rank = 0", "rank is 0; it must be the highest rank"),
         ('static = "yes"', "static is 'yes'; it must be true or false"),
         ("single_batch = 1", "single_batch is 1; it must be true or false"),
-        ("limits = 3", "limits is 3; it must be a table that contains, for each operator"),
+        ("limits = 3", "limits is 3; it must be a table of operators"),
         ("limits.Klip.steps = [1]", "limits.Klip: there is no operator of this name"),
         ("limits.Clip = 3", "limits.Clip is 3; it must be a table of inputs, outputs, constant"),
         ("limits.Clip.low = 3", "limits.Clip: unknown key 'low'; known keys: inputs, outputs, constant"),
