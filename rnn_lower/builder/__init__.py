@@ -1,4 +1,4 @@
-"""Write nodes: constants that are folded lazily, names, scopes, bodies, and the operator versions of an opset.
+"""Write nodes: lazily folded constants, names, scopes, bodies, and the operator versions of an opset.
 
-Knows no recurrent operator and no runtime: what a node means is in `lowering`, what a target lacks in `legalize`.
+Independent of recurrent operators (see `lowering`) and runtimes (see `legalize`).
 """

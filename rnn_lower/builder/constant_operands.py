@@ -1,8 +1,8 @@
-"""Constants that nodes of the model only move: exporters concatenate, slice and transpose weights that are in parts.
+"""Fold nodes that only move constant weights: exporters concatenate, slice and transpose weights stored in parts.
 
-torch's dynamo exporter leaves W, R and B as Slice, Concat and Unsqueeze of its parameters when these are large, and
-models whose weights are stored in float16 widen them by a Cast. What such nodes make of constants is a constant too, so
-that it can lie in a body, prepacked, and serves runtimes that take no others. Nothing is rounded.
+torch's dynamo exporter emits W, R and B as Slice, Concat and Unsqueeze of its parameters if these are large, and models
+that store weights in float16 widen them by a Cast. The results are constants too: a body can contain them, runtimes can
+prepack them, and runtimes that require constant weights accept them. Nothing is rounded.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rnn_lower.ir.schemas import DEFAULT_DOMAINS
 from rnn_lower.ir.walk import known_tensor
 
 DEEPEST = 12
-"""So many nodes in a row are followed."""
+"""The maximum number of producers to follow."""
 
 Parameters = Callable[[str, int], Any]
-"""A parameter by its name as an attribute and its place as an input; None when it is not given."""
+"""Returns a parameter by its attribute name and its input index, or None if it is absent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """What a node does, as `fold` takes it.
+    """The result of a data-movement node, as arguments of `fold`.
 
-    what: its name and parameters.  dtype: None for that of the data.  shape: None where views of the data tell it.
+    what: its name and parameters.  dtype: None for that of the data.  shape: None if it can be computed from views.
     """
 
     what: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Moved:
 
 
 Move = Callable[[Parameters, int, "list[Constant]"], "Moved | None"]
-"""(parameters, which output, data) -> what is done; None: not followed."""
+"""(parameters, output index, data) -> the movement, or None if it is not supported."""
 
 
 def _axes(parameter: Parameters, rank: int) -> tuple[int, ...] | None:
@@ -48,7 +48,7 @@ def _axes(parameter: Parameters, rank: int) -> tuple[int, ...] | None:
 
 
 def _squeeze(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    # onnxruntime takes no axes at all as if none were given: all of size 1 go.
+    # onnxruntime treats an empty list of axes like a missing one and removes all axes of size 1.
     axes = _axes(parameter, len(data[0].shape)) or None
     return Moved(("squeeze", *(axes or ("all",))), lambda x: np.squeeze(x, axes))
 
@@ -64,7 +64,7 @@ def _transpose(parameter: Parameters, _: int, data: list[Constant]) -> Moved | N
 
 
 def _concat(parameter: Parameters, _: int, data: list[Constant]) -> Moved | None:
-    if len({constant.dtype for constant in data}) > 1:  # no model of ONNX; whoever runs it says so
+    if len({constant.dtype for constant in data}) > 1:  # invalid ONNX; the runtime reports it
         return None
     axis = parameter("axis", 99)
     axis = (1 if axis is None else axis) % len(data[0].shape)  # version 1 has a default
@@ -94,7 +94,7 @@ def _reshape(parameter: Parameters, _: int, data: list[Constant]) -> Moved | Non
 
 def _split(parameter: Parameters, which: int, data: list[Constant]) -> Moved | None:
     axis, sizes = parameter("axis", 99) or 0, parameter("split", 1)
-    if sizes is None:  # equal parts, whose number versions tell in different ways
+    if sizes is None:  # equal parts, whose number depends on the operator version
         return None
     end = sum(sizes[: which + 1])
     index = [slice(None)] * len(data[0].shape)
@@ -120,16 +120,16 @@ MOVEMENTS: dict[str, tuple[int | None, Move]] = {
     "Transpose": (1, _transpose),
     "Unsqueeze": (1, _unsqueeze),
 }
-"""By operator: how many of its inputs are data, None for all, and what it does. The others are parameters."""
+"""By operator: the number of data inputs (None for all; the others are parameters), and the movement."""
 
 
 def known(value: ir.Value | None) -> Constant | None:
-    """The constant that a value holds when it is known now: a tensor, or what nodes that move data make of tensors."""
+    """Return the constant content of a value: a tensor, or the result of nodes that move tensors; else None."""
     return _known(value, DEEPEST, {})
 
 
 def _known(value: ir.Value | None, depth: int, seen: dict[ir.Value, Constant | None]) -> Constant | None:
-    """As `known`, each value once."""
+    """Like `known`, but each value is computed once."""
     if value is None:
         return None
     if value not in seen:
@@ -139,7 +139,7 @@ def _known(value: ir.Value | None, depth: int, seen: dict[ir.Value, Constant | N
 
 
 def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]) -> Constant | None:
-    """The constant that the producer of a value makes of constants."""
+    """Return the constant that the producer of a value computes from constants, or None."""
     node = None if value.is_graph_input() else value.producer()
     if node is None or depth == 0 or node.domain not in DEFAULT_DOMAINS:
         return None
@@ -149,7 +149,7 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
     data: list[Constant] = []
     for operand in node.inputs[:count]:
         constant = _known(operand, depth - 1, seen)
-        if constant is None:  # as most are: nothing more has to be looked at
+        if constant is None:  # the common case, so return early
             return None
         data.append(constant)
     if not data:
@@ -164,11 +164,11 @@ def _computed(value: ir.Value, depth: int, seen: dict[ir.Value, Constant | None]
         )
         return fold(moved.what, moved.compute, *data, shape=shape, name="weight", dtype=moved.dtype)
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # the node contradicts itself, and it is not for us to report it
+        return None  # the node is invalid, and other code reports it
 
 
 class _UnknownError(ValueError):
-    """A parameter is there, and known at run time only."""
+    """A parameter exists but is known at run time only."""
 
 
 def _parameters(node: ir.Node) -> Parameters:
@@ -191,5 +191,5 @@ def _parameters(node: ir.Node) -> Parameters:
 
 
 def operand_of(value: ir.Value) -> Constant | ir.Value:
-    """A constant when the content of the value is known now, else the value."""
+    """Return a constant if the content of the value is known, else the value."""
     return known(value) or value

@@ -1,4 +1,4 @@
-"""Values known at lowering time: folded lazily, shared by content, evaluated when the model is written."""
+"""Values known at lowering time: folded lazily, deduplicated by content, evaluated when the model is written."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import onnx_ir as ir
 from rnn_lower.builder.names import Names
 
 EAGER_BYTES = 1024
-"""Constants up to this size are evaluated at once; larger ones stay lazy, so that weights are not held in memory."""
+"""Constants up to this size are evaluated at once; larger ones stay lazy, so that weights do not occupy memory."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor known now.
+    """A tensor known at lowering time.
 
-    key: a digest of how it was made; equal keys mean equal values, which is how one weight serves several nodes.
-    load: computes the array anew at each call and keeps nothing.
-    name: what it holds, for the value that it may become.  sources: identities of the tensors that it is made of.
+    key: a digest of its derivation; equal keys mean equal values, so that nodes share one weight.
+    load: computes the array at each call and caches nothing.
+    name: the suggested name of its value.  sources: identities of the tensors that it is computed from.
     """
 
     key: bytes
@@ -43,19 +43,19 @@ def _key(*parts: Any) -> bytes:
 
 
 def constant(value: Any, dtype: ir.DataType, name: str = "constant") -> Constant:
-    """A small literal: a number or a list of numbers."""
+    """Return a small literal: a number or a list of numbers."""
     array = np.asarray(value).astype(dtype.numpy())
     return Constant(_key("literal", dtype, array.shape, array.tobytes()), array.shape, dtype, lambda: array, name)
 
 
 def from_tensor(tensor: ir.TensorProtocol) -> Constant:
-    """The constant behind an initializer or a Constant node; its data stays where it is (memory, file)."""
+    """Return the constant of an initializer or a Constant node; its data stays in memory or in its file."""
     key, shape = _key("tensor", id(tensor)), tuple(tensor.shape.numpy())
     return Constant(key, shape, tensor.dtype, tensor.numpy, sources=frozenset((id(tensor),)))
 
 
 def filled(value: float, shape: tuple[int, ...], dtype: ir.DataType) -> Constant:
-    """A constant with one value everywhere."""
+    """Return a constant whose elements are all equal."""
     return Constant(
         _key("filled", value, shape, dtype), shape, dtype, lambda: np.full(shape, value, dtype.numpy()), "filled"
     )
@@ -65,13 +65,13 @@ def fold(
     what: tuple[Any, ...], compute: Callable[..., np.ndarray], *operands: Constant, shape: Sequence[int],
     name: str, dtype: ir.DataType | None = None,
 ) -> Constant:  # fmt: skip
-    """The constant that a numpy function makes of constants, computed when the model is written.
+    """Return the constant that a numpy function computes from constants when the model is written.
 
-    what: the function and its parameters, by which equal constants are found.  shape: that of the result.
+    what: the function and its parameters, to identify equal constants.  shape: of the result.
     """
 
     def load() -> np.ndarray:
-        with np.errstate(all="ignore"):  # weights may hold anything; inf - inf is NaN at run time as well
+        with np.errstate(all="ignore"):  # weights may contain any value; inf - inf is NaN at run time as well
             arrays = {
                 operand.key: operand.load()
                 for operand in {operand_of_key.key: operand_of_key for operand_of_key in operands}.values()
@@ -84,24 +84,24 @@ def fold(
 
 
 WriteConstant = Callable[[ir.TensorProtocol, str], ir.Value]
-"""Writes a Constant node of a name."""
+"""Writes a Constant node with the given name."""
 
 
 class ConstantPool:
     """Turns constants into values of one graph, each content once.
 
-    They become initializers of the main graph. Where that is impossible (as_nodes) they become Constant nodes beside
-    the recurrent node: functions have no initializers, and before IR version 4 every initializer must also be a graph
-    input, but the inputs of the model are not ours to change.
+    They become initializers of the main graph, or Constant nodes next to the recurrent node (as_nodes): functions have
+    no initializers, and before IR version 4 every initializer must also be a graph input, but the inputs of the model
+    must not change.
     """
 
     def __init__(self, names: Names, as_nodes: bool) -> None:
         self._names, self.as_nodes = names, as_nodes
-        # The constant is kept with its value: keys hold the identity of tensors, which must not be used again.
+        # Keep the constant alive with its value: keys contain the `id` of tensors, which Python could reuse.
         self._values: dict[bytes, tuple[ir.Value, Constant]] = {}
 
     def value(self, constant: Constant, name: str, write: WriteConstant) -> ir.Value:
-        """The value that holds `constant`; `name`, and `write` for a Constant node, serve when it is not there yet."""
+        """Return the value of `constant`, and create it on first use from `name` and, for a Constant node, `write`."""
         if constant.key not in self._values:
             name = self._names.unique(name)
             tensor = _tensor(constant, name)
@@ -119,12 +119,12 @@ class ConstantPool:
 
     @property
     def initializers(self) -> list[ir.Value]:
-        """The values that are to become initializers of the main graph: those that a node reads."""
+        """The new initializers of the main graph that a node reads."""
         return [value for value in self.all_initializers if value.uses() and value.graph is None]
 
     @property
     def all_initializers(self) -> list[ir.Value]:
-        """The same with those that no node of onnx_ir reads."""
+        """All new initializers, including those that no node of onnx_ir reads."""
         return [value for value, _ in self._values.values() if value.producer() is None]
 
 

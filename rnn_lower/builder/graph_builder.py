@@ -1,13 +1,13 @@
 """`GraphBuilder`: writes nodes that are valid at an opset, with names, scopes and bodies.
 
-Three kinds of operand meet here:
+There are three kinds of operand:
 
 * `ir.Value`: known at run time only;
-* `Constant`: known now, evaluated lazily when the model is written; `slice`, `transpose` ... of a Constant is a
-  Constant, and it becomes an initializer at the moment a node uses it;
+* `Constant`: known at lowering time, evaluated lazily when the model is written; `slice`, `transpose` ... of a Constant
+  is a Constant, and it becomes an initializer when a node uses it;
 * `None`: a known zero, such as the state before the first step. `add(None, x)` is x, `mul(None, x)` is None.
 
-Nodes that are equal are written once. Whether a runtime supports a node is not asked here: see `legalize`.
+Equal nodes are written once. The builder ignores what a runtime supports: see `legalize`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from rnn_lower.errors import UnsupportedError
 
 Operand: TypeAlias = "ir.Value | Constant | None"
 Size: TypeAlias = "int | ir.Value"
-"""A number, or an int64 tensor [1] that holds it at run time."""
+"""A number, or an int64 tensor [1] that contains it at run time."""
 
 INT64 = ir.DataType.INT64
 
 LARGE = 1 << 24
-"""Elements up to which zeros and positions of known sizes are constants of the model."""
+"""The maximum number of elements of constant zeros and positions."""
 
 
 @runtime_checkable
 class Factor(Protocol):
-    """A matrix that is not there as floats: it writes the product with it itself."""
+    """A matrix that is not stored as floats, and emits its own product."""
 
     def product(self, b: GraphBuilder, x: Operand, name: str) -> Operand: ...
 
@@ -57,10 +57,10 @@ Matrix: TypeAlias = "Operand | Factor"
 
 
 class GraphBuilder:
-    """Appends nodes to `nodes`, valid at `opset`. dtype: of the arithmetic, which scalars and zeros have.
+    """Appends nodes to `nodes`, valid at `opset`. dtype: the arithmetic type, also of scalars and zeros.
 
-    names: those in use in the model.  pool: where constants become values.  scope: what names start with.
-    origin: metadata of every node.  max_nodes: how many may be written, None for any number.
+    names: those used in the model.  pool: turns constants into values.  scope: the prefix of names.
+    origin: metadata of every node.  max_nodes: the limit on emitted nodes, None if unlimited.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class GraphBuilder:
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names of values written inside start with `name` too."""
+        """Add `name` to the prefix of the values that the block writes."""
         outer, self._scope = self._scope, f"{self._scope}/{name}"
         try:
             yield
@@ -88,7 +88,7 @@ class GraphBuilder:
 
     @contextlib.contextmanager
     def shared_constants(self) -> Iterator[None]:
-        """Constants written inside are named after the scope that holds now, whichever step needs them first."""
+        """Name the constants of the block after the current scope, whichever step needs them first."""
         self._constants_scope = self._scope
         try:
             yield
@@ -96,7 +96,7 @@ class GraphBuilder:
             self._constants_scope = ""
 
     def body(self) -> Self:
-        """A builder for a body: the same names and constants, nodes of its own."""
+        """Return a builder for a body; it shares names and constants, but not nodes."""
         inner = type(self)(self.opset, self.dtype, self.names, self.pool, self._scope, self._origin)
         inner._outer = self
         return inner
@@ -107,7 +107,7 @@ class GraphBuilder:
     def new_value(
         self, name: str, dtype: ir.DataType | None = None, shape: Sequence[int | str | None] | None = None
     ) -> ir.Value:
-        """A value with a name of its own; type and shape are given only where a body's input needs them."""
+        """Return a value with a unique name; only an input of a body needs a type and shape."""
         return ir.Value(
             name=self.unique_name(name),
             type=None if dtype is None else ir.TensorType(dtype),
@@ -115,17 +115,17 @@ class GraphBuilder:
         )
 
     def graph(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str) -> ir.Graph:
-        """The graph of the nodes that this builder, that of a body, has written."""
+        """Return the graph of the nodes that this builder, of a body, has written."""
         return ir.Graph(inputs, outputs, nodes=self.nodes, name=self.names.unique(f"{self._scope}/{name}"))
 
     def op(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
-        """The output of one new node. Parameters become attributes or inputs, as the opset has them."""
+        """Return the output of a new node. Parameters become attributes or inputs, depending on the opset."""
         return self.op_multi(op_type, inputs, [name], **parameters)[0]
 
     def op_multi(
         self, op_type: str, inputs: Sequence[Operand], names: Sequence[str], **parameters: Any
     ) -> list[ir.Value]:
-        """The outputs, one for each of `names`, of one new node, or of the equal one that was written before."""
+        """Return the outputs, one for each of `names`, of a new node or of an equal node written before."""
         operands, attributes = self._arguments(op_type, inputs, parameters)
         values = [self.value(operand) for operand in operands]
         key = node_key(op_type, values, attributes)
@@ -141,7 +141,7 @@ class GraphBuilder:
         return outputs
 
     def append(self, node: ir.Node) -> None:
-        """Write a node that is made already."""
+        """Append an existing node."""
         node.metadata_props.update(self._origin)
         self.nodes.append(node)
 
@@ -156,9 +156,9 @@ class GraphBuilder:
     def _arguments(
         self, op_type: str, inputs: Sequence[Operand], parameters: Mapping[str, Any]
     ) -> tuple[list[Operand], dict[str, Any]]:
-        """The inputs and attributes of the operator's version at this opset."""
+        """Return the inputs and attributes of the operator's version at this opset."""
         operands, attributes = list(inputs), {}
-        input_index(op_type, self.opset, "")  # the operator exists
+        input_index(op_type, self.opset, "")  # raises if the opset lacks the operator
         for parameter, content in parameters.items():
             index = input_index(op_type, self.opset, parameter)
             if index is None:
@@ -174,7 +174,7 @@ class GraphBuilder:
         return operands, attributes
 
     def value(self, operand: Operand) -> ir.Value | None:
-        """The graph value of an operand; a constant is materialized."""
+        """Return the graph value of an operand; a constant is materialized."""
         if not isinstance(operand, Constant):
             return operand
         outermost: GraphBuilder = self
@@ -184,13 +184,13 @@ class GraphBuilder:
         return self.pool.value(operand, name, outermost._write_constant)
 
     def _write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """A Constant node of that very name, for graphs that take no initializers."""
+        """Write a Constant node with exactly this name, for graphs without initializers."""
         floats = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
         if self.opset >= CONSTANT_TAKES_INTEGERS or tensor.dtype in floats:
             value = ir.Value(name=name)
             self.append(ir.Node("", "Constant", (), (ir.AttrTensor("value", tensor),), outputs=(value,), name=name))
             return value
-        # The integers that are used here are exact in double.
+        # The integers that rnn_lower emits are exact in double.
         wide = ir.tensor(tensor.numpy().astype(np.float64), name=f"{name}/double")
         double = self._write_constant(wide, self.names.unique(f"{name}/double"))
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(wide.numpy().shape))
@@ -201,11 +201,11 @@ class GraphBuilder:
     # -- arithmetic ------------------------------------------------------------------------------------------------
 
     def scalar(self, number: float) -> Constant:
-        """A constant of rank 0 of the arithmetic's type."""
+        """Return a constant of rank 0 in the arithmetic type."""
         return constant(number, self.dtype)
 
     def binary(self, op_type: str, a: Operand, b: Operand, name: str) -> ir.Value:
-        # Before opset 7 broadcasting is an attribute, and b must be the smaller; callers order their operands so.
+        # Before opset 7 broadcasting is an attribute, and b must be the smaller operand; callers ensure this.
         broadcast = {"broadcast": 1} if self.opset < BROADCASTS_BY_RULE else {}
         return self.op(op_type, a, b, name=name, **broadcast)
 
@@ -238,7 +238,7 @@ class GraphBuilder:
         return self.op(op_type, x, name=name or op_type.lower(), **attributes)
 
     def clip(self, x: Operand, low: float, high: float, name: str = "clipped") -> Operand:
-        """low <= x <= high, with low <= 0 <= high; both bounds are always given, which every runtime understands."""
+        """low <= x <= high, with low <= 0 <= high; emits both bounds, which every runtime supports."""
         double = self.dtype != ir.DataType.FLOAT and self.opset < CLIP_TAKES_DOUBLE
         if double and self.opset < MAX_BROADCASTS:
             return self.clip_by_reciprocal(x, low, high, name)
@@ -254,7 +254,7 @@ class GraphBuilder:
         return self.sub(above, below, name)
 
     def _at_most(self, x: Operand, limit: float) -> Operand:
-        """min(x, limit) for x >= 0: 1 / max(1 / x, 1 / limit), whose Relu subtracts nothing that would round x away"""
+        """min(x, limit) for x >= 0, as 1 / max(1 / x, 1 / limit); the subtraction in the Relu cannot round x away."""
         if limit == 0:
             return self.unary("Relu", self.mul(x, self.scalar(-1.0)), "at_most")
         inverse = 1.0 / limit
@@ -275,7 +275,7 @@ class GraphBuilder:
             numpy = target.numpy()
             return fold(("cast", target), lambda held: held.astype(numpy), x, shape=x.shape, name=name, dtype=target)
         result = self.op("Cast", x, name=name, to=self._cast_to(target))
-        if self.opset < CAST_TAKES_ENUM:  # shape inference cannot read the type from a text
+        if self.opset < CAST_TAKES_ENUM:  # shape inference cannot parse the type name
             result.type = ir.TensorType(target)
         return result
 
@@ -318,7 +318,7 @@ class GraphBuilder:
         return self.op("Slice", x, name=name, starts=[start], ends=[end], axes=[axis])
 
     def split(self, x: Operand, axis: int, sizes: Sequence[int], names: Sequence[str]) -> list[Operand]:
-        """Consecutive parts of x; sizes are always given, runtimes disagree about the default."""
+        """Split x into consecutive parts; sizes are explicit, because runtimes disagree about the default."""
         if len(sizes) == 1:
             return [x]
         if isinstance(x, ir.Value):
@@ -345,7 +345,7 @@ class GraphBuilder:
         return self.op("Reshape", x, name=name, shape=list(shape))
 
     def reshape_to(self, x: Operand, sizes: Sequence[Size], name: str = "reshaped") -> Operand:
-        """Reshape to sizes of which some are known at run time; 0 keeps the size at that axis."""
+        """Reshape to static or dynamic sizes; 0 copies the size of that axis."""
         if all(isinstance(size, int) for size in sizes):
             return self.reshape(x, [size for size in sizes if isinstance(size, int)], name)
         return self.op("Reshape", x, self.shape_vector(sizes), name=name)
@@ -355,7 +355,7 @@ class GraphBuilder:
         return self.op("Gather", x, index, name=name, axis=0)
 
     def size(self, x: Operand, axis: int, rank: int, name: str = "size") -> ir.Value:
-        """The size of an axis of x, of that rank, at run time: int64 [1]."""
+        """Return the size of an axis of x, which has this rank, at run time: int64 [1]."""
         if self.opset >= SHAPE_TAKES_RANGE:
             return self.op("Shape", x, name=name, start=axis, end=axis + 1)
         shape = self.op("Shape", x, name="shape")
@@ -367,18 +367,18 @@ class GraphBuilder:
         return value
 
     def shape_vector(self, sizes: Sequence[Size], name: str = "shape") -> Operand:
-        """Sizes as one int64 vector."""
+        """Return sizes as one int64 vector."""
         parts: list[Operand] = []
         for size in sizes:
             parts.append(constant([size], INT64) if isinstance(size, int) else size)
         return self.concat(parts, 0, name)
 
     def as_scalar(self, size: Size) -> Operand:
-        """A size as int64 scalar."""
+        """Return a size as int64 scalar."""
         return constant(size, INT64) if isinstance(size, int) else self.squeeze(size, [0], "scalar")
 
     def zeros(self, sizes: Sequence[Size], name: str = "zeros") -> Operand:
-        """Zeros of these sizes; before ConstantOfShape, where there are rows and columns, a row of zeros is tiled."""
+        """Return zeros of these sizes; without ConstantOfShape, [rows, columns] tiles a row of zeros."""
         known = [size for size in sizes if isinstance(size, int)]
         if len(known) == len(sizes) and (math.prod(known) <= LARGE or not exists("ConstantOfShape", self.opset)):
             return filled(0.0, tuple(known), self.dtype)
@@ -391,16 +391,16 @@ class GraphBuilder:
         row = filled(0.0, (1, columns), self.dtype)
         if exists("Tile", self.opset):
             return self.op("Tile", row, self.shape_vector([rows, 1]), name=name)
-        # Before Tile counts from an input: a column of ones (0 * position + 1) times the row of zeros.
+        # Without Tile: a column of ones (0 * position + 1) times the row of zeros.
         positions = self.cast(self.positions(rows), INT64, self.dtype, "rows")
         return self.matmul(self.ones_like(self.unsqueeze(positions, [1], "column")), row, name)
 
     def ones_like(self, x: Operand) -> Operand:
-        """1 wherever x is finite"""
+        """Return 1 for each finite element of x."""
         return self.add(self.mul(x, self.scalar(0.0), "none"), self.scalar(1.0), "ones")
 
     def positions(self, length: Size, name: str = "positions") -> Operand:
-        """0, 1 ... length - 1 as int64 [length]."""
+        """Return 0, 1 ... length - 1 as int64 [length]."""
         if isinstance(length, int):
             return constant(_positions(length), INT64)
         if exists("Range", self.opset):
@@ -415,7 +415,7 @@ class GraphBuilder:
     def _counting_loop(self, length: ir.Value, name: str) -> ir.Value:
         body = self.body()
         with body.scope(name):
-            # Loop must carry something at these opsets, so it carries the condition once more.
+            # At these opsets a Loop needs a carried value, so it carries the condition a second time.
             inputs = [body.new_value("trip", INT64, [])]
             inputs += [body.new_value(what, ir.DataType.BOOL, []) for what in ("condition", "carried")]
             outputs = [body.op("Identity", inputs[index], name="passed_on") for index in (1, 2, 0)]
@@ -427,20 +427,20 @@ class GraphBuilder:
         return self.op_multi("Loop", [trips, true, true], [f"{name}_carried", name], body=graph)[1]
 
     def backward_positions(self, length: Size) -> Operand:
-        """length - 1 ... 1, 0 as int64 [length]."""
+        """Return length - 1 ... 1, 0 as int64 [length]."""
         if isinstance(length, int):
             return constant(_positions(length)[::-1], INT64)
         positions = self.positions(length)
         if self.opset >= BROADCASTS_BY_RULE:
             last_position = self.op("Sub", length, constant(1, INT64), name="last")
             return self.op("Sub", last_position, positions, name="backward_positions")
-        # Sub knows no integers yet, and its second operand must be the smaller.
+        # Sub does not support integers yet, and its second operand must be the smaller one.
         last = self.sub(self.cast(self.as_scalar(length), INT64, self.dtype), self.scalar(1.0), "last")
         minus = self.mul(self.cast(positions, INT64, self.dtype), self.scalar(-1.0), "minus_positions")
         return self.cast(self.add(minus, last, "backward"), self.dtype, INT64, "backward_positions")
 
     def flip(self, x: Operand, length: Size, name: str = "flipped") -> Operand:
-        """x with axis 0, of the given length, reversed; Gather does it at every opset and on every runtime."""
+        """Reverse axis 0 of x, of this length, by Gather, which every opset and runtime supports."""
         return self.gather(x, self.backward_positions(length), name)
 
 
@@ -454,13 +454,13 @@ def _positions(length: int) -> np.ndarray:
 
 
 def declare(operand: Operand, dtype: ir.DataType, shape: Sequence[int | str | None]) -> None:
-    """State type and shape of a value that was written; a constant has its own."""
+    """Declare type and shape of an emitted value; a constant already has them."""
     if isinstance(operand, ir.Value):
         operand.type, operand.shape = ir.TensorType(dtype), ir.Shape(shape)
 
 
 def detach(nodes: Sequence[ir.Node]) -> None:
-    """Take nodes that are not used out of the uses of what they read, bodies included."""
+    """Disconnect unused nodes, bodies included, from their inputs."""
     for node in nodes:
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
@@ -470,7 +470,7 @@ def detach(nodes: Sequence[ir.Node]) -> None:
 
 
 def node_key(op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What two nodes have in common that compute the same; None for nodes that are written each time."""
+    """Return a key that equal nodes share, or None for nodes that must not be merged."""
     if op_type == "Identity" or any(isinstance(content, ir.Graph) for content in attributes.values()):
         return None
     contents = tuple(sorted((name, _comparable(content)) for name, content in attributes.items()))

@@ -1,7 +1,7 @@
-"""Express scalar functions that have their own operator with simpler operators.
+"""Emit scalar functions that have their own operator with simpler operators.
 
-`alpha` and `beta` are the parameters of the ONNX operator of that name. Used where an opset or a target lacks the
-operator, and where onnxruntime has it in float32 only.
+`alpha` and `beta` are the parameters of the ONNX operator of the same name. Used if an opset or a target lacks the
+operator, or if onnxruntime has it in float32 only.
 """
 
 from __future__ import annotations
@@ -87,4 +87,4 @@ DEFAULTS: Mapping[str, tuple[float, float]] = {
     "LeakyRelu": (0.01, 0.0),
     "ThresholdedRelu": (1.0, 0.0),
 }
-"""alpha and beta of the operators where a node does not list them."""
+"""alpha and beta of each operator if a node does not set them."""

@@ -1,4 +1,4 @@
-"""Information about operands before anything runs: shape, element type, and the contents of small constants."""
+"""Static information about operands: shape, element type, and the contents of small constants."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rnn_lower.ir.walk import known_tensor
 
 Shape = tuple[int | None, ...]
 MOST = 1024
-"""Elements up to which the numbers of a constant are looked at: axes, sizes, bounds."""
+"""The maximum number of elements of a constant whose content is read: axes, sizes, bounds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """shape: None when even the rank is unknown.  constant: whether it is known now.  content: its numbers, if few."""
+    """shape: None if the rank is unknown.  constant: whether the value is constant.  content: its numbers, if few."""
 
     shape: Shape | None = None
     dtype: ir.DataType | None = None
@@ -32,7 +32,7 @@ class TensorInfo:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """The shape when all of it is known."""
+        """The shape if it is fully static, else None."""
         known = tuple(size for size in self.shape or () if size is not None)
         return None if self.shape is None or len(known) < len(self.shape) else known
 
@@ -41,12 +41,12 @@ UNKNOWN = TensorInfo()
 
 
 def info_of(operand: ir.Value | Constant) -> TensorInfo:
-    """What an operand tells by itself."""
+    """Return the information that an operand declares."""
     if isinstance(operand, Constant):
         return TensorInfo(operand.shape, operand.dtype, True, _content(operand.shape, operand.dtype, operand.load))
     node, origin = operand.producer(), operand
     cast = node is not None and node.op_type == "Cast" and bool(node.inputs) and _to_integers(node)
-    if cast and node is not None and node.inputs[0] is not None:  # before opset 9 integers come as doubles
+    if cast and node is not None and node.inputs[0] is not None:  # before opset 9 integers are cast from doubles
         origin = node.inputs[0]
     tensor = known_tensor(origin)
     if tensor is not None:
@@ -64,7 +64,7 @@ def _to_integers(node: ir.Node) -> bool:
 
 
 def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | None:
-    """Integers, which may be axes and sizes, and single numbers, which may be bounds; weights stay where they are."""
+    """Return the content of INT64 tensors (possible axes and sizes) and of single numbers (bounds), not of weights."""
     count = math.prod(size or 0 for size in shape)
     if count > (MOST if dtype == ir.DataType.INT64 else 1):
         return None
@@ -75,7 +75,7 @@ def _content(shape: Shape, dtype: ir.DataType, load: Any) -> tuple[Any, ...] | N
 def inferred(
     op_type: str, opset: int, inputs: Sequence[TensorInfo | None], attributes: tuple[tuple[str, Any], ...], count: int
 ) -> tuple[TensorInfo, ...]:
-    """The infos of what a node without a body answers, by onnx's own inference; unknown where that stumbles."""
+    """Return the infos of the outputs of a node without a body, by onnx's inference; unknown if inference fails."""
     schema = schema_of(op_type, opset)
     if schema is None:
         return (UNKNOWN,) * count
@@ -96,7 +96,7 @@ def inferred(
         known_types = onnx.shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=[onnx.helper.make_opsetid("", version)], ir_version=10
         )
-    except Exception:  # whatever inference stumbles over, what it would have found stays unknown
+    except Exception:  # inference may raise any exception
         return (UNKNOWN,) * count
     return tuple(_info(known_types[name]) if name in known_types else UNKNOWN for name in outputs)
 
@@ -112,9 +112,9 @@ def _info(proto: onnx.TypeProto) -> TensorInfo:
 def answers(
     op_type: str, bodies: Sequence[ir.Graph], info: Callable[[ir.Value], TensorInfo]
 ) -> list[TensorInfo] | None:
-    """The infos of what a node's bodies answer, of two branches what both agree in; None without bodies.
+    """Return the infos of the outputs of a node's bodies, for two branches what both agree on; None without bodies.
 
-    A condition that the body of a Loop hands on counts as true: whether the first one is, the node's inputs tell.
+    The condition of a Loop counts as true if its body forwards it; the node's inputs determine the initial condition.
     """
     if not bodies:
         return None
@@ -135,7 +135,7 @@ def _common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
 
 
 def _hands_on(body: ir.Graph) -> bool:
-    """Whether the condition that a Loop's body answers is the one that it gets."""
+    """Whether the body of a Loop returns its input condition unchanged."""
     node = body.outputs[0].producer()
     handed = node.inputs[0] if node is not None and node.op_type == "Identity" else body.outputs[0]
     return len(body.inputs) > 1 and handed is body.inputs[1]
@@ -144,9 +144,9 @@ def _hands_on(body: ir.Graph) -> bool:
 def of_body(
     op_type: str, inputs: Sequence[TensorInfo | None], body: Sequence[TensorInfo], scanned: int
 ) -> list[TensorInfo]:
-    """The infos of what If, Loop or Scan answers, given those of what its body answers.
+    """Return the infos of the outputs of If, Loop or Scan from those of its body.
 
-    inputs: of the node.  scanned: how many of a Scan's inputs are sequences.
+    inputs: of the node.  body: of the outputs of the body.  scanned: the number of scan inputs.
     """
     if op_type == "If":
         return list(body)
@@ -168,7 +168,7 @@ def of_body(
 
 
 def frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Attributes as what can be compared and looked up: lists as tuples, sorted by name."""
+    """Return attributes in hashable form: lists as tuples, sorted by name."""
     return tuple(
         sorted((name, tuple(held) if isinstance(held, (list, tuple)) else held) for name, held in attributes.items())
     )

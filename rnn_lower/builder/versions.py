@@ -1,6 +1,6 @@
 """The version of each operator in an opset, and the attributes and inputs it accepts, from the schemas of onnx.
 
-Only what no schema says stands here: versions that are never emitted, and rules of broadcasting and element types.
+This module defines only what no schema contains: versions that are never emitted, and rules of broadcasting and types.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from rnn_lower.errors import UnsupportedError
 from rnn_lower.ir.schemas import newest_opset, schema_of, version_of
 
 NEWEST_REVIEWED_OPSET = 28
-"""The newest opset whose changes were read. A newer opset is accepted while no emitted operator changed."""
+"""The newest reviewed opset. A newer opset is accepted while no emitted operator changed."""
 
 FIRST_EMITTED = {"Scan": 9, "Tile": 6}
-"""Scan-8 has a batch axis of its own, Tile-1 other inputs; neither is emitted."""
+"""Scan-8 has a separate batch axis, Tile-1 has other inputs; neither is emitted."""
 
 BROADCASTS_BY_RULE = 7
 """From this opset on binary operators broadcast like numpy; before, only with broadcast=1 and B a suffix of A."""
 
 CAST_TAKES_ENUM = 6
-"""Before, the type that Cast goes to is a text."""
+"""In older opsets the target type of Cast is a string."""
 
 CLIP_TAKES_DOUBLE = 12
-"""Before, onnxruntime's Clip takes float32 only."""
+"""In older opsets onnxruntime's Clip supports float32 only."""
 
 CONSTANT_TAKES_INTEGERS = 9
-"""Before, Constant holds floating-point numbers only."""
+"""In older opsets Constant supports floating-point numbers only."""
 
 LESS_TAKES_INTEGERS = 9
-"""Before, Less compares floating-point numbers only."""
+"""In older opsets Less supports floating-point numbers only."""
 
 MAX_BROADCASTS = 8
-"""Before, Max and Min take operands of one shape, and onnxruntime has them in float32 only."""
+"""In older opsets Max and Min need operands of one shape, and onnxruntime supports them in float32 only."""
 
 SPLIT_TAKES_INTEGERS = 2
-"""Before, Split takes floating-point numbers only."""
+"""In older opsets Split supports floating-point numbers only."""
 
 SHAPE_TAKES_RANGE = 15
-"""From this opset on Shape takes the first and the end axis."""
+"""From this opset on Shape has the attributes start and end."""
 
 EMITTED = (
     "Abs", "Add", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Div", "DynamicQuantizeLinear",
@@ -54,19 +54,19 @@ EMITTED = (
 
 @functools.cache
 def first_opset(op_type: str) -> int:
-    """The first opset in which the operator exists as it is emitted here."""
+    """Return the first opset with the operator in an emitted version."""
     schemas = onnx.defs.get_all_schemas_with_history()
     since: int = min(schema.since_version for schema in schemas if schema.name == op_type and schema.domain == "")
     return max(since, FIRST_EMITTED.get(op_type, 1))
 
 
 def exists(op_type: str, opset: int) -> bool:
-    """Whether the opset has the operator as it is emitted here."""
+    """Whether the opset has the operator in an emitted version."""
     return first_opset(op_type) <= opset
 
 
 def check_reviewed(opset: int) -> None:
-    """Raise UnsupportedError where an emitted operator changed after the newest opset that was reviewed."""
+    """Raise UnsupportedError if an emitted operator changed after the newest reviewed opset."""
     for op_type in EMITTED if opset > NEWEST_REVIEWED_OPSET else ():
         if (version := version_of(op_type, opset)) > NEWEST_REVIEWED_OPSET:
             raise UnsupportedError(
@@ -78,15 +78,15 @@ def check_reviewed(opset: int) -> None:
 
 @functools.cache
 def input_names(op_type: str, opset: int) -> tuple[str, ...]:
-    """The names of the operator's inputs, in order."""
+    """Return the names of the operator's inputs, in order."""
     schema = schema_of(op_type, opset)
     return () if schema is None else tuple(formal.name for formal in schema.inputs)
 
 
 def input_index(op_type: str, opset: int, parameter: str) -> int | None:
-    """The index of the input that a parameter is at this opset, None where it is an attribute.
+    """Return the input index of a parameter at this opset, or None if it is an attribute.
 
-    Raises UnsupportedError where the opset has no such operator.
+    Raises UnsupportedError if the opset lacks the operator.
     """
     if not exists(op_type, opset):
         since = first_opset(op_type)
@@ -97,7 +97,7 @@ def input_index(op_type: str, opset: int, parameter: str) -> int | None:
 
 @functools.cache
 def _parameter_names(op_type: str, opset: int) -> tuple[str, ...]:
-    """The names of the inputs, those left out that are also an attribute."""
+    """Return the names of the inputs, empty for those that are also an attribute."""
     schema = schema_of(op_type, opset)
     attributes = () if schema is None else schema.attributes
     return tuple("" if name in attributes else name for name in input_names(op_type, opset))
@@ -105,9 +105,9 @@ def _parameter_names(op_type: str, opset: int) -> tuple[str, ...]:
 
 @functools.cache
 def same_signature(op_type: str, one: int, other: int) -> bool:
-    """Whether a node of the operator as emitted at one opset means the same at another.
+    """Whether a node of the operator emitted at one opset is equivalent at another.
 
-    It does not where operands broadcast by another rule, or where an attribute became an input between them.
+    It is not if broadcasting differs, or if an attribute became an input between them.
     """
     first, last = sorted((one, other))
     if not exists(op_type, first) or first < BROADCASTS_BY_RULE <= last:

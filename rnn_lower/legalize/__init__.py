@@ -1,4 +1,4 @@
 """Replace operators that a target lacks with equivalents that it supports.
 
-Knows nothing of gates, directions or models.
+Independent of gates, directions and models.
 """

@@ -1,4 +1,4 @@
-"""A node as legalization patterns read it, and the builder with which they write."""
+"""The node as legalization patterns read it, and the builder that they write with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rnn_lower.legalize.constraints import PARAMETERS
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A node: its data inputs, its parameters by name, whether attributes or inputs, and its outputs.
+    """A node: its data inputs, its parameters by name (attributes or inputs), and its outputs.
 
     computed: whether a parameter is known at run time only, so that no pattern can read it.
     """
@@ -46,11 +46,11 @@ Results: TypeAlias = Sequence[Operand] | None
 
 
 class PatternBuilder(GraphBuilder):
-    """Writes the nodes of one pattern, and knows every value's type and shape. Reshapes that undo each other vanish."""
+    """Writes the nodes of one pattern, and tracks the type and shape of every value. Merges consecutive reshapes."""
 
     checker: ConstraintChecker
     constants: list[ir.Node]
-    """Constant nodes, which stand before all others: a pattern that does not serve leaves what it wrote unread."""
+    """Constant nodes, which precede all other nodes; those of a failed pattern stay unread."""
 
     def info(self, operand: Operand) -> TensorInfo | None:
         return None if operand is None else self.checker.info(operand)
@@ -61,7 +61,7 @@ class PatternBuilder(GraphBuilder):
 
     def append(self, node: ir.Node) -> None:
         super().append(node)
-        self.checker.violation(node)  # from here on its outputs have infos
+        self.checker.violation(node)  # infers the infos of its outputs
 
     def _write_constant(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         nodes, self.nodes = self.nodes, self.constants
@@ -76,7 +76,7 @@ class PatternBuilder(GraphBuilder):
         return value
 
     def op_direct(self, op_type: str, *inputs: Operand, name: str, **parameters: Any) -> ir.Value:
-        """As `op`, but by this operator alone. Raises UnsupportedOpError where the target does not support the node."""
+        """Emit this operator without legalization. Raises UnsupportedOpError if the target does not support it."""
         if not self.supports(op_type):
             raise UnsupportedOpError(op_type, "the target does not list it")
         result = self.op(op_type, *inputs, name=name, **parameters)
@@ -87,7 +87,7 @@ class PatternBuilder(GraphBuilder):
         return result
 
     def reshape(self, x: Operand, shape: Sequence[int], name: str = "reshaped") -> Operand:
-        """x in a shape of known sizes; of a Reshape of known sizes its own input is reshaped."""
+        """Return x in a static shape; if x is itself a reshape of a static shape, reshape its input instead."""
         while isinstance(x, ir.Value):
             node, info = x.producer(), self.info(x)
             if info is not None and info.sizes == tuple(shape):
@@ -104,13 +104,13 @@ class PatternBuilder(GraphBuilder):
 
 
 MOVES_NOTHING = ("Reshape", "Squeeze", "Unsqueeze")
-"""Operators that keep the order of the elements: only the last of several in a row counts."""
+"""Operators that keep the order of the elements: in a chain, only the last one matters."""
 
 Pattern: TypeAlias = Callable[[PatternBuilder, Call], Results]
 
 
 def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Call:
-    """A node as a call; constants among its inputs as constants, parameters that are inputs as numbers."""
+    """Return a node as a call: constant inputs become Constants, parameter inputs become numbers."""
     names = input_names(node.op_type, b.opset)
     inputs: list[Operand] = []
     parameters: dict[str, Any] = {}
@@ -140,8 +140,7 @@ def call_of(node: ir.Node, b: GraphBuilder, results: Sequence[TensorInfo]) -> Ca
 
 
 def explicit(b: PatternBuilder, call: Call) -> Call:
-    """The call with what its node leaves to defaults: patterns read non-negative axes, all sizes of a Split, and one
-    axis of a Slice where it cuts no more. A node of somebody else's may say less."""
+    """Return the call with defaults filled in: non-negative axes, Split sizes, and a single Slice axis if possible."""
     info = b.info(call.x) if call.inputs else None
     shape = None if info is None else info.shape
     params = dict(call.parameters)
@@ -168,7 +167,7 @@ def explicit(b: PatternBuilder, call: Call) -> Call:
 
 
 def _one_axis(params: dict[str, Any], shape: Sequence[int | None]) -> None:
-    """Leave out the axes of which a Slice takes all, and count from the start."""
+    """Drop the axes that a Slice keeps whole, and make bounds non-negative."""
     if set(params.get("steps") or [1]) != {1} or not all(
         axis < len(shape) for axis in params.get("axes") or [len(shape)]
     ):
@@ -195,7 +194,7 @@ def sizes_of(b: PatternBuilder, operand: Operand) -> tuple[int, ...] | None:
 
 
 def result_sizes(b: PatternBuilder, call: Call) -> list[int] | None:
-    """The sizes of the result; one that is not known is left to Reshape, as -1, and 0 is not to be written."""
+    """Return the result sizes for Reshape, with at most one -1; None if more are unknown, or if a size is 0."""
     shape = call.results[0].shape
     if shape is None or 0 in shape or sum(size is None for size in shape) > 1:
         return None

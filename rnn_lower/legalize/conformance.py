@@ -12,30 +12,30 @@ from rnn_lower.builder.tensor_info import UNKNOWN, TensorInfo, answers, info_of
 from rnn_lower.legalize.constraints import NodeView, OpConstraints, view_of
 
 Declared = Callable[[ir.Value], TensorInfo | None]
-"""What is known of a value from elsewhere; None for what its node has to tell."""
+"""Returns the declared info of a value, or None to use the inferred one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """A node that a runtime does not support, and the constraint, with its source where the target's file has one."""
+    """A node that a runtime does not support, and the constraint, with its source if the target's file has one."""
 
     node: ir.Node
     rule: str
 
 
 class ConstraintChecker:
-    """Holds nodes of one opset against constraints, in their order, bodies included."""
+    """Checks nodes of one opset against constraints, in topological order, bodies included."""
 
     def __init__(self, constraints: OpConstraints, opset: int, declared: Declared) -> None:
         self.constraints, self.opset, self._declared = constraints, opset, declared
         self._infos: dict[ir.Value, TensorInfo] = {}
 
     def violation(self, node: ir.Node) -> str | None:
-        """The constraint that a node, without its bodies, breaks. Nodes are checked in the order in which they run."""
+        """Return the constraint that a node, without its bodies, violates, or None. Call in topological order."""
         return self.constraints.broken(self.view(node))
 
     def violations(self, nodes: Iterable[ir.Node]) -> Iterator[Violation]:
-        """The nodes that break a constraint."""
+        """Yield the nodes that violate a constraint."""
         for node in nodes:
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.GRAPH:
@@ -45,7 +45,7 @@ class ConstraintChecker:
                 yield Violation(node, rule)
 
     def view(self, node: ir.Node) -> NodeView:
-        """The node as constraints see it; from then on the infos of its outputs are known."""
+        """Return the view of a node that constraints check, and record the infos of its outputs."""
         bodies = [held.as_graph() for held in node.attributes.values() if held.type == ir.AttributeType.GRAPH]
         inputs = tuple(None if value is None else self.info(value) for value in node.inputs)
         plain = {
@@ -64,7 +64,7 @@ class ConstraintChecker:
         return dataclasses.replace(view, outputs=outputs, constant_state=constant_state)
 
     def info(self, operand: ir.Value | Constant) -> TensorInfo:
-        """What is known of an operand: its own content, else what is declared, else what its node tells."""
+        """Return the info of an operand: from its constant content, else declared, else inferred."""
         own = info_of(operand)
         if own.constant or isinstance(operand, Constant):
             return own
@@ -72,7 +72,7 @@ class ConstraintChecker:
 
 
 def _fuller(declared: TensorInfo | None, inferred: TensorInfo) -> TensorInfo:
-    """What is declared, unless it leaves sizes open that are found."""
+    """Return the declared info, unless only the inferred one has a complete shape."""
     if declared is None or declared.shape is None or (declared.sizes is None and inferred.sizes is not None):
         return inferred
     return declared
@@ -86,7 +86,7 @@ def _is_zero(node: ir.Node) -> bool:
 
 
 def _constant_state(node: ir.Node, body: ir.Graph) -> bool:
-    """Whether a Scan carries a state that depends on nothing that its body reads."""
+    """Whether a Scan carries a state that is independent of the inputs of its body."""
     if node.op_type != "Scan":
         return False
     scanned = node.attributes["num_scan_inputs"].as_int()

@@ -1,4 +1,4 @@
-"""The constraints of a runtime on single nodes. This module knows no target by name and emits nothing."""
+"""The constraints of a runtime on single nodes. Independent of particular targets; emits nothing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rnn_lower.builder.versions import exists, input_names
 from rnn_lower.ir.schemas import WITH_BODIES
 
 FREE = ("Constant",)
-"""Taken by every runtime: weights of graphs that have no initializers."""
+"""Supported by every runtime: weights of graphs that have no initializers."""
 
 
 PARAMETERS = frozenset({"axes", "starts", "ends", "steps", "shape", "split", "repeats", "min", "max", "indices"})
-"""Names of inputs that are no data."""
+"""Names of inputs that are parameters, not data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeView:
-    """A node as rules see it."""
+    """A node as constraints see it."""
 
     op_type: str
     opset: int
@@ -41,7 +41,7 @@ class NodeView:
         return dict(self.attributes).get(name, default)
 
     def parameter(self, name: str) -> tuple[Any, ...] | None:
-        """Numbers that are an attribute or an input; None when they are left out, or not known now."""
+        """Return numbers from an attribute or an input; None if they are absent or not constant."""
         attribute = self.attribute(name)
         if attribute is not None:
             return attribute if isinstance(attribute, tuple) else (attribute,)
@@ -68,7 +68,7 @@ def view_of(
     op_type: str, opset: int, inputs: Sequence[TensorInfo | None], attributes: Mapping[str, Any],
     body: Sequence[TensorInfo] | None, count: int,
 ) -> NodeView:  # fmt: skip
-    """What is known of a node of `count` outputs by its inputs. body: what its first body answers, if it has any."""
+    """Return the view of a node with `count` outputs. body: the infos of the outputs of its first body, if any."""
     plain = frozen(attributes)
     if body is not None and op_type in WITH_BODIES:
         outputs = tuple(of_body(op_type, inputs, body, attributes.get("num_scan_inputs", 0)))
@@ -79,7 +79,7 @@ def view_of(
 
 
 Check = Callable[[Any, NodeView], str | None]
-"""(what the rule says, node) -> what the node does instead, or None when it keeps to it"""
+"""(limit, node) -> what the node does instead, or None if it respects the limit"""
 
 
 def _inputs(limit: Sequence[int], use: NodeView) -> str | None:
@@ -129,7 +129,7 @@ def _axes(limit: Sequence[int], use: NodeView) -> str | None:
         return "an axis is unknown"
     rank = len(shape) + (len(axes) if use.op_type == "Unsqueeze" else 0)
     positions = [axis % rank if rank else axis for axis in axes]
-    if use.op_type == "Slice":  # an axis that is taken whole is left alone
+    if use.op_type == "Slice":  # ignore axes that are not sliced
         bounds = zip(positions, use.parameter("starts") or (), use.parameter("ends") or (), strict=False)
         whole = {
             position
@@ -211,17 +211,17 @@ CHECKS: Mapping[str, tuple[str, Check]] = {
     "forward": ("forward scans", _forward),
     "states": ("computed states", _states),
 }
-"""What can be said of an operator, in words and as a check."""
+"""By the key of a limit: its wording and its check."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OpConstraints:
-    """What a runtime says of nodes; the defaults take everything.
+    """The nodes that a runtime supports; by default every node.
 
-    takes: the operators it takes, None for all.  avoid: operators it does not take.
-    rank: the highest.  static: whether every size must be known.  opsets: first and last.
-    limits: by operator, what CHECKS knows.  sources: by operator, or by the name of another rule, who says so.
-    saturates: operators that overflow although their result no longer changes, with the size from which it does not.
+    takes: the supported operators, None for all.  avoid: operators that are not supported.
+    rank: the maximum.  static: whether every size must be known.  opsets: first and last.
+    limits: by operator, keys of CHECKS.  sources: the source of a rule, by operator or by the name of another rule.
+    saturates: operators that overflow for large operands, with the magnitude from which the result is constant.
     """
 
     takes: frozenset[str] | None = None
@@ -233,22 +233,22 @@ class OpConstraints:
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     saturates: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    @functools.cached_property  # asked twice for each node
+    @functools.cached_property  # read twice for each node
     def silent(self) -> bool:
-        """Whether they rule nothing out."""
+        """Whether the constraints allow every node."""
         return self == dataclasses.replace(OpConstraints(), opsets=self.opsets, sources=self.sources)
 
     def listed(self, op_type: str) -> bool:
-        """Whether the operator is taken at all."""
+        """Whether the target lists the operator."""
         listed = self.takes is None or op_type in self.takes
         return op_type in FREE or (listed and op_type not in self.avoid)
 
     def has(self, op_type: str, opset: int) -> bool:
-        """Whether the operator exists at this opset and is taken at all."""
+        """Whether the operator exists at this opset and the target lists it."""
         return exists(op_type, opset) and self.listed(op_type)
 
     def broken(self, use: NodeView) -> str | None:
-        """The rule that a node breaks, in words with its source, or None."""
+        """Return the violated constraint, in words with its source, or None."""
         op_type = use.op_type
         if op_type in FREE:
             return None

@@ -9,7 +9,7 @@ from rnn_lower.legalize.call import Call, PatternBuilder, Results
 
 
 def scan_between_flips(b: PatternBuilder, call: Call) -> Results:
-    """A Scan that runs backwards, along first axes, as one that runs forward: what it scans is flipped around it."""
+    """Replace a Scan that runs backward along first axes with a forward Scan between flips."""
     axes = ("scan_input_axes", "scan_output_axes")
     if any(any(call.parameters.get(name) or ()) for name in axes):
         return None
@@ -26,7 +26,7 @@ def scan_between_flips(b: PatternBuilder, call: Call) -> Results:
     for k, backward in enumerate(backwards):
         if backward:
             inputs[states + k] = b.flip(inputs[states + k], length)
-    # The body moves over: a graph belongs to one node.
+    # A graph can belong to one node only, so detach the body first.
     call.node.attributes.pop("body")
     results: list[Operand] = list(b.op_multi("Scan", inputs, call.names, body=body, num_scan_inputs=count))
     for k, backward in enumerate(call.parameters.get("scan_output_directions") or ()):

@@ -14,11 +14,11 @@ from rnn_lower.builder.graph_builder import Operand
 from rnn_lower.legalize.call import Call, PatternBuilder, Results, result_sizes, sizes_of
 
 MOST_PARTS = 64
-"""Up to so many parts a Transpose is put together of."""
+"""The maximum number of slices to emit for a Transpose."""
 
 
 def by_reshape(b: PatternBuilder, call: Call) -> Results:
-    """Squeeze, Unsqueeze, Identity, and Transpose where only axes of size 1 move."""
+    """Replace Squeeze, Unsqueeze, Identity, or a Transpose that moves only axes of size 1, with Reshape."""
     sizes, info = result_sizes(b, call), b.info(call.x)
     if sizes is None or info is None or info.shape is None:
         return None
@@ -30,7 +30,7 @@ def by_reshape(b: PatternBuilder, call: Call) -> Results:
 
 
 def reshape_by_ones(b: PatternBuilder, call: Call) -> Results:
-    """Reshape that adds axes of size 1, or takes such away."""
+    """Replace a Reshape that only adds or removes axes of size 1 with Unsqueeze or Squeeze."""
     before, after = sizes_of(b, call.x), result_sizes(b, call)
     if before is None or after is None or -1 in after:
         return None
@@ -42,7 +42,7 @@ def reshape_by_ones(b: PatternBuilder, call: Call) -> Results:
 
 
 def _added_ones(few: Sequence[int], many: Sequence[int]) -> list[int] | None:
-    """The places of the ones that make `many` out of `few`."""
+    """Return the indices of the ones to insert into `few` to get `many`, or None."""
     for axes in itertools.combinations([k for k, size in enumerate(many) if size == 1], len(many) - len(few)):
         if [size for k, size in enumerate(many) if k not in axes] == list(few):
             return list(axes)
@@ -50,7 +50,7 @@ def _added_ones(few: Sequence[int], many: Sequence[int]) -> list[int] | None:
 
 
 def reshape_by_parts(b: PatternBuilder, call: Call) -> Results:
-    """Reshape [T, N, C] to [T * N, C], and back to it or [T, 1, N, C], by one Slice for each of T and a Concat."""
+    """Replace Reshape from [T, N, C] to [T * N, C], or back to it or [T, 1, N, C], with T Slices and a Concat."""
     before, after = sizes_of(b, call.x), result_sizes(b, call)
     if before is None or after is None or 0 in (*before, *after):
         return None
@@ -68,7 +68,7 @@ def reshape_by_parts(b: PatternBuilder, call: Call) -> Results:
 
 
 def squeeze_by_gather(b: PatternBuilder, call: Call) -> Results:
-    """The one place of an axis of size 1."""
+    """Replace Squeeze of one axis with Gather of index 0."""
     axes = call.parameters.get("axes") or []
     if len(axes) != 1:
         return None
@@ -76,7 +76,7 @@ def squeeze_by_gather(b: PatternBuilder, call: Call) -> Results:
 
 
 def transpose_by_parts(b: PatternBuilder, call: Call) -> Results:
-    """One axis to the front, the others in their order: a Slice for each place on it, and a Concat."""
+    """Replace a Transpose that moves one axis to the front with one Slice per index and a Concat."""
     sizes, (axis, *rest) = sizes_of(b, call.x), call.parameters["perm"]
     if sizes is None or rest != sorted(rest) or not 0 < sizes[axis] <= MOST_PARTS:
         return None
@@ -86,7 +86,7 @@ def transpose_by_parts(b: PatternBuilder, call: Call) -> Results:
 
 
 def split_by_slices(b: PatternBuilder, call: Call) -> Results:
-    if "split" not in call.parameters:  # nobody knows the size that it divides
+    if "split" not in call.parameters:  # the size to divide is unknown
         return None
     ends = np.cumsum(call.parameters["split"]).tolist()
     starts, axis = [0, *ends[:-1]], call.parameters["axis"]
@@ -94,7 +94,7 @@ def split_by_slices(b: PatternBuilder, call: Call) -> Results:
 
 
 def one_slice(b: PatternBuilder, call: Call) -> tuple[int, int, int, int] | None:
-    """(axis, start, end, size) of a Slice of one axis of known size."""
+    """Return (axis, start, end, size) of a Slice of one axis of known size."""
     info, params = b.info(call.x), call.parameters
     if info is None or info.shape is None or len(params.get("axes") or ()) != 1 or "steps" in params:
         return None
@@ -125,7 +125,7 @@ def slice_by_gather(b: PatternBuilder, call: Call) -> Results:
 
 
 def gather_by_slices(b: PatternBuilder, call: Call) -> Results:
-    """Gather at known places: a Slice for each run of neighbours."""
+    """Replace Gather of constant indices with a Slice for each run of consecutive indices."""
     x, index = call.inputs
     axis = call.parameters["axis"]
     info = b.info(x)
@@ -147,12 +147,12 @@ def gather_by_slices(b: PatternBuilder, call: Call) -> Results:
 
 
 def concat_of_one(b: PatternBuilder, call: Call) -> Results:
-    """The only operand itself."""
+    """Replace Concat of one operand with the operand."""
     return [call.x] if len(call.inputs) == 1 else None
 
 
 def concat_of_concats(most: int, b: PatternBuilder, call: Call) -> Results:
-    """Where a runtime takes few inputs: groups of at most so many, so that the graph is as deep as the logarithm."""
+    """Replace a Concat with a tree of Concats of at most `most` inputs."""
     if len(call.inputs) <= most:
         return None
     joined, axis = list(call.inputs), call.parameters["axis"]
@@ -163,12 +163,12 @@ def concat_of_concats(most: int, b: PatternBuilder, call: Call) -> Results:
 
 
 def _block(sizes: Sequence[int], axis: int) -> list[int]:
-    """[1, what lies before the axis, the axis, what lies behind it]"""
+    """[1, product of the sizes before the axis, size of the axis, product of the sizes after it]"""
     return [1, math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])]
 
 
 def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
-    """Slice, Split and Concat of rank 4: [1, before, axis, behind], or as channels, [1, axis, before, behind]."""
+    """Emit Slice, Split or Concat in rank 4: [1, before, axis, after], or as channels, [1, axis, before, after]."""
     shapes, results = [sizes_of(b, x) for x in call.inputs], [result.sizes for result in call.results]
     params = dict(call.parameters)
     axis, before = params.get("axis", (params.get("axes") or [0])[0]), [shape for shape in shapes if shape is not None]
@@ -176,13 +176,13 @@ def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
     if (
         len(before) < len(shapes)
         or len(after) < len(results)
-        or any(0 in shape for shape in (*before, *after))  # for Reshape 0 is the size of its input
+        or any(0 in shape for shape in (*before, *after))  # Reshape interprets 0 as the size of its input
         or len(params.get("axes") or [0]) != 1
         or "steps" in params
     ):
         return None
     if all(_block(shape, axis) == list(shape) and not channels for shape in before):
-        return None  # it is one
+        return None  # already in this form
     target_axis = 1 if channels else 2
     params.update({"axis": target_axis} if "axis" in params else {"axes": [target_axis]})
     inputs = [b.reshape(x, _block(sizes, axis), "block") for x, sizes in zip(call.inputs, before, strict=True)]
@@ -196,24 +196,24 @@ def _in_block(b: PatternBuilder, call: Call, channels: bool) -> Results:
 
 
 def _swapped(b: PatternBuilder, x: Operand, sizes: Sequence[int]) -> Operand:
-    """With its second and third axis exchanged."""
+    """Return x with axes 1 and 2 exchanged."""
     if 1 in sizes[1:3]:
         return b.reshape(x, [sizes[0], sizes[2], sizes[1], sizes[3]], "swapped")
     return b.transpose(x, [0, 2, 1, 3], "swapped")
 
 
 def in_block(b: PatternBuilder, call: Call) -> Results:
-    """Slice, Split and Concat, of any axis, as such of the third of four; the first one, of size 1, is left alone."""
+    """Replace Slice, Split or Concat with the same operator on axis 2 of rank 4, where axis 0 has size 1."""
     return _in_block(b, call, False)
 
 
 def as_channels(b: PatternBuilder, call: Call) -> Results:
-    """Concat as one of channels, the second of four axes."""
+    """Replace Concat with a Concat of channels, axis 1 of rank 4."""
     return _in_block(b, call, True)
 
 
 def slice_of_all_axes(b: PatternBuilder, call: Call) -> Results:
-    """A Slice that says where it begins and ends on every axis."""
+    """Replace a Slice of one axis with a Slice that lists the bounds of all axes."""
     sizes, bounds = sizes_of(b, call.x), one_slice(b, call)
     if sizes is None or bounds is None or len(sizes) < 2:
         return None
@@ -224,7 +224,7 @@ def slice_of_all_axes(b: PatternBuilder, call: Call) -> Results:
 
 
 def in_rank_four(b: PatternBuilder, call: Call) -> Results:
-    """What works element by element, and Transpose, behind axes of size 1."""
+    """Prepend axes of size 1 to get rank 4; for elementwise operators and Transpose."""
     shapes, result = [sizes_of(b, x) for x in call.inputs], result_sizes(b, call)
     if result is None or -1 in result or len(result) > 3:
         return None

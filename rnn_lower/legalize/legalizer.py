@@ -1,13 +1,13 @@
 """Legalization: replace every unsupported node with other nodes until the target supports all of them.
 
-For each unsupported node the patterns of its operator are tried in order, and what a pattern writes is legalized in
-turn. It ends, since on the way from a node to what it becomes no call may come twice, and no operator three times.
-Which pattern served is kept, so that a thousand steps that are alike are searched for once.
+For each unsupported node the patterns of its operator are tried in order, and what a pattern writes is legalized
+recursively. This terminates: on a path of replacements no call occurs twice, and no operator three times. The pattern
+that worked for a call is cached, so that a thousand equal steps need one search.
 
-A comparison that no pattern serves may stay until its readers are legalized, which may do without it.
+An unsupported comparison may stay until its readers are legalized, because their patterns may not need it.
 
-Before that, operators that overflow on the target get their operand clipped. Afterwards equal nodes are one, and nodes
-that nobody reads are gone.
+Before legalization, the operands of operators that overflow on the target are clipped. Afterward, equal nodes are
+merged and unread nodes are removed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def legalize(
     nodes: Sequence[ir.Node], b: GraphBuilder, constraints: OpConstraints, results: Sequence[ir.Value],
     declared: Callable[[ir.Value], TensorInfo | None],
 ) -> tuple[list[ir.Node], list[ir.Value]]:  # fmt: skip
-    """Nodes that the target supports, which compute the same, and the values that take the place of `results`.
+    """Return supported nodes that compute the same, and the values that replace `results`.
 
-    nodes: of no graph, in the order in which they run; they are used up.  b: gives opset, element type, names and
-    constants.  declared: what is known of values beside what the nodes tell.
-    Raises UnsupportedOpError for an operator that no pattern makes supported ones of.
+    nodes: detached, in topological order; they are consumed.  b: supplies opset, element type, names and constants.
+    declared: returns the declared info of a value.
+    Raises UnsupportedOpError for an operator that no pattern can replace.
     """
     legalizer = _Legalizer(b, constraints, declared)
     legal, replaced = legalizer.run(_constants_first(nodes), (), {})
@@ -54,9 +54,9 @@ def legalize(
 def legalize_copy(
     node: ir.Node, b: GraphBuilder, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Supported nodes that compute what a node of a model does, and their results; the node itself stays.
+    """Return supported nodes that compute the same as a node of a model, and their results; the node is not changed.
 
-    Raises UnsupportedOpError as `legalize`.
+    Raises UnsupportedOpError like `legalize`.
     """
     outputs = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
     twin = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), outputs=outputs, name=node.name)
@@ -71,7 +71,7 @@ def legalize_copy(
 def can_legalize(
     node: ir.Node, opset: int, constraints: OpConstraints, declared: Callable[[ir.Value], TensorInfo | None]
 ) -> bool:
-    """Whether patterns make supported nodes of a node of a model that the target does not support."""
+    """Whether legalization of an unsupported node of a model succeeds."""
     names = Names(())
     b = GraphBuilder(opset, ir.DataType.FLOAT, names, ConstantPool(names, False), "draft")
     try:
@@ -83,7 +83,7 @@ def can_legalize(
 
 
 def _constants_first(nodes: Sequence[ir.Node]) -> list[ir.Node]:
-    """The nodes with Constant nodes in front, and what casts these: a pattern may read them earlier than before."""
+    """Move Constant nodes and their Casts to the front, because a pattern may read them earlier than before."""
     constants = {node for node in nodes if node.op_type == "Constant"}
     values = {value for node in constants for value in node.outputs}
     constants |= {node for node in nodes if node.op_type == "Cast" and node.inputs[0] in values}
@@ -104,9 +104,9 @@ class _Legalizer:
     def run(
         self, nodes: Iterable[ir.Node], path: Path, written: dict[Key, ir.Node]
     ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-        """Supported nodes in the place of `nodes`, and what took the place of which value.
+        """Return the supported nodes that replace `nodes`, and the replaced values with their replacements.
 
-        written: nodes of this graph and of those around it, by what they compute.
+        written: nodes of this graph and of the enclosing graphs, by their key.
         """
         legal: list[ir.Node] = []
         replaced: dict[ir.Value, ir.Value] = {}
@@ -124,13 +124,13 @@ class _Legalizer:
         return legal, replaced
 
     def check_pending(self, nodes: Iterable[ir.Node]) -> None:
-        """Raise UnsupportedOpError where a comparison that the target does not support is read after all."""
+        """Raise UnsupportedOpError if an unsupported comparison is still read."""
         for node in with_bodies(nodes):
             if node in self._pending:
                 raise self._pending[node]
 
     def latest(self, value: ir.Value, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
-        """The value that stands in the place of one, after all replacements."""
+        """Return the value after all replacements."""
         while value in replaced:
             value = replaced[value]
         return value
@@ -147,7 +147,7 @@ class _Legalizer:
     def _legalized(
         self, node: ir.Node, path: Path, written: dict[Key, ir.Node]
     ) -> tuple[list[ir.Node], Sequence[ir.Value]]:
-        """The supported nodes in the place of one, and the values of its outputs."""
+        """Return the supported nodes that replace a node, and the values of its outputs."""
         limit = self._constraints.saturates.get(node.op_type)
         if limit is not None and node not in self._clipped and self._constraints.listed(node.op_type):
             return self._clip_operand(node, limit, path, written)
@@ -180,7 +180,7 @@ class _Legalizer:
     def _simplified(
         self, node: ir.Node, results: Sequence[TensorInfo], written: dict[Key, ir.Node]
     ) -> tuple[list[ir.Node], Sequence[ir.Value]] | None:
-        """What takes the place of a Reshape that reads another one; None for any other node."""
+        """Replace a Reshape of a reshaped value with one Reshape; return None for any other node."""
         sizes, x = results[0].sizes if results else None, node.inputs[0] if node.inputs else None
         before = None if x is None else x.producer()
         if node.op_type != "Reshape" or sizes is None or before is None or before.op_type not in MOVES_NOTHING:
@@ -193,7 +193,7 @@ class _Legalizer:
         if not b.nodes:
             return [], [value]
         new, values = self._written(b.nodes[-1], written)
-        if not new:  # an equal one was there, and nothing must be left to read its shape
+        if not new:  # an equal node exists, so the unused one must be disconnected
             detach(b.nodes)
         return new, values
 
@@ -201,7 +201,7 @@ class _Legalizer:
         self, pattern: Pattern, node: ir.Node, call: Call, results: Sequence[TensorInfo], path: Path,
         written: dict[Key, ir.Node],
     ) -> tuple[list[ir.Node], Sequence[ir.Value]] | None:  # fmt: skip
-        """What a pattern makes of a call, legalized; None where it does not fit or needs what is not supported."""
+        """Return the legalized result of a pattern; None if it does not match or needs an unsupported operator."""
         b = self._pattern_builder(node, results)
         tried = {} if node.op_type == "Identity" else dict(written)  # two results must not become one value
         try:
@@ -213,7 +213,7 @@ class _Legalizer:
             if node in self._clipped:
                 self._clipped.update(clip for clip in b.nodes if clip.op_type == node.op_type)
             legal, replaced = self.run(b.nodes, path, tried)
-        except UnsupportedError:  # an operator is not supported either, or not there at this opset
+        except UnsupportedError:  # the pattern needs an operator that is unsupported, or absent at this opset
             detach(b.nodes)
             return None
         if node.op_type != "Identity":
@@ -232,7 +232,7 @@ class _Legalizer:
     def _clip_operand(
         self, node: ir.Node, limit: float, path: Path, written: dict[Key, ir.Node]
     ) -> tuple[list[ir.Node], Sequence[ir.Value]]:
-        """The node, of an operand within the limit."""
+        """Legalize the node with its operand clipped to the limit."""
         self._clipped.add(node)
         b = self._pattern_builder(node, self._checker.view(node).outputs)
         clipped = b.value(b.clip(node.inputs[0], -limit, limit, "limited"))
@@ -245,7 +245,7 @@ class _Legalizer:
         return legal, [self.latest(value, replaced) for value in node.outputs]
 
     def _written(self, node: ir.Node, written: dict[Key, ir.Node]) -> tuple[list[ir.Node], Sequence[ir.Value]]:
-        """The node itself, or the equal one that was written before."""
+        """Return the node, or an equal one written before."""
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         key = node_key(node.op_type, node.inputs, attributes)
         if key is not None and key in written and len(written[key].outputs) == len(node.outputs):
@@ -255,7 +255,7 @@ class _Legalizer:
         return [node], node.outputs
 
     def _replace(self, node: ir.Node, values: Sequence[ir.Value], replaced: dict[ir.Value, ir.Value]) -> None:
-        """Read `values` wherever the outputs of a node were read."""
+        """Replace all uses of the outputs of a node with `values`."""
         if all(old is new for old, new in zip(node.outputs, values, strict=True)):
             return
         for old, new in zip(node.outputs, values, strict=True):
@@ -272,7 +272,7 @@ class _Legalizer:
 
 
 def drop_unread(nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> list[ir.Node]:
-    """The nodes whose outputs somebody reads, or that are among the results."""
+    """Remove the nodes that nothing reads, except the producers of results."""
     read: list[ir.Node] = []
     wanted = set(results)
     for node in reversed(nodes):

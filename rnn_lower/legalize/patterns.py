@@ -1,8 +1,8 @@
 """The table of legalization patterns: from an operator that a target lacks to nodes that it supports.
 
-A pattern gets a builder and the call, and writes nodes that compute the same; it returns their results, or None where
-it does not fit the call. Patterns stand in the order in which they are tried: the exact ones first. Those that round,
-or differ for numbers that are not finite, say so.
+A pattern receives a builder and the call, and writes nodes that compute the same; it returns their results, or None if
+it does not match the call. Patterns are tried in the listed order: exact ones first. The docstring of a pattern states
+whether it rounds, or differs for numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rnn_lower.legalize import control_flow, data_movement
 from rnn_lower.legalize.call import Call, Pattern, PatternBuilder, Results, is_float, result_sizes, sizes_of
 
 NEAR = 128.0
-"""How wide a Clip by Relu may be: it rounds to the unit in the last place of its width."""
+"""The maximum width of a Clip by Relu, which rounds to the unit in the last place of the width."""
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def _minus_one(b: PatternBuilder, operand: Operand) -> bool:
 
 
 def _identity_by_sum(b: PatternBuilder, call: Call) -> Results:
-    """x + 0; -0 becomes 0. A node even where x is a constant: a result of the model must not be an initializer."""
+    """x + 0; -0 becomes 0. Emits a node even if x is a constant: a result of the model must not be an initializer."""
     broadcast = {"broadcast": 1} if b.opset < BROADCASTS_BY_RULE else {}
     return [b.op("Add", call.x, b.scalar(0.0), name=call.name, **broadcast)] if is_float(b, call.x) else None
 
@@ -62,13 +62,13 @@ def _minus_by_neg(b: PatternBuilder, call: Call) -> Results:
 
 
 def _minus_by_sub(b: PatternBuilder, call: Call) -> Results:
-    """0 - x; 0 stays 0 where its sign would change."""
+    """0 - x; for x = 0 the result is 0 instead of -0."""
     left, right = call.inputs
     return [b.op("Sub", b.scalar(0.0), left, name=call.name)] if _minus_one(b, right) and b.opset >= 7 else None
 
 
 def _div_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
-    """Rounds once more."""
+    """x * (1 / y); rounds twice."""
     left, right = call.inputs
     return [b.mul(left, b.op("Reciprocal", right, name="inverse"), call.name)]
 
@@ -106,7 +106,7 @@ def _clip_by_min_max(b: PatternBuilder, call: Call) -> Results:
 
 
 def _number_like(b: PatternBuilder, number: float, x: Operand) -> Operand:
-    """A number, of the rank of x where a runtime cares about ranks."""
+    """Return a number, with the rank of x if the target limits ranks."""
     info = b.info(x)
     ranked = any("ranks" in b.checker.constraints.limits.get(op_type, {}) for op_type in ("Max", "Min"))
     rank = len(info.shape) if ranked and info is not None and info.shape is not None else 0
@@ -114,7 +114,7 @@ def _number_like(b: PatternBuilder, number: float, x: Operand) -> Operand:
 
 
 def _clip_in_rank_four(b: PatternBuilder, call: Call) -> Results:
-    """All of a Clip of several nodes between two Reshapes, not each of them, where a runtime takes rank 4 only."""
+    """Wrap the whole Clip, not each of its nodes, in Reshapes if the target limits ranks."""
     sizes, limits = sizes_of(b, call.x), b.checker.constraints.limits
     if (
         sizes is None
@@ -128,7 +128,7 @@ def _clip_in_rank_four(b: PatternBuilder, call: Call) -> Results:
 
 
 def _clip_by_relu(b: PatternBuilder, call: Call) -> Results:
-    """high - max(0, width - max(0, x - low)); rounds to the last place of the width, so that must be small."""
+    """high - max(0, width - max(0, x - low)); rounds to the last place of the width, which must be small."""
     low, high = call.parameters["min"], call.parameters["max"]
     if None in (low, high) or not 0 < high - low <= NEAR:
         return None
@@ -139,7 +139,7 @@ def _clip_by_relu(b: PatternBuilder, call: Call) -> Results:
 
 
 def _clip_by_reciprocal(b: PatternBuilder, call: Call) -> Results:
-    """min(x, high) as 1 / max(1 / x, 1 / high) on both sides of zero; rounds relatively, for a Clip that is wide."""
+    """min(x, high) as 1 / max(1 / x, 1 / high) on both sides of 0; rounding is relative, so the range may be wide."""
     low, high = call.parameters["min"], call.parameters["max"]
     if None in (low, high) or not low <= 0 <= high:
         return None
@@ -152,7 +152,7 @@ def _less_by_greater(b: PatternBuilder, call: Call) -> Results:
 
 
 def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
-    """Positions and lengths compared as floating-point numbers, which hold them exactly up to 2^24."""
+    """Compare positions and lengths as floating-point numbers, which are exact up to 2^24."""
     left, right = call.inputs
     info = b.info(left)
     if info is None or info.dtype is None or not info.dtype.is_integer():
@@ -164,7 +164,7 @@ def _less_of_floats(b: PatternBuilder, call: Call) -> Results:
 
 
 def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
-    """m x + (1 - m) y: NaN and infinity of what is not selected come through."""
+    """m x + (1 - m) y; NaN and infinity of the operand that is not selected reach the result."""
     mask, chosen, otherwise = call.inputs
     if not is_float(b, chosen) or not (_may_be_finite(chosen) and _may_be_finite(otherwise)):
         return None
@@ -175,7 +175,7 @@ def _where_by_sum(b: PatternBuilder, call: Call) -> Results:
 
 
 def _may_be_finite(operand: Operand) -> bool:
-    """Whether an operand is not known to hold NaN or infinity, as the value of masked scores is."""
+    """Whether an operand is not a constant with NaN or infinity, such as the value of masked scores."""
     return not isinstance(operand, Constant) or bool(np.isfinite(operand.load().astype(np.float64)).all())
 
 
@@ -185,7 +185,7 @@ def _zero(b: PatternBuilder, operand: Operand) -> bool:
 
 
 def _cast_by_where(b: PatternBuilder, call: Call) -> Results:
-    """Truth values to numbers."""
+    """Replace Cast of booleans to numbers with Where."""
     info = b.info(call.x)
     if info is None or info.dtype != ir.DataType.BOOL or call.parameters["to"] != int(b.dtype):
         return None
@@ -193,7 +193,7 @@ def _cast_by_where(b: PatternBuilder, call: Call) -> Results:
 
 
 def _cast_of_less(b: PatternBuilder, call: Call) -> Results:
-    """The truth of position < length as a number: min(1, max(0, length - position)), for integers."""
+    """Cast of (position < length) as min(1, max(0, length - position)), for integers."""
     node = call.x.producer() if isinstance(call.x, ir.Value) else None
     if node is None or node.op_type not in ("Less", "Greater") or call.parameters["to"] != int(b.dtype):
         return None
@@ -230,13 +230,13 @@ def _tanh_by_sigmoid(b: PatternBuilder, call: Call) -> Results:
 
 
 def _sigmoid_by_exp(b: PatternBuilder, call: Call) -> Results:
-    """1 / (1 + e^-x), where an infinite e^-x gives 0."""
+    """1 / (1 + e^-x); if e^-x overflows to infinity, the result is 0."""
     grown = b.op("Exp", b.mul(call.x, b.scalar(-1.0), "minus_x"), name="grown")
     return [b.op("Reciprocal", b.add(grown, b.scalar(1.0)), name=call.name)]
 
 
 def _by_equation(b: PatternBuilder, call: Call) -> Results:
-    """An activation by its equation."""
+    """Replace an activation with its equation."""
     alpha, beta = DEFAULTS.get(call.op_type, (0.0, 0.0))
     alpha, beta = call.parameters.get("alpha", alpha), call.parameters.get("beta", beta)
     with b.scope(call.name):
@@ -252,7 +252,7 @@ def _columns(b: PatternBuilder, matrix: Operand) -> tuple[int, int] | None:
 
 
 def _matmul_by_rows(b: PatternBuilder, call: Call) -> Results:
-    """A stack of matrices as one matrix."""
+    """Replace MatMul of a batch of matrices with MatMul of one matrix."""
     (left, right), (before, after) = call.inputs, (sizes_of(b, call.inputs[0]), result_sizes(b, call))
     if before is None or after is None or len(before) < 3 or _columns(b, right) is None:
         return None
@@ -265,16 +265,16 @@ def _matmul_by_gemm(b: PatternBuilder, call: Call) -> Results:
     before = b.info(left)
     if columns is None or before is None or before.shape is None or len(before.shape) != 2:
         return None
-    more = [] if b.opset >= 11 else [filled(0.0, (columns[1],), b.dtype)]  # before, C must be there
+    more = [] if b.opset >= 11 else [filled(0.0, (columns[1],), b.dtype)]  # older versions require C
     return None if b.opset < BROADCASTS_BY_RULE else [b.op("Gemm", left, right, *more, name=call.name)]
 
 
 def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
-    """A Conv of 1 x 1 over [1, K, rows, 1]: channels are the columns, places the rows."""
+    """A 1 x 1 Conv over [1, K, rows, 1]: channels are the columns, spatial positions the rows."""
     (left, right), (before, after) = call.inputs, (sizes_of(b, call.inputs[0]), result_sizes(b, call))
     columns = _columns(b, right)
     if before is None or after is None or columns is None or len(before) < 2 or b.dtype != ir.DataType.FLOAT:
-        return None  # onnxruntime, which judges, has Conv in float32 only
+        return None  # onnxruntime, which checks the result, has Conv in float32 only
     (K, M), rows = columns, math.prod(before[:-1])
     kernel = b.transpose(right, [1, 0], "kernel_rows")
     if isinstance(kernel, Constant):
@@ -292,7 +292,7 @@ def _matmul_by_conv(b: PatternBuilder, call: Call) -> Results:
 
 
 _OF_CONCATS = tuple(functools.partial(data_movement.concat_of_concats, most) for most in (7, 4, 2))
-"""7 and the result are the 8 buffers that a WebGPU shader has."""
+"""A WebGPU shader has 8 buffers: 7 inputs and the result."""
 
 _BY_OPERATOR: dict[str, tuple[Pattern, ...]] = {
     "Abs": (_abs_by_relu,),
@@ -332,7 +332,7 @@ _RANKED = (
 """Operators that some runtimes support in rank 4 only."""
 
 _OF_FLOATS = (*EQUATIONS, "Abs", "Add", "Clip", "Div", "MatMul", "Mul", "Reciprocal", "Relu", "Sigmoid", "Sub", "Tanh")
-"""Operators whose patterns compute with floats; the nodes of a model may be of integers."""
+"""Operators whose patterns are valid for floats only; nodes of the model may compute integers."""
 
 
 def _of_floats(pattern: Pattern, b: PatternBuilder, call: Call) -> Results:
@@ -340,7 +340,7 @@ def _of_floats(pattern: Pattern, b: PatternBuilder, call: Call) -> Results:
 
 
 def _patterns(op_type: str) -> Iterator[Pattern]:
-    """The patterns of an operator in the order in which they are tried."""
+    """Yield the patterns of an operator in the order in which they are tried."""
     if op_type in _RANKED:
         yield data_movement.in_rank_four
     for pattern in _BY_OPERATOR.get(op_type, ()):

@@ -1,7 +1,7 @@
-"""The activations of RNN, GRU and LSTM: the meaning of alpha and beta, their defaults, and the emitted nodes.
+"""The activations of RNN, GRU and LSTM: the meaning of alpha and beta, and their defaults.
 
-Source: the ONNX text of RNN, GRU, LSTM (the eleven names are the same in every version) and onnxruntime for the
-defaults that the text leaves open. Names are compared without regard to case.
+Source: the ONNX specification of RNN, GRU, LSTM (the eleven names are the same in every version) and onnxruntime for
+the defaults that the specification leaves open. Names are case-insensitive.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _BY_LOWER_CASE = {name.lower(): name for name in ACTIVATIONS}
 def assign(
     names: Sequence[str], alphas: Iterable[float], betas: Iterable[float]
 ) -> tuple[tuple[Activation, ...], list[str]]:
-    """Assign alpha and beta to each named activation; also return notes about surprising defaults.
+    """Assign alpha and beta to each activation; also return notes about surprising defaults.
 
-    alpha and beta are two queues over the whole node: only an activation that has the parameter takes a value. Values
-    left over are ignored; when a queue is empty the default holds.
+    alpha and beta are two queues over the whole node: only an activation that has the parameter consumes a value.
+    Surplus values are ignored; when a queue is empty, the default applies.
     """
     alpha_queue, beta_queue = iter(alphas), iter(betas)
     result, notes = [], []

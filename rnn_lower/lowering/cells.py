@@ -1,10 +1,10 @@
 """One step: (projected input, state) -> new state, by the equations of the ONNX specification.
 
-`x` is the projected input `Xt*(W^T) + Wb + Rb` of all gates side by side, computed before the loop. A state of None is
-the zero state before the first step. A cell knows no time, no direction, no opset and no runtime.
+`x` is the projected input `Xt*(W^T) + Wb + Rb` of all gates, concatenated, computed before the loop. A state of None is
+the zero state before the first step. A cell is independent of time, direction, opset and runtime.
 
-In every sum the recurrent product is the first operand: with the input first, OpenVINO 2026.4.1 adds in the memory of
-the input, where the next state lies, and a lowered RNN in a Scan is silently wrong.
+In every sum the recurrent product is the first operand: with the input first, OpenVINO 2026.4.1 adds in place into the
+buffer of the input, which overlaps the next state, and a lowered RNN in a Scan is silently wrong.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Cell:
     """The equations of one direction with its weights (H = hidden_size).
 
     R: [H, gates * H], in the gates' order; for GRU the parts [H, 2 * H] of z and r, and [H, H] of h.
-    Rbh: [H], of GRU's gate h where linear_before_reset is set.  P: P_i, P_o, P_f [H], or nothing.
-    bias: Wb + Rb [4 * H] of an LSTM where x comes without it.
+    Rbh: [H], of GRU's gate h if linear_before_reset is set.  P: P_i, P_o, P_f [H], or empty.
+    bias: Wb + Rb [4 * H] of an LSTM whose x does not include it.
     """
 
     hidden_size: int
@@ -47,19 +47,19 @@ class Cell:
         return activate(b, activation, x if self.clip is None else b.clip(x, -self.clip, self.clip), name)
 
     def split(self, b: GraphBuilder, x: Operand, names: Sequence[str]) -> list[Operand]:
-        """The parts of hidden_size columns, one for each name."""
+        """Split x into parts of hidden_size columns, one for each name."""
         return b.split(x, 1, [self.hidden_size] * len(names), names)
 
 
 def activate(b: GraphBuilder, activation: Activation, x: Operand, name: str) -> Operand:
-    """The activation of x: the operator of that name, or its equation where the opset or the element type lacks it."""
+    """Apply the activation: as an operator, or by its equation if the opset or the element type lacks the operator."""
     if activation.name in ("Sigmoid", "Tanh", "Relu"):
         return b.unary(activation.name, x, name)
     alpha, beta = activation.alpha or 0.0, activation.beta or 0.0
     with b.scope(name):
         if activation.name in ("Affine", "ScaledTanh"):
             return (affine if activation.name == "Affine" else scaled_tanh)(b, x, alpha, beta)
-        # Apart from Sigmoid, Tanh and Relu, onnxruntime has these operators in float32 only.
+        # Except for Sigmoid, Tanh and Relu, onnxruntime has these operators in float32 only.
         if b.dtype != ir.DataType.FLOAT or not exists(activation.name, b.opset):
             return EQUATIONS[activation.name](b, x, alpha, beta)
     parameters = {"alpha": activation.alpha, "beta": activation.beta}
@@ -85,7 +85,7 @@ def gru_cell(b: GraphBuilder, cell: Cell, x_zr: Operand, x_h: Operand, h: Operan
         reset = b.matmul(b.mul(r, h, "reset"), R_h)
     candidate = cell.activate(b, g, b.add(reset, x_h), "h")
     # Ht = (1 - zt) (.) ht + zt (.) Ht-1
-    if h is not None and f.bounded and g.bounded:  # ht + zt (.) (Ht-1 - ht): a node less, and inf - inf cannot arise
+    if h is not None and f.bounded and g.bounded:  # ht + zt (.) (Ht-1 - ht): one node less; no inf - inf possible
         return (b.add(candidate, b.mul(z, b.sub(h, candidate)), "H"),)
     return (b.add(b.mul(b.sub(b.scalar(1.0), z, "keep_new"), candidate), b.mul(z, h), "H"),)
 
@@ -104,7 +104,7 @@ def lstm_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand, c: Operand) -
         i = cell.activate(b, f, b.add(i_sum, b.mul(c, P_i)), "i")
         forget = None if cell.input_forget else cell.activate(b, f, b.add(f_sum, b.mul(c, P_f)), "f")
     candidate = cell.activate(b, g, c_sum, "c")
-    if cell.input_forget:  # the gates are coupled; f's own weights do not matter
+    if cell.input_forget:  # the gates are coupled; f's own weights are not used
         forget = b.sub(b.scalar(1.0), i, "f")
     # Ct = ft (.) Ct-1 + it (.) ct
     new_c = b.add(b.mul(forget, c, "kept"), b.mul(i, candidate, "entered"), "C")
@@ -117,20 +117,20 @@ def lstm_cell(b: GraphBuilder, cell: Cell, x: Operand, h: Operand, c: Operand) -
 
 @dataclasses.dataclass(frozen=True)
 class CellKind:
-    """The step of an operator, and the gates of each product that it makes of the state, as (first, end)."""
+    """The step of an operator, and the range of gates (first, end) of each recurrent product."""
 
     step: Callable[..., State]
     products: Sequence[tuple[int, int]]
 
 
 def bound_step(kind: CellKind, cell: Cell) -> Callable[[GraphBuilder, Sequence[Operand], State], State]:
-    """The step of a cell with its weights: (builder, what it reads at one time, states) -> new states."""
+    """Return the step of a cell with its weights: (builder, inputs of the step, states) -> new states."""
     return lambda b, inputs, state: kind.step(b, cell, *inputs, *state)
 
 
 CELLS: Mapping[str, CellKind] = {
     "RNN": CellKind(rnn_cell, [(0, 1)]),
-    "GRU": CellKind(gru_cell, [(0, 2), (2, 3)]),  # r must be known before the product of the candidate
+    "GRU": CellKind(gru_cell, [(0, 2), (2, 3)]),  # r is needed before the product of the candidate
     "LSTM": CellKind(lstm_cell, [(0, 4)]),
     QUANTIZED: CellKind(lstm_cell, [(0, 4)]),
 }

@@ -1,7 +1,7 @@
 """Many steps: repeat a step over time as Scan, Loop or unrolled nodes. Independent of gates, weights and runtimes.
 
-A form takes a `Recurrence`, one direction of a node, and returns its final states and, where it is wanted, the first
-state of every step stacked over time.
+A form accepts a `Recurrence`, one direction of a node, and returns its final states and, if requested, the first state
+of every step stacked over time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rnn_lower.lowering.cells import State
 
 @dataclasses.dataclass(frozen=True)
 class ScanInput:
-    """An input of one step: values [seq_length, *shape].
+    """An input of the step, with shape [seq_length, *shape] over all steps.
 
-    single: the time axis (of length 1) is gone already.  step: emits what a step of known time reads, where it need not
-    be cut out of `values`, which emits those of all steps.
+    values: emits the values of all steps.  single: the time axis (of length 1) is already removed.
+    step: emits the input of the step at a static time without slicing `values`, or None.
     """
 
     values: Callable[[], Operand]
@@ -34,9 +34,9 @@ class ScanInput:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """seq_length and batch_size; nodes that compute them are emitted if a form needs them at run time only.
+    """seq_length and batch_size; a form that needs a dynamic size emits the nodes that compute it.
 
-    batch: the batch size when it is known, its name when it is symbolic, else None.
+    batch: the batch size if static, its name if symbolic, else None.
     """
 
     seq_length: Callable[[], Size]
@@ -50,22 +50,23 @@ class Extent:
 
     @property
     def state_shape(self) -> tuple[int | None, int]:
-        """As a body declares it: known sizes or nothing, since tract fails to unify names of symbolic dimensions."""
+        """The shape in a body: static sizes or None, since tract fails to unify names of symbolic dimensions."""
         return (self.static_batch, self.hidden_size)
 
     def materialize(self, b: GraphBuilder, state: Operand) -> Operand:
-        """The state, with zeros where it is None."""
+        """Return the state, or zeros if it is None."""
         if state is not None:
             return state
         zeros = b.zeros([self.batch_size(), self.hidden_size])
-        # With the name, onnxruntime finds product and input of a step in a Scan to be of one shape, and fuses them
-        # with the activation: LSTM 2 %, GRU 3 to 15 %, RNN 5 to 50 % less time, the more the smaller.
+        # With the symbolic name, onnxruntime infers that the product and the input of a step in a Scan have one shape,
+        # and fuses them with the activation. This saves 2 % of the time for LSTM, 3 to 15 % for GRU and 5 to 50 % for
+        # RNN; the smaller the model, the more.
         declare(zeros, b.dtype, [self.batch, self.hidden_size])
         return zeros
 
 
 Step = Callable[[GraphBuilder, Sequence[Operand], State], State]
-"""(builder, what is read at one time, states) -> new states."""
+"""(builder, inputs of the step, states) -> new states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Recurrence:
     """One direction: `step` maps its inputs at one time and its states to its new states.
 
     initial: [batch_size, hidden_size] per state; None is the zero state.  reverse: time runs from seq_length - 1 to 0;
-    results still lie at the times that they belong to.  every: whether the first state of every step is wanted.
+    results stay at the index of their time.  every: whether the first state of every step is an output.
     """
 
     name: str
@@ -92,12 +93,12 @@ Form = Callable[[GraphBuilder, Recurrence, Extent], Result]
 
 
 def scan(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
-    """A Scan (opset 9 and up); a reverse direction by the scan directions."""
+    """Emit a Scan (opset 9 or newer); a reverse direction sets the scan directions."""
     body = b.body()
     states = _state_inputs(body, recurrence, extent)
     steps = [body.new_value("step", scanned.dtype, scanned.shape) for scanned in recurrence.inputs]
     outputs = _run(body, recurrence, steps, states, extent)
-    if recurrence.every:  # with the axis of directions: a value must not be two outputs of one graph
+    if recurrence.every:  # unsqueezed, because one value must not be two outputs of a graph
         outputs.append(_declared(body.unsqueeze(outputs[0], [0], "Y"), body, [1, *extent.state_shape]))
     directions = {}
     if recurrence.reverse:
@@ -113,7 +114,7 @@ def scan(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 
 
 def loop(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
-    """A Loop (every opset); a reverse direction reads its sequences flipped."""
+    """Emit a Loop (any opset); a reverse direction reads its inputs flipped."""
     length = extent.seq_length()
     sources = [
         b.flip(scanned.values(), length) if recurrence.reverse else scanned.values() for scanned in recurrence.inputs
@@ -140,7 +141,7 @@ def loop(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 
 
 def unroll(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
-    """One copy of the step for each time; the first step of a zero state needs no recurrent product."""
+    """Emit one copy of the step for each time; the first step of a zero state needs no recurrent product."""
     seq_length = extent.seq_length()
     assert isinstance(seq_length, int)
     _check_count(b, seq_length, seq_length, "more than ")
@@ -152,7 +153,7 @@ def unroll(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
                 state = recurrence.step(b, [at(t) for at in steps], state)
                 states.append(state[0])
             counts.append(len(b.nodes))
-            if len(counts) == 2:  # all steps but the first are alike
+            if len(counts) == 2:  # all steps but the first emit the same nodes
                 _check_count(b, seq_length, counts[1] + (seq_length - 2) * (counts[1] - counts[0]))
     finals = tuple(extent.materialize(b, final) for final in state)
     if not recurrence.every:
@@ -161,7 +162,7 @@ def unroll(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
 
 
 def _stacked(b: GraphBuilder, states: Sequence[Operand], extent: Extent) -> Operand:
-    """[seq_length, 1, batch_size, hidden_size] of the states [batch_size, hidden_size] of all steps."""
+    """Stack the states [batch_size, hidden_size] of all steps to [seq_length, 1, batch_size, hidden_size]."""
     rows = [extent.materialize(b, state) for state in states]
     if len(rows) == 1:
         return b.unsqueeze(rows[0], [0, 1], "Y")
@@ -172,9 +173,9 @@ def _stacked(b: GraphBuilder, states: Sequence[Operand], extent: Extent) -> Oper
 
 
 def _each_step(b: GraphBuilder, scanned: ScanInput, seq_length: int, extent: Extent) -> Callable[[int], Operand]:
-    """Emits what a step reads at time t [batch_size, columns].
+    """Return a function that emits the input of the step at time t [batch_size, columns].
 
-    With a known batch size one Split of rows serves all steps. Else the time axis is taken off each part.
+    With a static batch size, one Split of rows serves all steps; otherwise each part is squeezed.
     """
     if scanned.step is not None:
         return scanned.step
@@ -192,7 +193,7 @@ def _each_step(b: GraphBuilder, scanned: ScanInput, seq_length: int, extent: Ext
 
 
 def no_steps(b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
-    """The initial states, and a Y without steps."""
+    """Return the initial states, and a Y with no steps."""
     finals = tuple(extent.materialize(b, state) for state in recurrence.initial)
     return finals, b.zeros([0, 1, extent.batch_size(), extent.hidden_size], "Y") if recurrence.every else None
 
@@ -210,7 +211,7 @@ FORMS: Mapping[str, Form] = {"scan": scan, "loop": loop, "unroll": unroll}
 
 
 def carry(form: str, b: GraphBuilder, recurrence: Recurrence, extent: Extent) -> Result:
-    """Emit all steps of one direction in a form of FORMS; a known empty sequence needs no steps."""
+    """Emit all steps of one direction in a form of FORMS; an empty sequence (static length 0) needs no steps."""
     return (no_steps if extent.seq_length() == 0 else FORMS[form])(b, recurrence, extent)
 
 
@@ -221,7 +222,7 @@ def _state_inputs(body: GraphBuilder, recurrence: Recurrence, extent: Extent) ->
 def _run(
     body: GraphBuilder, recurrence: Recurrence, steps: Sequence[Operand], states: Sequence[Operand], extent: Extent
 ) -> list[ir.Value]:
-    """The new states of the step in a body."""
+    """Emit the step in a body and return its new states."""
     outputs = []
     for state in recurrence.step(body, steps, tuple(states)):
         assert isinstance(state, ir.Value)
@@ -240,21 +241,21 @@ def _result_names(recurrence: Recurrence) -> list[str]:
 
 
 def _parted(recurrence: Recurrence, results: Sequence[ir.Value]) -> Result:
-    """Final states and what is stacked, of the results of a Scan or Loop."""
+    """Split the results of a Scan or Loop into final states and stacked output."""
     count = len(recurrence.state_names)
     return tuple(results[:count]), results[count] if recurrence.every else None
 
 
 def _with_sizes(b: GraphBuilder, y: Operand, extent: Extent) -> Operand:
-    """What a Loop has stacked as [seq_length, 1, batch_size, hidden_size].
+    """Reshape the stacked output of a Loop to [seq_length, 1, batch_size, hidden_size].
 
-    After no trip at all every unknown size comes out as 0; and onnx's ReferenceEvaluator joins steps along their first
-    axis instead of a new one. The elements are the same, in the same order. One Reshape serves both: onnxruntime makes
-    one out of two in a row, and believes for it what the model declares of its output, true or not.
+    After zero trips, every dynamic size is 0; and onnx's ReferenceEvaluator concatenates steps along axis 0 instead of
+    stacking them. The elements and their order are the same, so one Reshape corrects both. A second Reshape is avoided:
+    onnxruntime merges two in a row and trusts the declared output shape, even if it is wrong.
     """
     seq_length, batch_size, hidden_size = extent.seq_length(), extent.static_batch, extent.hidden_size
     if batch_size is None and not isinstance(seq_length, int):
-        if b.opset >= 5:  # Reshape takes sizes that are computed; 0 keeps the one at its axis, so no axis comes between
+        if b.opset >= 5:  # since opset 5 sizes may be computed; 0 copies the input's size, so no axis can be inserted
             y = b.reshape_to(y, [seq_length, extent.batch_size(), hidden_size], "Y_shaped")
         return b.unsqueeze(y, [1], "Y_direction")
     steps, rows = seq_length if isinstance(seq_length, int) else -1, -1 if batch_size is None else batch_size

@@ -1,7 +1,7 @@
 """A recurrent operator as a function: its lowering with all inputs of the node, including weights, as inputs.
 
-The same body serves a call in a model (`model/calls.py`) and the operator itself, as the ONNX standard could ship it:
-what attributes say is in it, what sizes are not known it finds out when it runs.
+The same body serves a call in a model (`driver/function_calls.py`) and the operator itself, as the ONNX standard could
+define it: attributes are compiled into it, dynamic sizes are computed at run time.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rnn_lower.lowering.node import (
 from rnn_lower.validation import check_numbers, check_texts
 
 Finish = Callable[[RecurrentNode, GraphBuilder, list[ir.Node], list[ir.Value]], tuple[list[ir.Node], list[ir.Value]]]
-"""(node, builder, nodes, results) -> nodes and results in their place."""
+"""(node, builder, nodes, results) -> the nodes and results that replace them."""
 
 FIRST_OPSET = 9
-"""From which on there are Scan and Loop as a body needs them."""
+"""The first opset with the current versions of Scan and Loop."""
 
 
 def function_of(
@@ -48,10 +48,9 @@ def function_of(
 ) -> ir.Function:  # fmt: skip
     """Build the function that computes the same as a node.
 
-    Its inputs and outputs have the names of the ONNX text and are those that the node has, or `formal` inputs, of which
-    those that the node lacks are not read. Sizes of the node that are symbols are not known in the function.
-    finish: changes what was lowered, for a target.
-    Raises UnsupportedError as `lower_node`.
+    Its inputs and outputs have their names in the ONNX specification. The inputs are those of the node, or `formal`,
+    where inputs that the node lacks are unused. Symbolic sizes of the node are unknown in the function.
+    finish: rewrites the lowered nodes for a target.  Raises UnsupportedError like `lower_node`.
     """
     inputs = {key: ir.Value(name=key, type=value.type, shape=_plain(value.shape)) for key, value in node.inputs.items()}
     outputs = {key: ir.Value(name=key) for key in node.outputs}
@@ -75,12 +74,12 @@ def function_of(
 
 
 def _plain(shape: ir.Shape | None) -> ir.Shape | None:
-    """Without symbols, which mean nothing in a function."""
+    """Return the shape without symbols, which are undefined in a function."""
     return None if shape is None else ir.Shape([dim if isinstance(dim, int) else None for dim in shape])
 
 
 class _Declared:
-    """What the values of a node that stands by itself declare."""
+    """Shape information of a standalone node: the declarations of its values."""
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
         return None if value.shape is None else tuple(dim if isinstance(dim, int) else None for dim in value.shape)
@@ -142,7 +141,7 @@ class FunctionContext:
 
 
 def body(context: FunctionContext, form: str, domain: str, max_nodes: int) -> ir.Function:
-    """The operator as a function. Raises as `rnn_lower.function_body`."""
+    """Return the operator as a function. Raises like `rnn_lower.function_body`."""
     check_texts(domain=domain)
     opset, node = context.opset_of_body, _node(context)
     if form == "unroll" and node.static_length is None:
@@ -155,7 +154,7 @@ def body(context: FunctionContext, form: str, domain: str, max_nodes: int) -> ir
 
 
 def _node(context: FunctionContext) -> RecurrentNode:
-    """A node of no model, with sizes that nobody knows but hidden_size, which is an attribute, and seq_length."""
+    """Return a node without a model; only hidden_size and seq_length are known sizes."""
     wanted = context.operator.outputs if context.outputs is None else context.outputs
     if not wanted:
         raise RnnLowerError(
@@ -187,7 +186,7 @@ def _node(context: FunctionContext) -> RecurrentNode:
     attributes = [_attribute(name, value) for name, value in context.attributes.items()]
     results = [ir.Value(name=name) for name in context.operator.outputs[: last + 1]]
     node = ir.Node("", context.op_type, values, attributes, outputs=results, name=context.op_type.lower())
-    ir.Graph([], results, nodes=[node])  # what a graph gives counts as used
+    ir.Graph([], results, nodes=[node])  # so that the outputs count as used
     return read_node(node, context.opset_of_body, "function", _Declared())
 
 

@@ -3,9 +3,8 @@
     [h_1 h_2] * [R_1  0 ]  =  [h_1 * R_1   h_2 * R_2]
                 [ 0  R_2]
 
-One loop then serves both, with half as many kernel calls. The direction that goes backwards reads its input flipped.
-Since 0 * NaN is NaN, a NaN or an infinity in a state of one direction reaches the other: the one caveat of
-`--fuse-directions`.
+One loop then computes both, with half as many kernel calls. The reverse direction reads its input flipped. Since 0 *
+NaN is NaN, a NaN or an infinity in a state of one direction reaches the other: the one caveat of `--fuse-directions`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from rnn_lower.lowering.node import RecurrentNode
 from rnn_lower.lowering.sequence_lens import is_whole
 
 LARGEST = 64
-"""Hidden size up to which one loop of 64 steps and one row was measured to take less time than two (docs/speed.md)."""
+"""The largest hidden size for which one loop (64 steps, batch size 1) was faster than two (docs/speed.md)."""
 
 
 def can_fuse(node: RecurrentNode, opset: int) -> bool:
-    """Whether both directions can be one cell: equal except for the weights, small, and as long as X."""
+    """Whether both directions can share one cell: equal except for the weights, small, and as long as X."""
     return (
         node.num_directions == 2
         and node.activations[0] == node.activations[1]
@@ -38,14 +37,14 @@ def can_fuse(node: RecurrentNode, opset: int) -> bool:
 
 
 def fused_extent(extent: Extent) -> Extent:
-    """The extent of the cell of both directions."""
+    """Return the extent of the fused cell."""
     return dataclasses.replace(extent, hidden_size=2 * extent.hidden_size)
 
 
 def fused_recurrence(
     b: GraphBuilder, node: RecurrentNode, directions: Sequence[Recurrence], cells: Sequence[Cell], extent: Extent
 ) -> Recurrence:
-    """One recurrence of both directions, each in the order of its own steps."""
+    """Return one recurrence of both directions, each in its own order of steps."""
     first, H = directions[0], extent.hidden_size
     with b.scope("fused"):
         inputs = [_input(b, directions, k, extent) for k in range(len(first.inputs))]
@@ -67,7 +66,7 @@ def fused_recurrence(
 
 
 def unfused(b: GraphBuilder, result: Result, extent: Extent) -> list[Result]:
-    """The results of the two directions."""
+    """Return the results of the two directions."""
     (finals, y), H = result, extent.hidden_size
     of_states = [b.split(final, 1, [H, H], ["final_forward", "final_reverse"]) for final in finals]
     of_y: list[Operand] = [None, None]
@@ -78,7 +77,7 @@ def unfused(b: GraphBuilder, result: Result, extent: Extent) -> list[Result]:
 
 
 def _input(b: GraphBuilder, directions: Sequence[Recurrence], k: int, extent: Extent) -> ScanInput:
-    """What both directions read of input k at each step, gate by gate."""
+    """Return input k of both directions, interleaved gate by gate."""
     forward, reverse = (recurrence.inputs[k] for recurrence in directions)
     width, H = forward.shape[-1] or 0, extent.hidden_size
     flipped = reverse.values() if forward.single else b.flip(reverse.values(), extent.seq_length(), "by_step")
@@ -98,7 +97,7 @@ def _initial(b: GraphBuilder, states: Sequence[Operand], extent: Extent) -> Oper
 
 
 def _end_to_end(b: GraphBuilder, parts: Sequence[Operand], axis: int, H: int, gates: int) -> Operand:
-    """What the directions have side by side on an axis, gates * H each: all of one gate in a row."""
+    """Concatenate the parts of both directions (gates * H each) on an axis, interleaved gate by gate."""
     if parts[0] is None:
         return None
     of_gates = [b.split(part, axis, [H] * gates, [f"gate_{g}" for g in range(gates)]) for part in parts]
@@ -106,7 +105,7 @@ def _end_to_end(b: GraphBuilder, parts: Sequence[Operand], axis: int, H: int, ga
 
 
 def _block_diagonal(b: GraphBuilder, pair: Sequence[Operand], H: int, gates: int) -> Operand:
-    """[2 * H, gates * 2 * H] of two matrices [H, gates * H], gate by gate."""
+    """Return [2 * H, gates * 2 * H] from two matrices [H, gates * H], gate by gate."""
     zeros = filled(0.0, (H, gates * H), b.dtype)
     rows = [_end_to_end(b, row, 1, H, gates) for row in ([pair[0], zeros], [zeros, pair[1]])]
     return b.concat(rows, 0, "R_block_diagonal")

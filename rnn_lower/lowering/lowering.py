@@ -32,22 +32,22 @@ ARITHMETIC: Mapping[ir.DataType, ir.DataType] = {
 def builder_of(
     node: RecurrentNode, opset: int, names: Names, pool: ConstantPool, max_nodes: int | None = None
 ) -> GraphBuilder:
-    """A builder for the subgraph of a node: its arithmetic, its name as scope, its origin as metadata."""
+    """Return a builder for the subgraph of a node: its arithmetic type, its name as scope, its origin as metadata."""
     dtype = ARITHMETIC.get(node.dtype, node.dtype)
     return GraphBuilder(opset, dtype, names, pool, node.name, node.origin, max_nodes)
 
 
 def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions: bool = False) -> dict[str, ir.Value]:
-    """The values that replace the outputs of a node, by name (Y, Y_h, Y_c); `b` holds the nodes that compute them.
+    """Return the values that replace the outputs of a node, by name (Y, Y_h, Y_c); `b` collects the nodes.
 
-    form: "scan", "loop" or "unroll".  fuse_directions: let both directions share one block-diagonal cell if they can.
-    The model is not touched. Raises UnsupportedError when the form needs an operator that the opset lacks, or more than
+    form: "scan", "loop" or "unroll".  fuse_directions: compute both directions in one block-diagonal cell if possible.
+    The model is not changed. Raises UnsupportedError if the form needs an operator that the opset lacks, or more than
     b.max_nodes nodes.
     """
     if not node.outputs:
         return {}
     if node.batch_size == 0 and (node.static_length is not None or "Y" not in node.outputs):
-        # Nothing to compute, and some runtimes stumble over it.
+        # An empty batch needs no computation, and some runtimes fail on it.
         return own_values(b, {name: _empty(node, name) for name in node.outputs})
     x, extent = read_sequence(b, node, form)
     masking = None
@@ -67,8 +67,7 @@ def lower_node(node: RecurrentNode, b: GraphBuilder, form: str, fuse_directions:
 
 
 def read_sequence(b: GraphBuilder, node: RecurrentNode, form: str) -> tuple[Operand, Extent]:
-    """X [seq_length, batch_size, input_size] in the arithmetic's type, without the time axis where one step is
-    unrolled; and how long and wide it is."""
+    """Return X [seq_length, batch_size, input_size] in the arithmetic type, and its extent."""
     x = to_arithmetic(b, operand_of(node.inputs["X"]), node.dtype, "X_cast")
     if node.layout:
         x = b.transpose(x, [1, 0, 2], "X_time_major")
@@ -87,8 +86,8 @@ def read_sequence(b: GraphBuilder, node: RecurrentNode, form: str) -> tuple[Oper
 def to_arithmetic(b: GraphBuilder, x: Operand, dtype: ir.DataType, name: str) -> Operand:
     """Convert x to the element type of the arithmetic.
 
-    A Concat of one stands before the Cast: onnxruntime 1.32 follows Transpose (float16), Cast and MatMul in its
-    MatmulTransposeFusion, and ends the process while it loads such a model.
+    A single-input Concat precedes the Cast: onnxruntime 1.32 matches Transpose (float16), Cast and MatMul in its
+    MatmulTransposeFusion and crashes while it loads such a model.
     """
     if not isinstance(x, ir.Value) or dtype == b.dtype:
         return b.cast(x, dtype, b.dtype, name)
@@ -101,7 +100,7 @@ def to_arithmetic(b: GraphBuilder, x: Operand, dtype: ir.DataType, name: str) ->
 def _direction(
     b: GraphBuilder, node: RecurrentNode, form: str, x: Operand, extent: Extent, masking: Masking | None, k: int
 ) -> Recurrence:
-    """Direction k: its step, what that reads, and its initial states."""
+    """Return the recurrence of direction k: its step, its scan inputs and its initial states."""
     kind, reverse = CELLS[node.op_type], node.directions[k]
     name = "reverse" if reverse else "forward"
     single = form == "unroll" and node.seq_length == 1
@@ -120,27 +119,27 @@ def _direction(
 
 
 def _weight(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
-    """An input of direction k, without the axis of directions, in the model's element type."""
+    """Return W, R, B or P of direction k in the model's element type, without the num_directions axis."""
     if name not in node.inputs:
         return None
     operand, gates, H = operand_of(node.inputs[name]), node.operator.gates * node.hidden_size, node.hidden_size
     shapes: dict[str, list[int | str | None]]
     shapes = {"W": [gates, node.input_size], "R": [gates, H], "B": [2 * gates], "P": [3 * H]}
     picked = _of_direction(b, operand, node.num_directions, k, 0, name)
-    # Sizes are stated: inference at opset 10 calls every part of an axis by that axis' name, and onnxruntime then gives
-    # all parts one buffer.
+    # Declare the sizes: at opset 10, shape inference gives every part of a split axis the same symbolic size, and
+    # onnxruntime then assigns all parts one buffer.
     declare(picked, node.dtype, shapes[name])
     return picked
 
 
 def _of_direction(b: GraphBuilder, x: Operand, count: int, k: int, axis: int, name: str) -> Operand:
-    """Direction k of `count` along an axis, which goes."""
+    """Return direction k of `count` along an axis, and remove the axis."""
     parts = b.split(x, axis, [1] * count, [f"{name}_{direction}" for direction in ("forward", "reverse")[:count]])
     return b.squeeze(parts[k], [axis], name)
 
 
 def _matrix(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
-    """W or R of direction k, transposed to be multiplied with; in the file it keeps the model's element type."""
+    """Return W or R of direction k, transposed for MatMul; the stored constant keeps the model's element type."""
     if node.is_quantized:
         return read_quantized(b, node, name, k).dequantized(b, name)
     rows = _weight(b, node, name, k)
@@ -151,7 +150,7 @@ def _matrix(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> Operand:
 
 
 def bias_of(b: GraphBuilder, node: RecurrentNode, k: int) -> tuple[Operand, Operand]:
-    """The bias [gates * H] that is added before the loop, Wb + Rb; and Rbh where linear_before_reset keeps it back."""
+    """Return the bias [gates * H] added before the loop, Wb + Rb, and Rbh if linear_before_reset needs it separate."""
     B = to_arithmetic(b, _weight(b, node, "B", k), node.dtype, "B_cast")
     if B is None:
         return None, None
@@ -167,7 +166,7 @@ def bias_of(b: GraphBuilder, node: RecurrentNode, k: int) -> tuple[Operand, Oper
 def _projected(
     b: GraphBuilder, node: RecurrentNode, x: Operand, extent: Extent, single: bool, k: int
 ) -> list[ScanInput]:
-    """Xt*(W^T) + Wb + Rb of all steps, cut into what the cell reads."""
+    """Return Xt*(W^T) + Wb + Rb of all steps, split into the operands of the cell."""
     H, products = node.hidden_size, CELLS[node.op_type].products
     product = b.matmul(x, _matrix(b, node, "W", k), "X_W")
     projected = b.add(product, bias_of(b, node, k)[0], "projected")
@@ -186,7 +185,7 @@ def _same(operand: Operand) -> Operand:
 
 
 def _cell(b: GraphBuilder, node: RecurrentNode, k: int) -> Cell:
-    """The equations of direction k with its weights."""
+    """Return the cell of direction k with its weights."""
     H, widths = node.hidden_size, [(end - first) for first, end in CELLS[node.op_type].products]
     R = b.split(_matrix(b, node, "R", k), 1, [width * H for width in widths], ["R_zr", "R_h"][: len(widths)])
     flags = (node.linear_before_reset, node.input_forget)
@@ -194,7 +193,7 @@ def _cell(b: GraphBuilder, node: RecurrentNode, k: int) -> Cell:
 
 
 def peepholes_of(b: GraphBuilder, node: RecurrentNode, k: int) -> list[Operand]:
-    """P_i, P_o and P_f [hidden_size] of direction k, or nothing."""
+    """Return P_i, P_o and P_f [hidden_size] of direction k, or an empty list."""
     P = to_arithmetic(b, _weight(b, node, "P", k), node.dtype, "P_cast")
     return [] if P is None else b.split(P, 0, [node.hidden_size] * 3, ["P_i", "P_o", "P_f"])
 
@@ -203,7 +202,7 @@ def initial_state(b: GraphBuilder, node: RecurrentNode, name: str, masking: Mask
     if name not in node.inputs:
         return None
     states = to_arithmetic(b, operand_of(node.inputs[name]), node.dtype, f"{name}_cast")
-    # A sequence of length 0 ends in zeros: its initial state is dropped.
+    # The final state of a sequence of length 0 is zero, so its initial state is dropped.
     of_both = node.layout == 0 and b.opset >= BROADCASTS_BY_RULE
     if masking is not None and of_both:
         states = select(b, masking.nonempty(), states, None, f"{name}_valid")
@@ -221,7 +220,7 @@ def initial_state(b: GraphBuilder, node: RecurrentNode, name: str, masking: Mask
 def outputs_of(
     b: GraphBuilder, node: RecurrentNode, masking: Masking | None, results: Sequence[Result]
 ) -> dict[str, Operand]:
-    """The outputs by name, of the results of the directions."""
+    """Return the outputs by name, from the results of the directions."""
     outputs: dict[str, Operand] = {}
     for name in node.outputs:
         if name == "Y":
@@ -229,9 +228,9 @@ def outputs_of(
             if masking is not None and b.opset < BROADCASTS_BY_RULE:  # the mask has one axis of directions only
                 parts = [select(b, masking.of_y(), y, None, "Y_valid") for y in parts]
             value = b.concat(parts, 1, "Y_all")
-            if masking is not None and b.opset >= BROADCASTS_BY_RULE:  # zero where a row has ended
+            if masking is not None and b.opset >= BROADCASTS_BY_RULE:  # zero after the end of a row
                 value = select(b, masking.of_y(), value, None, "Y_valid")
-            if value is None:  # no row has any step
+            if value is None:  # all rows are empty
                 sizes = (node.static_length or 0, node.num_directions, node.static_batch or 0, node.hidden_size)
                 value = filled(0.0, sizes, b.dtype)
         else:
@@ -245,7 +244,7 @@ def outputs_of(
 
 
 def _empty(node: RecurrentNode, name: str) -> Constant:
-    """An output of no rows; its other sizes are known or, without rows, do not matter."""
+    """Return an output with no rows; its other sizes are static, or irrelevant because no element exists."""
     D, H = node.num_directions, node.hidden_size
     time = (node.static_length or 0,) if name == "Y" else ()
     shape = (0, *time, D, H) if node.layout else (*time, D, 0, H)
@@ -253,7 +252,7 @@ def _empty(node: RecurrentNode, name: str) -> Constant:
 
 
 def own_values(b: GraphBuilder, outputs: Mapping[str, Operand]) -> dict[str, ir.Value]:
-    """A value of an emitted node for each output; what is an input, a constant or another output gets a node."""
+    """Return a value for each output; an Identity copies an input, a constant, or a value used for two outputs."""
     own: dict[str, ir.Value] = {}
     for name, operand in outputs.items():
         is_new = isinstance(operand, ir.Value) and any(node is operand.producer() for node in reversed(b.nodes))

@@ -17,15 +17,15 @@ from rnn_lower.options import OP_TYPES, QUANTIZED
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 OUTPUTS = ("Y", "Y_h", "Y_c")
 SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
-"""What a quantized LSTM has besides; its W and R are [num_directions, input_size or hidden_size, 4 * hidden_size]."""
+"""Extra inputs of a quantized LSTM; its W and R are [num_directions, input_size or hidden_size, 4 * hidden_size]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """The properties in which the three operators differ, apart from their equations.
+    """The properties in which the operators differ, apart from their equations.
 
     gates: number of gates in W and R.  states: names of the carried states; each is an output Y_... and an input.
-    activations: the functions f, g, h when the node names none.  versions: those that this room has read.
+    activations: the default functions f, g, h.  versions: the supported operator versions.
     """
 
     gates: int
@@ -51,7 +51,7 @@ OPERATORS: dict[str, Operator] = {
 }
 DIRECTIONS: dict[str, tuple[bool, ...]] = {
     "forward": (False,),
-    "foward": (False,),  # spelled so in the schema of GRU-1
+    "foward": (False,),  # misspelled in the schema of GRU-1
     "reverse": (True,),
     "bidirectional": (False, True),
 }
@@ -79,7 +79,7 @@ LARGEST_SIZE = 2**31 - 1
 
 
 class ShapeInfo(Protocol):
-    """The interface for information about values."""
+    """The interface of shape inference: shapes, element types, and whether an input is provided."""
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...] | None: ...
     def dtype(self, value: ir.Value) -> ir.DataType | None: ...
@@ -128,12 +128,12 @@ class RecurrentNode:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it is a DynamicQuantizeLSTM."""
+        """Whether the node is a DynamicQuantizeLSTM."""
         return self.op_type == QUANTIZED
 
     @property
     def directions(self) -> tuple[bool, ...]:
-        """One entry per direction, True where it runs backwards in time."""
+        """One entry per direction, True if it runs backward in time."""
         return DIRECTIONS[self.direction]
 
     @property
@@ -149,20 +149,20 @@ class RecurrentNode:
         return self.batch_size if isinstance(self.batch_size, int) else None
 
     def format_size(self, size: str) -> str:
-        """The size "seq_length" or "batch_size" for messages; symbols are quoted."""
+        """Return the size "seq_length" or "batch_size" for messages; symbols are quoted."""
         dim = getattr(self, size)
         return "unknown" if dim is None else repr(dim)
 
     @property
     def origin(self) -> dict[str, str]:
-        """The metadata with which emitted nodes refer to this node."""
+        """The metadata by which emitted nodes refer to this node."""
         return {"rnn_lower.op": self.op_type, "rnn_lower.version": str(self.version), NODE_MARK: self.name}
 
     def describe(self) -> str:
         return f"{self.op_type} '{self.name}' in {self.path}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled is the node alone, with bare inputs and outputs, and not the model around it."""
+        """Pickle the node alone, with detached inputs and outputs, and not the model that contains it."""
         values: dict[str, dict[str, ir.Value]] = {}
         for what, named in (("inputs", self.inputs), ("outputs", self.outputs)):
             values[what] = {k: ir.Value(name=v.name, type=v.type, shape=v.shape) for k, v in named.items()}
@@ -180,11 +180,11 @@ def display_name(node: ir.Node) -> str:
 
 
 def read_node(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> RecurrentNode:
-    """Read and check one node.
+    """Return a validated node.
 
-    opset: of the default domain where the node lives.
-    Raises InvalidNodeError when the node contradicts the ONNX text of its version, UnsupportedError when it is of a
-    version, or says something, that this program does not know.
+    opset: of the default domain in the graph of the node.
+    Raises InvalidNodeError if the node contradicts the ONNX specification of its version, UnsupportedError if its
+    version or one of its attributes is not supported.
     """
     try:
         return _read(node, opset, path, shape_info)
@@ -194,7 +194,7 @@ def read_node(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> Re
 
 def _read(node: ir.Node, opset: int, path: str, shape_info: ShapeInfo) -> RecurrentNode:
     op = node.op_type
-    version = version_at(op, node.version or opset)  # what onnx_ir calls a node's version is an opset too
+    version = version_at(op, node.version or opset)  # onnx_ir stores an opset as the version of a node
     attributes = _attributes(node, version)
     inputs = _named(node.inputs, OPERATORS[op].inputs, "inputs")
     inputs = {name: value for name, value in inputs.items() if shape_info.is_provided(value)}
@@ -300,7 +300,9 @@ def _activations(
 
 
 def _clip(op: str, clip: float | None, notes: list[str]) -> float | None:
-    """RNN: a negative value is off. GRU, LSTM: 0 is what exporters write for off; a negative value makes no sense."""
+    """Return the clip threshold, or None if clipping is off: negative for RNN; 0 for GRU and LSTM, as exporters write
+    it.
+    """
     if clip is None or clip == float("inf") or (op == "RNN" and clip < 0):
         return None
     if clip != clip:
@@ -321,12 +323,12 @@ def _sizes(
     layout: int,
     shape_info: ShapeInfo,
 ) -> dict[str, Dim]:
-    """hidden_size, input_size, seq_length, batch_size from all inputs; a contradiction is an error."""
+    """Infer hidden_size, input_size, seq_length, batch_size from all inputs. Raises InvalidNodeError on a conflict."""
     if hidden_size is not None and hidden_size < 1:
         raise InvalidNodeError(f"hidden_size is {hidden_size}; it must be positive")
     sizes: dict[str, Dim] = {"hidden_size": hidden_size, "input_size": None, "seq_length": None, "batch_size": None}
     source = {} if hidden_size is None else {"hidden_size": "the attribute"}
-    # R first: a missing hidden_size comes from there, and a contradiction is best reported against it.
+    # R first: it supplies a missing hidden_size, and a contradiction is best reported against R.
     for name in ("R", *(name for name in INPUTS if name != "R")):
         shape = shape_info.shape(inputs[name]) if name in inputs else None
         if shape is None:
@@ -368,7 +370,7 @@ def _sizes(
 
 
 def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], layout: int) -> None:
-    """What a graph declares for its outputs cannot be taken back, and runtimes reshape results to it."""
+    """Raise InvalidNodeError if a graph output, to which runtimes reshape the result, declares another shape."""
     for name, value in outputs.items():
         if value.shape is None or not value.is_graph_output():
             continue
@@ -382,7 +384,7 @@ def _check_outputs(outputs: Mapping[str, ir.Value], sizes: Mapping[str, Dim], la
 
 
 def axes_of(name: str, gates: int, num_directions: int, layout: int) -> list[tuple[int, str]]:
-    """Each axis of an input or output as (factor, the size it is that many times)."""
+    """Return the axes of an input or output as (factor, name of a size); the axis has factor * size elements."""
     directions, batch, time = (1, "num_directions"), (1, "batch_size"), (1, "seq_length")
     hidden, features = (1, "hidden_size"), (1, "input_size")
     axes = {

@@ -1,8 +1,9 @@
 """Lower DynamicQuantizeLSTM of onnxruntime to DynamicQuantizeLinear, MatMulInteger and the cell of an LSTM.
 
-The kernel quantizes all rows of a batch with one scale, so that what a row holds after its end counts, too: zero, where
-Y is an output. It reverses each row within its own length. Both are done alike here, or scales would differ. On several
-threads the kernel splits the batch and quantizes each part by itself; this is what it computes on one.
+The kernel quantizes all rows of a batch with one scale, so the state of a row after its end matters: it is zero if Y is
+an output. The kernel reverses each row within its own length. The lowering does both alike; else the scales would
+differ. With several threads the kernel splits the batch and quantizes the parts separately; the lowering matches one
+thread.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from rnn_lower.lowering.quantized_matrix import read_quantized
 from rnn_lower.lowering.sequence_lens import Masking, is_whole, read_masking, select
 
 FIRST_OPSET = 11
-"""That of DynamicQuantizeLinear and GatherElements."""
+"""The first opset with DynamicQuantizeLinear and GatherElements."""
 
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 def lower_quantized(node: RecurrentNode, b: GraphBuilder, form: str) -> dict[str, ir.Value]:
-    """The values that replace the outputs of a quantized node, like `lower_node`."""
+    """Return the values that replace the outputs of a quantized node, like `lower_node`."""
     if not node.outputs:
         return {}
     if b.opset < FIRST_OPSET:
@@ -50,7 +51,7 @@ def lower_quantized(node: RecurrentNode, b: GraphBuilder, form: str) -> dict[str
 def _direction(
     b: GraphBuilder, node: RecurrentNode, form: str, x: Operand, extent: Extent, masking: Masking | None, k: int
 ) -> Result:
-    """Direction k, carried over time. Where rows have lengths, a reverse one runs forwards over reversed rows."""
+    """Return the results of direction k. With sequence_lens, a reverse direction runs forward over reversed rows."""
     reverse, H = node.directions[k], node.hidden_size
     by_row = reverse and masking is not None
     with b.scope("reverse" if reverse else "forward"):
@@ -80,8 +81,9 @@ def _direction(
 def _states(
     b: GraphBuilder, node: RecurrentNode, cell: Cell, masking: Masking | None, k: int
 ) -> tuple[State, tuple[str, ...], Step]:
-    """The initial states, their names, and the step. With lengths a third state keeps the last h, while h is what the
-    kernel quantizes: of a row that has ended zero with Y, else the last one; at first that of empty rows, too."""
+    """Return the initial states, their names, and the step. With sequence_lens, a third state carries the last h, and h
+    is the value that the kernel quantizes: after the end of a row zero if Y is an output, else the last h.
+    """
     h, c = (initial_state(b, node, f"initial_{name}", None, k) for name in ("h", "c"))
     if masking is None:
         return (h, c), ("h", "c"), lambda b, inputs, state: lstm_cell(b, cell, *inputs, *state)
@@ -100,7 +102,7 @@ def _states(
 
 
 def _reversed_positions(b: GraphBuilder, node: RecurrentNode, extent: Extent) -> Operand:
-    """The time to read for each time and row, [seq_length, batch_size, 1]: length - 1 - t within the row, else t."""
+    """Return the index to read for each time and row, [seq_length, batch_size, 1]: length - 1 - t in the row, or t."""
     lengths = b.cast(operand_of(node.inputs["sequence_lens"]), INT32, INT64, "lengths_int64")
     column = b.unsqueeze(b.positions(extent.seq_length()), [1], "positions_column")
     mirrored = b.op("Sub", b.op("Sub", lengths, constant(1, INT64), name="last"), column, name="mirrored")
@@ -109,13 +111,13 @@ def _reversed_positions(b: GraphBuilder, node: RecurrentNode, extent: Extent) ->
 
 
 def _gather_rows(b: GraphBuilder, x: Operand, positions: Operand, name: str) -> Operand:
-    """x with the times of each row in another order."""
+    """Reorder the times of each row of x."""
     everywhere = b.op("Expand", positions, b.op("Shape", x, name=f"{name}_shape"), name=f"{name}_positions")
     return b.op("GatherElements", x, everywhere, name=name, axis=0)
 
 
 def _within_longest(b: GraphBuilder, node: RecurrentNode, extent: Extent) -> Operand:
-    """Whether a time lies in the longest row; the kernel reads no X beyond it. [seq_length, 1, 1]"""
+    """Return whether each time lies in the longest row, [seq_length, 1, 1]; the kernel reads no X after it."""
     lengths = b.cast(operand_of(node.inputs["sequence_lens"]), INT32, INT64, "lengths_int64")
     longest = b.op("ReduceMax", lengths, name="longest", keepdims=0)
     within = b.less(b.positions(extent.seq_length()), longest, "before_end")

@@ -1,6 +1,6 @@
 """A weight of DynamicQuantizeLSTM: 8-bit integers with scale and zero point, and the product with a quantized input.
 
-onnxruntime's kernel quantizes the left side of each product as DynamicQuantizeLinear does, over all of its rows.
+onnxruntime's kernel quantizes the left operand of each product like DynamicQuantizeLinear, over all of its rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class QuantizedMatrix(Factor):
     kind: ir.DataType
 
     def product(self, b: GraphBuilder, x: Operand, name: str) -> Operand:
-        """x [..., rows], quantized as it comes, times the matrix: float [..., columns]."""
+        """Return x [..., rows], dynamically quantized, times the matrix: float [..., columns]."""
         if x is None:
             return None
         parts = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
@@ -36,7 +36,7 @@ class QuantizedMatrix(Factor):
         return b.mul(numbers, b.mul(scale, self.scale, f"{name}_factor"), name)
 
     def dequantized(self, b: GraphBuilder, name: str) -> Operand:
-        """(numbers - zero_point) * scale as floats: a constant where all three are."""
+        """Return (numbers - zero_point) * scale as floats; a constant if all three are constants."""
         operands = (self.numbers, self.scale, self.zero_point)
         known = [operand for operand in operands if isinstance(operand, Constant)]
         if len(known) == len(operands):
@@ -50,7 +50,7 @@ def _dequantize(numbers: np.ndarray, scale: np.ndarray, zero_point: np.ndarray) 
 
 
 def read_quantized(b: GraphBuilder, node: RecurrentNode, name: str, k: int) -> QuantizedMatrix:
-    """W or R of direction k of a quantized node, which holds them transposed already."""
+    """Return W or R of direction k of a quantized node, which stores them transposed already."""
     count = node.num_directions
 
     def part(what: str) -> Operand:

@@ -1,10 +1,10 @@
-"""Handle sequence_lens: a mask of the steps that count in each row, and selection by this mask.
+"""Handle sequence_lens: a mask of the valid steps of each row, and selection by this mask.
 
-In each step a state becomes the new one where time < length, else it stays: a row that has ended keeps its last state,
-and a row that goes backwards keeps its first one until its sequence begins. Y is zero where a row has ended.
+A step updates a state if time < length and keeps it otherwise: a row that has ended keeps its final state, and a row of
+a reverse direction keeps its initial state until its sequence begins. Y is zero after the end of a row.
 
-A mask is of truth values. Before Where there was (opset 8 and below) it is of ones and zeros; before broadcasting by
-rule (6 and below) it is as wide as what it is multiplied with.
+The mask is boolean. Without Where (opset 8 and below) it contains ones and zeros; without numpy broadcasting (opset 6
+and below) it is as wide as the tensor that it is multiplied with.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from rnn_lower.lowering.node import RecurrentNode
 INT32, INT64, BOOL = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL
 
 LARGEST_MASK = 1 << 24
-"""Elements up to which a mask that is known now is a constant of the model."""
+"""The maximum number of elements of a constant mask that is stored in the model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
     """The effect of sequence_lens.
 
-    whole: emits the mask of all steps, [seq_length, batch_size, columns].  columns: 1 where masks broadcast.
-    of_y: emits it with an axis for the directions, [seq_length, 1, batch_size, columns].  dtype: of its elements.
-    step: emits that of one step, [batch_size, 1], None where it is cut out of the whole.
-    nonempty: emits where 0 < length, [batch_size, 1].
+    whole: emits the mask of all steps, [seq_length, batch_size, columns].  columns: 1 if masks broadcast.
+    of_y: emits that mask with an axis for the directions, [seq_length, 1, batch_size, columns].  dtype: of the masks.
+    step: emits the mask of one step, [batch_size, 1]; None if it is sliced from the whole mask.
+    nonempty: emits 0 < length, [batch_size, 1].
     """
 
     whole: Callable[[], Operand]
@@ -48,7 +48,7 @@ class Masking:
 
 
 def masked_step(step: Step, b: GraphBuilder, inputs: Sequence[Operand], state: State) -> State:
-    """The step where the row has begun and is not over, else the state as it was."""
+    """Compute the step, and keep the old state of rows outside their sequence."""
     *projected, mask = inputs
     new = step(b, projected, state)
     names = ("H_kept", "C_kept")
@@ -67,7 +67,7 @@ def is_whole(node: RecurrentNode) -> bool:
 
 
 def read_masking(b: GraphBuilder, node: RecurrentNode, positions: Callable[[], Operand], unrolled: bool) -> Masking:
-    """The masks of a node that has sequence_lens. positions: emits 0 ... seq_length - 1 as int64."""
+    """Return the masks of a node that has sequence_lens. positions: emits 0 ... seq_length - 1 as int64."""
     lengths = operand_of(node.inputs["sequence_lens"])
     truth = exists("Where", b.opset)
     columns = 1 if b.opset >= BROADCASTS_BY_RULE else node.hidden_size
@@ -80,9 +80,9 @@ def read_masking(b: GraphBuilder, node: RecurrentNode, positions: Callable[[], O
             return Masking(lambda: known, lambda: all_y, known.dtype, columns, None, lambda: first)
 
     def within(times: Operand, rank: int, axes: Sequence[int] = (1, 2)) -> Operand:
-        """times < lengths as a mask; times: int64, [seq_length] with rank 1, one number with rank 0.
+        """Return the mask times < lengths; times: int64, [seq_length] with rank 1, a scalar with rank 0.
 
-        axes: those that the times get.
+        axes: the axes that `unsqueeze` adds to times.
         """
         if b.opset < LESS_TAKES_INTEGERS:
             return _mask_of_numbers(b, times, lengths, rank, columns)
@@ -117,7 +117,7 @@ def _known_mask(b: GraphBuilder, lengths: Constant, steps: int, columns: int, tr
 
 
 def _mask_of_numbers(b: GraphBuilder, times: Operand, lengths: Operand, rank: int, columns: int) -> Operand:
-    """Ones and zeros [seq_length, batch_size, columns] or [batch_size, columns], for opsets 1 to 8."""
+    """Return ones and zeros [seq_length, batch_size, columns] or [batch_size, columns], for opsets 1 to 8."""
     numbers = b.cast(lengths, INT32, b.dtype, "lengths_numbers")
     steps = b.cast(times, INT64, b.dtype, "positions_numbers")
     if b.opset >= BROADCASTS_BY_RULE:
@@ -125,7 +125,7 @@ def _mask_of_numbers(b: GraphBuilder, times: Operand, lengths: Operand, rank: in
             steps = b.unsqueeze(steps, [1], "positions_column")
         mask = b.cast(b.less(steps, numbers, "within"), BOOL, b.dtype, "mask_numbers")
         return b.unsqueeze(mask, [1 + rank], "mask")
-    # Both sides in full size, by a product with ones: only a suffix could be broadcast.
+    # A product with ones expands both sides to full size: only a suffix could be broadcast.
     column = b.unsqueeze(steps, [1] if rank else [0, 1], "positions_column")
     block = b.op("MatMul", column, b.ones_like(b.unsqueeze(numbers, [0], "row")), name="block")
     mask = b.cast(b.binary("Less", block, numbers, "within"), BOOL, b.dtype, "mask_numbers")
@@ -135,7 +135,7 @@ def _mask_of_numbers(b: GraphBuilder, times: Operand, lengths: Operand, rank: in
 
 
 def select(b: GraphBuilder, mask: Operand, chosen: Operand, other: Operand, name: str) -> Operand:
-    """chosen where the mask holds, else other; None is zeros. Of a mask of numbers: m * chosen + (1 - m) * other."""
+    """Return chosen if the mask is true, else other; None is zeros. A numeric mask: m * chosen + (1 - m) * other."""
     decided = _decided(mask)
     if decided is not None:
         return chosen if decided else other
@@ -152,7 +152,7 @@ def select(b: GraphBuilder, mask: Operand, chosen: Operand, other: Operand, name
 
 
 def _decided(mask: Operand) -> bool | None:
-    """The truth value that a known mask has everywhere."""
+    """Return the truth value of a constant mask if all its elements agree, else None."""
     if not isinstance(mask, Constant) or mask.size == 0:
         return None
     held = mask.load().astype(bool)

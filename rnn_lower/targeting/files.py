@@ -27,10 +27,10 @@ else:
     import tomli as tomllib
 
 ALWAYS = 10**9
-"""unroll_up_to of runtimes that know nothing else."""
+"""unroll_up_to of runtimes that support only unrolled nodes."""
 
 NOT_MEASURED = "not measured"
-"""fused of runtimes that have the recurrent operators, and nobody knows which features are right."""
+"""The value of `fused` for runtimes that have the recurrent operators, but whose features were not measured."""
 
 NO_TARGET = Target(
     "no target",
@@ -39,7 +39,7 @@ NO_TARGET = Target(
     "the ONNX operator text",
     ("scan", "loop", "unroll"),
 )
-"""What holds where no target is named."""
+"""The target if none is named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _is_range(value: Any) -> bool:
 
 
 def _is_fused(value: Any) -> bool:
-    """By operator, lists of texts under right and wrong."""
+    """Whether the value is "not measured", or lists features under right and wrong for each operator."""
     return value == NOT_MEASURED or (
         isinstance(value, dict)
         and all(
@@ -94,7 +94,7 @@ def _is_slow(value: Any) -> bool:
 
 
 def _is_batches(value: Any) -> bool:
-    """By recurrent operator, a number of sequences."""
+    """Whether the value has a batch size for each recurrent operator."""
     return isinstance(value, dict) and all(op_type in OP_TYPES and _is_count(size) for op_type, size in value.items())
 
 
@@ -104,7 +104,7 @@ def _is_saturation(value: Any) -> bool:
 
 @functools.cache
 def _operators() -> frozenset[str]:
-    """Of the default domain, as the installed onnx knows them."""
+    """Return the operators of the default domain in the installed onnx."""
     return frozenset(schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == "")
 
 
@@ -156,15 +156,15 @@ LIMITS: dict[str, Key] = {
     "forward": Key(_is_flag, "true or false"),
     "states": Key(lambda value: value == "computed", '"computed"'),
 }
-"""What `limits.OPERATOR` may hold."""
+"""The keys of `limits.OPERATOR`."""
 assert LIMITS.keys() == CHECKS.keys()
 
 NAMED = ("opsets", "rank", "static", "single_batch", "forms")
-"""OpConstraints, beside those of operators, that `sources` may tell the source of."""
+"""The constraints other than operators that `sources` may list."""
 
 
 def _limits_error(keys: Any) -> str | None:
-    """The first error in `limits` with the key where it occurs, or None."""
+    """Return the first error in `limits` with its key, or None."""
     if not isinstance(keys, dict):
         return f"limits is {keys!r}; it must be a table of operators"
     for op_type, rules in keys.items():
@@ -182,7 +182,7 @@ def _limits_error(keys: Any) -> str | None:
 
 
 def _sources_error(keys: Any) -> str | None:
-    """What is wrong with `sources`, with its place."""
+    """Return the first error in `sources` with its key, or None."""
     if not _are_texts(keys):
         return f"sources is {keys!r}; it must be a table of strings"
     for name in keys:
@@ -231,14 +231,14 @@ def load_target(path: Path) -> Target:
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """The validated contents of a target file. Raises the errors of `load_target`."""
+    """Return the validated contents of a target file. Raises the errors of `load_target`."""
     try:
         text = tomllib.loads(untrusted.plain(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RnnLowerError(f"{path}: cannot be read: {error.strerror or error}") from None
     except RecursionError:
         raise RnnLowerError(f"{path}: not a target: nested too deeply") from None
-    except ValueError as error:  # of TOML, with line and column, or of UTF-8
+    except ValueError as error:  # from TOML, with line and column, or from UTF-8
         raise RnnLowerError(f"{path}: not a target: {error}") from None
     for name, value in text.items():
         if name not in KEYS:
@@ -274,7 +274,7 @@ def _target(path: Path, keys: dict[str, Any]) -> Target:
 
 
 class _Files(Mapping[str, Target]):
-    """The targets of a folder, each read when it is first asked for: most runs need one of them."""
+    """The targets of a folder, each read on first use: most runs need one of them."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -294,11 +294,11 @@ class _Files(Mapping[str, Target]):
 
 TARGETS: Mapping[str, Target] = _Files(Path(__file__).parent)
 ALIASES = {"tflite": "onnx2tf", "litert": "onnx2tf", "ort": "onnxruntime", "vela": "ethos-u", "tensorrt-dla": "dla"}
-"""Other names of targets, by what is converted or by the tool."""
+"""Other names of targets: by the converted format or by the tool."""
 
 
 def _of_version(name: str) -> Target | None:
-    """NAME@VERSION: the file of that version or of the release line it belongs to, else NAME's own, which is newest."""
+    """Return the target of NAME@VERSION or of its release line; the file of NAME covers the newest release lines."""
     base, _, version = name.partition("@")
     while version:
         if f"{base}@{version}" in TARGETS:
@@ -315,7 +315,7 @@ def find_target(name: str | None) -> Target:
 
     A version may follow, as in opencv@4; without one it is the newest that was measured.
 
-    Raises RnnLowerError for a name that is not there, and for a file that says no target.
+    Raises RnnLowerError for an unknown name and for an invalid file.
     """
     if isinstance(name, str) and (name.endswith(".toml") or os.sep in name):
         return load_target(Path(name))

@@ -1,4 +1,4 @@
-"""Find the nodes of a whole model that a runtime does not support, by the same rules as in lowering."""
+"""Find the nodes of a whole model that a runtime does not support, by the same constraints as in lowering."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class Finding:
 
     node: its name, or the name of its first output.  op: the operator.  where: the graph that contains the node.
     rule: the violated rule, with its source if the target file names one.
-    mend: for recurrent nodes the result of lowering, for others whether --legalize-all replaces the node, otherwise
-    empty.
+    mend: for recurrent nodes the result of lowering, for others whether --legalize-all replaces the node, else empty.
     lowering_mends: whether lowering replaces the node with supported nodes.
     """
 
@@ -62,15 +61,15 @@ class LintReport:
 
 
 Try = Callable[[RecurrentNode], str | None]
-"""Lowers a recurrent node on a copy, for nothing but the error."""
+"""Lowers a recurrent node on a copy and returns the error, or None."""
 
 
 Mends = Callable[[], Mapping[str, tuple[str, bool]]]
-"""What mends each loop, by its name, and whether a command does."""
+"""Returns, by the name of each loop, its `mend` and `lowering_mends`."""
 
 
 def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, mends: Mends = dict) -> LintReport:
-    """Report all nodes of a model that a target does not support; recurrent nodes are judged by measurements."""
+    """Return all nodes of a model that a target does not support; recurrent nodes are checked against measurements."""
     count = sum(len(list(scope.graph)) for scope in scopes(model))
     findings = list(unsupported(model, target, shape_info, attempt))
     loops = mends() if any(finding.op in LOOPS for finding in findings) else {}
@@ -84,7 +83,7 @@ def lint(model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try, m
 def unsupported(
     model: ir.Model, target: Target, shape_info: ShapeInfo, attempt: Try | None = None
 ) -> Iterator[Finding]:
-    """The nodes of a model that a target does not support. attempt: tries to lower a recurrent node."""
+    """Yield the nodes of a model that a target does not support. attempt: tries to lower a recurrent node."""
     recurrent = {node for node, _ in recurrent_nodes(model)}
     for scope in scopes(model):
         yield from _plain(scope, target, shape_info, recurrent, model)
@@ -94,7 +93,7 @@ def unsupported(
 
 
 def summary(findings: Sequence[Finding], target: Target) -> str:
-    """One line for the nodes of a lowered model that its target does not support, loops by name."""
+    """Return one line about the unsupported nodes of a lowered model, loops by name."""
     names = [f"{one.op} '{one.node}'" for one in findings if one.op in LOOPS]
     counts = collections.Counter(one.op for one in findings if one.op not in LOOPS)
     text = [*names[:3], *([f"{len(names) - 3} more loops"] if len(names) > 3 else [])]
@@ -124,7 +123,7 @@ def _plain(
                 else f"it supports only the operators of ONNX, not those of {node.domain}"
             )
         else:
-            rule = checker.violation(node)  # of loops, too, whose results later nodes read
+            rule = checker.violation(node)  # also for loops, because later nodes read their infos
             if node.op_type in LOOPS and node.op_type.lower() not in target.forms:
                 rule = f"it does not support {node.op_type}"
         if rule is not None:
@@ -141,7 +140,7 @@ def _recurrent(
     verdict = target.verdict(read)
     if verdict.kind == RIGHT:
         return
-    if verdict.kind == UNKNOWN:  # nobody has measured it, so that it is only reported where lowering does not serve
+    if verdict.kind == UNKNOWN:  # unmeasured, so it is reported only if lowering fails
         error = None if attempt is None else attempt(read)
         if error is not None:
             yield Finding(read.name, node.op_type, scope.path, verdict.why, error)

@@ -1,8 +1,8 @@
 """Whether a runtime runs a recurrent node correctly without lowering, by measurements of each feature.
 
-The names are those of tests/runtimes/features.py, each a small model that has that one feature. A node of several
-features has to have each of them right, and the model that has many at once ("everything"), too. What was not measured,
-such as another element type or operator version, counts as not known, and not known is not right.
+The feature names are those of targeting/probe/features.py, which has a small model for each feature. A node with
+several features is right if each of them was measured as right, and the model with many at once ("everything"), too. A
+property that was not measured, such as another element type or operator version, is unknown, and unknown is not right.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RIGHT, WRONG, NOT_TAKEN, UNKNOWN = "right", "silently wrong", "not supported", "
 
 MEASURED_VERSION = 14
 ACTIVATIONS = {"LSTM": ("HardSigmoid", "Relu", "Softsign"), "GRU": ("HardSigmoid", "LeakyRelu")}
-"""Other than the defaults, those of the feature "activations"."""
+"""The activations of the feature "activations"."""
 
 LATER = ("sequence only", "named activations")
-"""Features that some of the runtimes were measured without: where they are not right, nobody may know of them."""
+"""Features that some runtimes were not measured with: if one is not listed as right, it is unknown, not refused."""
 
 DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
@@ -40,14 +40,14 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """kind: RIGHT, WRONG, NOT_TAKEN or UNKNOWN.  why: in words."""
+    """kind: RIGHT, WRONG, NOT_TAKEN or UNKNOWN.  why: the reason."""
 
     kind: str
     why: str
 
 
 def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, runtime: str) -> Verdict:
-    """The verdict for a node without lowering. table: by operator.  listed: whether the runtime's list names it."""
+    """Return the verdict for a node without lowering. table: by operator.  listed: whether `takes` has the operator."""
     if node.is_quantized and runtime.startswith("onnxruntime"):
         return Verdict(RIGHT, f"{node.op_type} is an operator that only onnxruntime has")
     measured = table.get(node.op_type)
@@ -78,7 +78,7 @@ def verdict(node: RecurrentNode, table: Mapping[str, Measured], listed: bool, ru
 
 
 def features(node: RecurrentNode) -> list[str]:
-    """The features of a node beyond the plain one."""
+    """Return the features of a node in addition to "plain"."""
     lengths = node.inputs.get("sequence_lens")
     listed, names = _listed(node), _names(node)
     named = "activations" in node.node.attributes and names == {DEFAULTS[node.op_type]}
@@ -105,18 +105,18 @@ def features(node: RecurrentNode) -> list[str]:
 
 
 def _names(node: RecurrentNode) -> set[tuple[str, ...]]:
-    """The activations of each direction."""
+    """Return the distinct tuples of activations of the directions."""
     return {tuple(function.name for function in functions) for functions in node.activations}
 
 
 def _listed(node: RecurrentNode) -> list[str]:
-    """The outputs that a node has, those that nobody reads among them."""
+    """Return the outputs that the node names, including unused ones."""
     names = zip(node.operator.outputs, node.node.outputs, strict=False)
     return [name for name, value in names if value.name]
 
 
 def _unmeasured(node: RecurrentNode) -> str | None:
-    """What keeps a node from being like any that was measured."""
+    """Return a property of the node that no measured model has, or None."""
     if node.dtype != ir.DataType.FLOAT:
         return f"element type {node.dtype.name}"
     if node.version != MEASURED_VERSION:
@@ -134,7 +134,7 @@ def _unmeasured(node: RecurrentNode) -> str | None:
 
 
 def _unmeasured_attributes(node: RecurrentNode) -> str | None:
-    """As above: runtimes differ in what they make of attributes that are left out, or say nothing."""
+    """Like `_unmeasured`, for attributes: runtimes treat missing and redundant attributes differently."""
     attributes, names = node.node.attributes, _names(node)
     if "hidden_size" not in attributes:
         return "a node without hidden_size"

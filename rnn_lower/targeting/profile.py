@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rnn_lower.lowering.node import RecurrentNode
 
 LARGE = 20_000
-"""Nodes of unrolled graphs, in a whole model, from which on loading them takes long on most runtimes."""
+"""The number of unrolled nodes in a model from which most runtimes load it slowly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +178,9 @@ class Target:
         return requirements
 
     def slow_to_load(self, node: RecurrentNode, emitted: int, together: int) -> str:
-        """What to know of a node that was unrolled into so many nodes, and how slowly such loads; empty if nothing.
+        """Return a message if loading the unrolled nodes is slow, else an empty string.
 
-        together: the nodes of all that were unrolled in the model.
+        emitted: the number of nodes for this node.  together: for all unrolled nodes of the model.
         """
         length = node.static_length or 0
         if together <= LARGE and (self.slow is None or length <= self.slow[0]):
@@ -194,6 +194,6 @@ class Target:
 
 
 def _captures(node: RecurrentNode) -> bool:
-    """Whether the weights in a body come from nodes: they are known at run time only, or are cast."""
+    """Whether a body reads weights from outer nodes: the weights are computed at run time, or are cast."""
     weights = (node.inputs.get(name) for name in ("R", "B", "P"))
     return node.dtype in ARITHMETIC or any(weight is not None and known(weight) is None for weight in weights)

@@ -1,6 +1,6 @@
-"""Rewrites of the canonical graph that were measured to save time on a runtime; the runtime's target file names them.
+"""Rewrites of the canonical graph that were measured to save time on a runtime; the runtime's target file lists them.
 
-A rewrite knows Scan, If and elementwise nodes; it knows no gate, no direction and no cell.
+A rewrite matches Scan, If and elementwise nodes; it is independent of gates, directions and cells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rnn_lower.tune.scan_step import last_operation_outside, product_per_activat
 from rnn_lower.tune.weights import weights_in_body
 
 Rewrite: TypeAlias = Callable[[GraphBuilder, Sequence[ir.Node]], dict[ir.Value, ir.Value]]
-"""Changes what a builder has written; returns what took the place of which value."""
+"""Rewrites the nodes of a builder; returns the replaced values with their replacements."""
 
 REWRITES: Mapping[str, Rewrite | None] = {
     "product_per_activation": product_per_activation,
@@ -26,11 +26,11 @@ REWRITES: Mapping[str, Rewrite | None] = {
     "guard_empty_scan": guard_empty_scan,
     "weights_in_body": None,
 }
-"""By name, in the order in which they apply. The last one looks at all nodes of a model, see `weights_in_body`."""
+"""By name, in the order in which they apply. The last one needs all nodes of a model, see `weights_in_body`."""
 
 
 def tune(b: GraphBuilder, names: Sequence[str], results: Sequence[ir.Value]) -> list[ir.Value]:
-    """Rewrite what `b` has written by the rewrites of these names; returns what takes the place of `results`."""
+    """Apply the named rewrites to the nodes of `b`; return the values that replace `results`."""
     values = list(results)
     for name, rewrite in REWRITES.items():
         if name in names and rewrite is not None:

@@ -1,7 +1,7 @@
 """Name an unknown batch size.
 
-onnxruntime then finds product and input of a step in a Scan to be of one shape, and fuses them with the activation:
-LSTM 2 %, GRU 3 to 15 %, RNN 5 to 50 % less time, the more the smaller.
+onnxruntime then infers that the product and the input of a step in a Scan have one shape, and fuses them with the
+activation: LSTM 2 %, GRU 3 to 15 %, RNN 5 to 50 % less time; the smaller the model, the more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rnn_lower.builder.graph_builder import GraphBuilder
 
 
 def name_batch(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
-    """Declare one name for the unknown batch sizes of what each Scan reads."""
+    """Declare a common symbolic name for the unknown batch sizes of the inputs of each Scan."""
     for node in nodes:
         if node.op_type != "Scan":
             continue

@@ -12,10 +12,10 @@ from rnn_lower.ir.walk import known_tensor
 
 
 def product_per_activation(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
-    """Split(h * R + x) in a body becomes h * R_1 + x_1, h * R_2 + x_2; R and x are split outside of the loop.
+    """Replace Split(h * R + x) in a body with h * R_1 + x_1, h * R_2 + x_2; R and x are split outside the loop.
 
-    onnxruntime computes such a product with its sum and its activation in one kernel: LSTM 13 % less time at N = 1,
-    H = 32, and 1 to 7 % where products are the cost.
+    onnxruntime computes each product with its sum and its activation in one kernel: LSTM 13 % less time at N = 1, H =
+    32, and 1 to 7 % if products dominate.
     """
     for scan in nodes:
         if scan.op_type == "Scan":
@@ -61,10 +61,10 @@ def _split_product(b: GraphBuilder, scan: ir.Node, split: ir.Node) -> None:
 
 
 def last_operation_outside(b: GraphBuilder, nodes: Sequence[ir.Node]) -> dict[ir.Value, ir.Value]:
-    """A state that a body stacks, made by an Add or Mul, is stacked as the two operands, and made of these outside.
+    """Stack the operands of the Add or Mul that computes a stacked state, and apply it once outside the body.
 
-    A body has to copy what is both a state and a result; one node for all steps costs less than a copy in each: 6 to
-    12 % of the time.
+    A body must copy a value that is both a state and a result; one node for all steps costs less than a copy in each:
+    this saves 6 to 12 % of the time.
     """
     replaced: dict[ir.Value, ir.Value] = {}
     for scan in nodes:
@@ -115,7 +115,7 @@ def _state_count(scan: ir.Node) -> int:
 
 
 def _split_sizes(split: ir.Node) -> list[int] | None:
-    """The sizes of the parts along axis 1; None where they are not known, or lie along another axis."""
+    """Return the sizes of the parts along axis 1; None if they are unknown, or along another axis."""
     axis = split.attributes.get("axis")
     attribute = split.attributes.get("split")
     if axis is None or axis.as_int() != 1:
@@ -127,7 +127,7 @@ def _split_sizes(split: ir.Node) -> list[int] | None:
 
 
 def _change_inputs(scan: ir.Node, index: int, parts: Sequence[ir.Value], steps: Sequence[ir.Value]) -> None:
-    """Scan several sequences in the place of one."""
+    """Replace one scan input by several."""
     body, inputs = scan.attributes["body"].as_graph(), list(scan.inputs)
     inputs[index : index + 1] = parts
     scan.resize_inputs(len(inputs))

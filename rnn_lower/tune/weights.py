@@ -1,4 +1,4 @@
-"""Move weights that only one body uses into it: onnxruntime packs them once, and multiplies 8 to 13 % faster."""
+"""Move weights that only one body uses into it: onnxruntime prepacks them, and multiplies 8 to 13 % faster."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 SHORT = 5
-"""Nodes of a body up to which what a rewrite costs once is more than what it saves in 64 steps: an RNN."""
+"""The body size up to which a rewrite costs more than it saves in 64 steps: an RNN."""
 
 
 def is_short(loop: ir.Node) -> bool:
-    """Whether the body of a Scan or Loop has so few nodes that it is left as it is."""
+    """Whether the body of a Scan or Loop has too few nodes for a rewrite to pay off."""
     return len(list(loop.attributes["body"].as_graph())) <= SHORT
 
 
 def weights_in_body(initializers: Iterable[ir.Value], emitted: Iterable[ir.Node]) -> None:
-    """Make a value an initializer of the body of a Scan or Loop whose nodes alone read it; costs no node.
+    """Make a value that only nodes of one Scan or Loop body read an initializer of that body.
 
-    initializers: of no graph yet.  emitted: all nodes that were written, with those in branches.
+    initializers: not yet in a graph.  emitted: all emitted nodes, including those in branches.
     """
     loops = [node for node in emitted if node.op_type in ("Scan", "Loop") and not is_short(node)]
     bodies = {node.attributes["body"].as_graph() for node in loops}

@@ -65,7 +65,7 @@ FEATURES = _cases()
 
 
 def suited(case: Case, target: Target) -> Case | None:
-    """The case with the opset and batch size that a target supports, or None if there are none."""
+    """Return the case with the opset and batch size that a target supports, or None if there are none."""
     first, last = target.opsets
     if case.layout and last < ATTRIBUTES["layout"][2]:
         return None

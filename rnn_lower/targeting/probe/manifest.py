@@ -12,7 +12,7 @@ from rnn_lower import untrusted
 from rnn_lower.errors import RnnLowerError
 
 SCHEMA = 1
-"""Of manifest.json; a field that is removed, or means something else, makes another number."""
+"""The schema version of manifest.json; it changes if a field is removed or changes its meaning."""
 
 NAME = "manifest.json"
 TARGET = "target.toml"
@@ -49,7 +49,7 @@ class KitCase:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A feature that was not lowered, with the rule of the target that keeps it from being."""
+    """A feature that was not lowered, with the reason."""
 
     feature: str
     form: str
@@ -58,7 +58,7 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A kit. target: the name of the target it was made with, whose file lies beside the manifest as target.toml."""
+    """A kit. target: the name of its target, whose file is stored next to the manifest as target.toml."""
 
     target: str
     made_by: str
@@ -71,13 +71,13 @@ class Manifest:
 
     @property
     def features(self) -> list[str]:
-        """In order, those that were refused in every form among them."""
+        """The features in order, including those that were refused in every form."""
         names = [*(case.feature for case in self.cases), *(refusal.feature for refusal in self.refused)]
         return list(dict.fromkeys(names))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises RnnLowerError when there is no kit in the folder, or one of another schema."""
+    """Read a manifest. Raises RnnLowerError if the folder contains no kit, or one of another schema."""
     path = folder / NAME
     try:
         text = untrusted.loads(untrusted.plain(path).read_text(encoding="utf-8"))
@@ -116,7 +116,7 @@ def _tensor(row: Mapping[str, Any]) -> Tensor:
 
 
 def _inside(path: Any) -> str:
-    """A path of the manifest, which stays inside of the kit's folder."""
+    """Return a path of the manifest. Raises RnnLowerError if it leaves the kit's folder."""
     if not isinstance(path, str) or "\\" in path or path.startswith("/") or ".." in path.split("/") or ":" in path:
         raise RnnLowerError(f"the manifest names {path!r}, which is outside the kit; write the kit again")
     return path

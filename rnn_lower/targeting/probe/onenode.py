@@ -56,7 +56,7 @@ class Case:
 
     @property
     def ir_version(self) -> int:
-        # onnxruntime reads up to IR 13, also at opsets for which onnx would write 14
+        # onnxruntime reads up to IR version 13, also at opsets for which onnx would write 14.
         if self.opset < 9:
             return 3
         needed: int = helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)])
@@ -67,7 +67,7 @@ class Case:
 
 
 def arrays(case: Case, dtype: DTypeLike = np.float32) -> dict[str, np.ndarray]:
-    """Values of all present inputs. Weights are about 1/sqrt(H), where fused and primitive arithmetic agree."""
+    """Return all present inputs. Weights are about 1/sqrt(H), where fused and lowered arithmetic agree."""
     rng = np.random.default_rng(case.seed)
     D, G, T, N, I, H = case.num_directions, OPERATORS[case.op].gates, case.T, case.N, case.I, case.H  # noqa: E741
     k = 1 / math.sqrt(H)
@@ -92,7 +92,7 @@ def arrays(case: Case, dtype: DTypeLike = np.float32) -> dict[str, np.ndarray]:
 
 
 def attributes(case: Case) -> dict[str, Any]:
-    """Of the node, without those that are not given."""
+    """Return the attributes of the node that are set."""
     arguments = {
         "direction": case.direction,
         "activations": case.activations and list(case.activations),
@@ -110,14 +110,14 @@ def attributes(case: Case) -> dict[str, Any]:
 def recurrent_node(
     case: Case, names: Mapping[str, str], arguments: Mapping[str, Any], suffix: str = ""
 ) -> onnx.NodeProto:
-    """The node. names: of its inputs, by those of the ONNX text.  arguments: attributes.  suffix: of its outputs."""
+    """Return the node. names: by ONNX input name.  arguments: the attributes.  suffix: appended to output names."""
     inputs = [names.get(name, "") for name in INPUTS]
     outputs = [name + suffix if name in case.wanted else "" for name in OPERATORS[case.op].outputs]
     while inputs and not inputs[-1]:
         inputs.pop()
     while outputs and not outputs[-1]:
         outputs.pop()
-    if not outputs:  # a node must have one, even when nobody uses it
+    if not outputs:  # a node needs an output, even if it is unused
         outputs = [f"unused{suffix}"]
     node = helper.make_node(case.op, inputs, outputs, name=f"node{suffix}")
     node.attribute.extend(_attribute(name, value) for name, value in arguments.items())
@@ -125,7 +125,7 @@ def recurrent_node(
 
 
 def _attribute(name: str, value: Any) -> onnx.AttributeProto:
-    if name in ("activation_alpha", "activation_beta"):  # an empty list has no type of its own
+    if name in ("activation_alpha", "activation_beta"):  # the type of an empty list cannot be inferred
         return onnx.AttributeProto(name=name, type=onnx.AttributeProto.FLOATS, floats=value)
     if name == "clip":
         return onnx.AttributeProto(name=name, type=onnx.AttributeProto.FLOAT, f=value)
@@ -133,7 +133,7 @@ def _attribute(name: str, value: Any) -> onnx.AttributeProto:
 
 
 def build(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The model and its feeds."""
+    """Return the model and its inputs."""
     values = arrays(case)
     arguments = {"X", "initial_h", "initial_c"} | ({"sequence_lens"} if case.lengths_as == "input" else set())
     feeds = {name: value for name, value in values.items() if name in arguments}

@@ -16,10 +16,10 @@ from rnn_lower.targeting.probe.manifest import FUSED, TARGET, KitCase, Manifest
 from rnn_lower.targeting.probe.results import ERROR, RIGHT, WRONG, Outcome
 
 REFUSED = "refused"
-"""What the target's rules keep from being lowered."""
+"""The constraints of the target prevent the lowering."""
 
 CARRIERS = ("Scan", "Loop")
-"""Operators that are forms: where they fail, it is the form that is not taken."""
+"""Operators that implement a form: if they fail, the form is not supported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +54,19 @@ class KitReport:
 
     @property
     def errors(self) -> list[str]:
-        """The texts of errors, the most frequent first, with their numbers."""
+        """The error messages with their counts, the most frequent first."""
         text = collections.Counter(
             why for row in self.results.values() for state, why in row.values() if state == ERROR
         )
         return [f"{why} ({times} times)" for why, times in text.most_common()]
 
     def count(self, form: str) -> str:
-        """The number of each outcome in a form."""
+        """Return the number of each outcome in a form, as text."""
         return count_outcomes(row[form] for row in self.results.values() if form in row)
 
 
 def count_outcomes(outcomes: Iterable[Outcome]) -> str:
-    """The number of each outcome."""
+    """Return the number of each outcome, as text."""
     states = [state for state, _ in outcomes]
     text = f"{states.count(RIGHT)} right, {states.count(WRONG)} silently wrong, {states.count(ERROR)} error"
     return f"{text}, {states.count(REFUSED)} refused" if REFUSED in states else text
@@ -95,13 +95,13 @@ def make_report(folder: Path, manifest: Manifest, outcomes: Mapping[str, Outcome
 
 
 def _right_forms(lowered: list[KitCase], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """In the order of the target, those in which some model came out right."""
+    """Return the forms in which some model is right, in the order of the target."""
     right = {case.form for case in lowered if outcomes[case.case][0] == RIGHT}
     return [form for form in dict.fromkeys(case.form for case in lowered) if form in right]
 
 
 def _failing(lowered: list[KitCase], outcomes: Mapping[str, Outcome], forms: list[str]) -> set[str]:
-    """Operators that, in some form, are only in models that fail; a form in which nothing is right tells nothing."""
+    """Return operators that, in some form, only failing models contain; forms without a right model are ignored."""
     failing: set[str] = set()
     for form in forms:
         right: set[str] = set()
@@ -117,7 +117,7 @@ def _propose(
     keys: dict[str, Any], manifest: Manifest, results: Mapping[str, Mapping[str, Outcome]], forms: list[str],
     failing: set[str], unexplained: tuple[tuple[str, str], ...],
 ) -> str:  # fmt: skip
-    """The target's file of the kit with what was measured in place of what it said."""
+    """Return the kit's target file, updated with the measurements."""
     tried = [outcome[0] for row in results.values() for form, outcome in row.items() if form in forms]
     tried = [state for state in tried if state != REFUSED]
     proposed = {key: value for key, value in keys.items() if key not in ("versions", "slow", "fused", "takes", "avoid")}
@@ -147,7 +147,7 @@ def _remarks(unexplained: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 
 def fused_tables(rows: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:
-    """By operator, which features of the fused operators came out right, and which silently wrong."""
+    """Return, by operator, the features of the native operators that are right and those that are silently wrong."""
     tables: dict[str, dict[str, list[str]]] = {}
     for op in reversed(OP_TYPES):
         for kind in (RIGHT, WRONG):

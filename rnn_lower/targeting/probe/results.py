@@ -21,13 +21,13 @@ from rnn_lower.targeting.probe.manifest import KitCase, Manifest, Tensor
 RIGHT, WRONG, ERROR = "right", "wrong", "error"
 
 Outcome = tuple[str, str]
-"""One of the above; for WRONG by how much, for ERROR why."""
+"""One of the above; for WRONG with the difference, for ERROR with the reason."""
 
 PLACES = ("{model}", "{inputs}", "{outputs}")
 
 
 def outcome(got: Sequence[Any], wanted: Sequence[np.ndarray], limit: float) -> Outcome:
-    """Right: as many results, of equal shapes, none of which differs by more than the limit; NaN is wrong."""
+    """Compare results: right if number and shapes agree and no difference exceeds the limit; NaN is wrong."""
     if [np.shape(array) for array in got] != [array.shape for array in wanted]:
         return WRONG, "shape"
     error = largest_difference(got, wanted)
@@ -35,15 +35,15 @@ def outcome(got: Sequence[Any], wanted: Sequence[np.ndarray], limit: float) -> O
 
 
 def largest_difference(got: Sequence[Any], wanted: Sequence[np.ndarray]) -> float:
-    """The largest absolute difference; NaN if there is a NaN."""
+    """Return the largest absolute difference; NaN if there is a NaN."""
     pairs = zip(got, wanted, strict=True)
     return float(np.max([np.max(np.abs(np.asarray(a, np.float64) - b), initial=0.0) for a, b in pairs]))
 
 
 def read_results(folder: Path, manifest: Manifest, results: Path) -> dict[str, Outcome]:
-    """By case, of what lies in a folder: RESULTS/CASE/NAME.npy for each output, or RESULTS/CASE.npz.
+    """Return the outcomes by case, from RESULTS/CASE/NAME.npy for each output, or RESULTS/CASE.npz.
 
-    Raises RnnLowerError when there is nothing of any case.
+    Raises RnnLowerError if the folder has no result of any case.
     """
     if not any(_is_there(results, case) for case in manifest.cases):
         example = manifest.cases[0]
@@ -57,12 +57,12 @@ def run_all(
     folder: Path, manifest: Manifest, command: str, results: Path | None, seconds: float,
     advance: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Outcome]:  # fmt: skip
-    """By case, of running a command for each, without a shell; a case that takes longer is an error.
+    """Run a command for each case, without a shell, and return the outcomes by case; a timeout is an error.
 
-    command: its words, of which {model} stands for the model, {inputs} for a folder with NAME.npy of each input
-    ({inputs}.npz holds all of them), {outputs} for an empty folder for NAME.npy of each output, or {outputs}.npz.
-    results: where what comes out stays; without, it does not.
-    Raises RnnLowerError for a command that cannot be started, or that names no model or no outputs.
+    command: {model} is replaced by the model, {inputs} by a folder with NAME.npy of each input ({inputs}.npz contains
+    all of them), {outputs} by an empty folder for NAME.npy of each output, or {outputs}.npz.
+    results: the folder for the outputs; None deletes them.
+    Raises RnnLowerError for a command that cannot be started, or that has no {model} or {outputs}.
     """
     words = _words(command)
     if not seconds > 0:
@@ -95,7 +95,7 @@ def _words(command: str) -> list[str]:
 
 
 def _run(words: list[str], folder: Path, case: KitCase, results: Path, seconds: float) -> str | None:
-    """Why a case did not run, or None."""
+    """Return the reason why a case did not run, or None."""
     outputs = results / case.case
     paths = {"{model}": folder / case.model, "{inputs}": (folder / case.inputs[0].file).parent, "{outputs}": outputs}
     try:
@@ -131,7 +131,7 @@ def _filled(word: str, paths: Mapping[str, Path]) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it has started."""
+    """Kill the process and its children."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -153,7 +153,7 @@ def _judged(folder: Path, case: KitCase, results: Path) -> Outcome:
     wanted = [np.load(folder / tensor.file, allow_pickle=False) for tensor in case.outputs]
     try:
         return outcome([_result(results, case, tensor) for tensor in case.outputs], wanted, case.limit)
-    except Exception as error:  # whatever reading somebody else's files raises
+    except Exception as error:  # files of an unknown writer may raise anything
         return ERROR, " ".join(str(error).split())[:200] or type(error).__name__
 
 

@@ -48,13 +48,13 @@ The report lists which features are right, wrong or refused, and proposes a targ
 
     rnn-lower lower IN.onnx OUT.onnx --target mine.toml
 """
-"""What lies in the folder for whoever gets it."""
+"""The README of a kit, for its recipient."""
 
 
 def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float = LIMIT) -> Manifest:
     """Write a kit to a new or empty folder by one rename. Raises RnnLowerError for other folders.
 
-    only: patterns of features, all without any.  limit: of each case.
+    only: patterns of features; empty for all.  limit: of each case.
     """
     chosen = _chosen(only)
     if not limit > 0:
@@ -65,7 +65,7 @@ def write(folder: Path, target: Target, only: Sequence[str] = (), limit: float =
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             manifest = _write_all(staging, target, chosen, limit)
-            staging.chmod(0o755)  # a temporary folder is for its owner only
+            staging.chmod(0o755)  # mkdtemp restricts access to the owner
             os.replace(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -130,7 +130,7 @@ def _lowered(model: onnx.ModelProto, form: str, target: Target) -> onnx.ModelPro
 
 
 def _save(root: Path, folder: str, values: Mapping[str, np.ndarray]) -> tuple[Tensor, ...]:
-    """Each array as FOLDER/NAME.npy, which is easily read in any language, and all of them as FOLDER.npz."""
+    """Save each array as FOLDER/NAME.npy, which any language can read, and all of them as FOLDER.npz."""
     (root / folder).mkdir()
     np.savez(root / f"{folder}.npz", **values)  # type: ignore[arg-type]
     tensors = []
@@ -142,9 +142,9 @@ def _save(root: Path, folder: str, values: Mapping[str, np.ndarray]) -> tuple[Te
 
 
 def expected(document: Document, feeds: Feeds) -> list[np.ndarray]:
-    """What a model with recurrent nodes has to give: by the fused operators of onnxruntime, or else the reference.
+    """Return the expected outputs of a model, from the native operators of onnxruntime or from the reference.
 
-    The reference judges where onnxruntime cannot be trusted with a node, and where its Softplus is infinite.
+    The reference is used if onnxruntime is known to be wrong for a node, or if its Softplus is infinite.
     """
     nodes = read_nodes(document.model, document.shape_info)
     if not any(map(refused_by_onnxruntime, nodes)):
