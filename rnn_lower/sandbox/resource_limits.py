@@ -164,7 +164,8 @@ def _answer_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> byte
     except MemoryError:  # no state to go on from
         raise
     except Exception as error:
-        return _ERROR + f"{function.__name__} failed: {error}".encode(errors="replace")
+        name = function.__name__.strip("_").replace("_", " ")
+        return _ERROR + f"{name} failed: {error}".encode(errors="replace")
 
 
 def _let_go(line: int) -> None:

@@ -186,14 +186,14 @@ def _folded(outline: onnx.ModelProto) -> list[list[list[int | None] | None]]:
     _optimizer()  # imported once, before children are forked
     try:
         shapes: list[list[list[int | None] | None]] = json.loads(
-            run_with_limits(_fold, without_annotations(outline).SerializeToString())
+            run_with_limits(_constant_folding, without_annotations(outline).SerializeToString())
         )
     except RnnLowerError:  # whatever folding stumbles over, what it would have found stays unknown
         return []
     return shapes
 
 
-def _fold(content: bytes) -> bytes:
+def _constant_folding(content: bytes) -> bytes:
     model = ir.serde.deserialize_model(onnx.ModelProto.FromString(content))
     count = 0
     for node, _ in recurrent_nodes(model):

@@ -102,10 +102,10 @@ def inferred(proto: onnx.ModelProto, follow: bool = False, hints: Shapes | None 
     graph too, which tells more, and has been wrong before. Raises RnnLowerError where inference fails.
     """
     limits = FOLLOWING if follow else {}
-    return onnx.ModelProto.FromString(run_with_limits(_infer, proto, follow, hints, **limits))
+    return onnx.ModelProto.FromString(run_with_limits(_shape_inference, proto, follow, hints, **limits))
 
 
-def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.ModelProto:
+def _shape_inference(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.ModelProto:
     content = without_annotations(proto, hints).SerializeToString()  # the copy is gone when the next ones are made
     inferred_model: onnx.ModelProto = onnx.shape_inference.infer_shapes(content, data_prop=follow)
     del content
@@ -119,13 +119,13 @@ def _infer(proto: onnx.ModelProto, follow: bool, hints: Shapes | None) -> onnx.M
 def misdeclared(proto: onnx.ModelProto) -> str:
     """The first error that strict inference finds in an outline, in one line, or nothing."""
     try:
-        run_with_limits(_infer_strictly, proto)
+        run_with_limits(_strict_inference, proto)
     except RnnLowerError as error:
         return " ".join(str(error).split())
     return ""
 
 
-def _infer_strictly(proto: onnx.ModelProto) -> bytes:
+def _strict_inference(proto: onnx.ModelProto) -> bytes:
     content = proto.SerializeToString()
     return onnx.shape_inference.infer_shapes(content, check_type=True, strict_mode=True) and b""
 
