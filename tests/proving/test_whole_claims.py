@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import pytest
 
@@ -262,37 +261,6 @@ def test_models_that_differ_where_integers_rarely_lead_are_not_proved(kind, monk
 def test_models_that_integers_lead_in_the_same_way_are_proved(kind):
     proof = rnn_lower.prove(*(decided(steps, DECIDED[kind][0]) for steps in (LOOP, UNROLLED)))
     assert proof.ok, proof.reasons
-
-
-def test_the_check_reports_what_no_sampled_input_shows():
-    """A step selects the state of an LSTM by a token that no sample holds; all weights are replaced."""
-
-    def selecting(seed: int) -> onnx.ModelProto:
-        rng = np.random.default_rng(seed)
-        made = onnx.parser.parse_model("""
-            <ir_version: 8, opset_import: ["": 17]>
-            main (float[3, 1, 2] x, int64[4] ids, float[4, 3] rows) => (y)
-            <float[3] none = {0, 0, 0}, int64 last = {50256}>
-            {
-                z, h = LSTM <hidden_size = 3> (x, W, R)
-                o = Constant <value = int64[2] {0, 1}> ()
-                q = Squeeze (h, o)
-                s, y = Scan <num_scan_inputs = 2, body = b (float[3] s, int64 t, float[3] r) => (float[3] u, float[3] v) {
-                    e = Equal (t, last)
-                    m = Where (e, q, r)
-                    u = Add (s, m)
-                    v = Identity (u)
-                }> (none, ids, rows)
-            }
-        """)
-        for name, size in (("W", 2), ("R", 3)):
-            array = rng.normal(size=(1, 12, size)).astype("f4")
-            made.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-        return made
-
-    original = selecting(0)
-    assert rnn_lower.check(original, rnn_lower.lower(original, loops=True)).ok
-    assert not rnn_lower.check(original, rnn_lower.lower(selecting(1), loops=True)).ok
 
 
 def test_models_with_narrow_integers_are_proved():
