@@ -29,7 +29,7 @@ SHAPING = ("Reshape", "Squeeze", "Unsqueeze", "Identity")
 
 
 def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.Value, float, float] | None:
-    """(x, low, high) where a value is x between two constants, low <= high.
+    """(x, low, high) if a value is x clipped between two constants with low <= high, else None.
 
     limits: of the clips of recurrent nodes, which are meant where only a rounded inverse is held.
     """
@@ -42,13 +42,13 @@ def clip_of(value: ir.Value | None, limits: Collection[float] = ()) -> tuple[ir.
 
 
 def sigmoid_of(value: ir.Value | None) -> ir.Value | None:
-    """x where a value is 1 / (e^-x + 1)."""
+    """x if a value is 1 / (e^-x + 1), else None."""
     grown, addend = _plus(_inverted(value))
     return _minus(_operand(_producer(grown, "Exp"))) if addend == 1.0 else None
 
 
 def unlimited(value: ir.Value | None, limits: Collection[float]) -> ir.Value | None:
-    """x where a value is clip(x, -l, l), beyond which tanh is 1. limits: of recurrent nodes, which count once."""
+    """x if a value is clip(x, -l, l) and tanh is 1 beyond l, else None. limits: clips of recurrent nodes, to keep."""
     clip = clip_of(value, limits)
     if clip is None or not -clip[1] == clip[2] >= TANH_IS_ONE:
         return None
@@ -63,7 +63,7 @@ def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def _bare(value: ir.Value | None) -> ir.Value | None:
-    """The value of which this one is the elements in another shape."""
+    """The value that this one is a reshaped copy of."""
     node = None if value is None else value.producer()
     while node is not None and node.domain == "" and node.op_type in SHAPING:
         value = node.inputs[0]
@@ -123,7 +123,7 @@ def _sum(node: ir.Node, limits: Collection[float]) -> tuple[ir.Value, float, flo
 
 
 def _above_zero(value: ir.Value | None) -> ir.Value | None:
-    """x where a value is max(0, x)"""
+    """x if a value is max(0, x), else None."""
     node = _producer(value, "Relu", "Max", "Clip")
     if node is None or node.op_type == "Relu":
         return _operand(node)
@@ -134,7 +134,7 @@ def _above_zero(value: ir.Value | None) -> ir.Value | None:
 
 
 def _at_most(value: ir.Value | None, limits: Collection[float]) -> tuple[ir.Value | None, float | None]:
-    """(x, l) where a value is min(x, l), for x >= 0"""
+    """(x, l) if a value is min(x, l) for x >= 0, else None."""
     nothing = _minus(_above_zero(value))
     if _above_zero(nothing) is not None:
         return nothing, 0.0
@@ -148,7 +148,7 @@ def _at_most(value: ir.Value | None, limits: Collection[float]) -> tuple[ir.Valu
 
 
 def _inverted(value: ir.Value | None) -> ir.Value | None:
-    """x where a value is 1 / x"""
+    """x if a value is 1 / x, else None."""
     node = _producer(value, "Reciprocal", "Div")
     if node is None or node.op_type == "Reciprocal":
         return _operand(node)
@@ -156,14 +156,14 @@ def _inverted(value: ir.Value | None) -> ir.Value | None:
 
 
 def _plus(value: ir.Value | None) -> tuple[ir.Value | None, float | None]:
-    """(x, c) where a value is x + c"""
+    """(x, c) if a value is x + c, else None."""
     node = _producer(value, "Add", "Sub")
     number = _number(_operand(node, 1))
     return _operand(node), -number if number is not None and node is not None and node.op_type == "Sub" else number
 
 
 def _minus(value: ir.Value | None) -> ir.Value | None:
-    """x where a value is -x"""
+    """x if a value is -x, else None."""
     node = _producer(value, "Mul", "Neg", "Sub")
     if node is None or node.op_type == "Neg":
         return _operand(node)

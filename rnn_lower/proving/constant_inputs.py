@@ -19,7 +19,7 @@ MOST_NODES = 64
 
 
 def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
-    """What a value holds; None when that is known at run time only. Raises OutOfScopeError when nobody can tell."""
+    """The content of a value, or None if only known at run time. Raises OutOfScopeError if it cannot be evaluated."""
     known_value = constant(value)
     chain = [] if value is None or known_value is not None else _chain(value)
     if value is None or not chain:
@@ -36,7 +36,7 @@ def content(value: ir.Value | None, opset: int) -> np.ndarray | None:
 
 
 def _chain(value: ir.Value) -> list[ir.Node]:
-    """The nodes that move constants to a value, first things first; none if anything else is among them."""
+    """The nodes that move constants to a value, in order; empty if any node does more than move them."""
     chain: dict[ir.Node, None] = {}
     waiting = [value]
     while waiting:

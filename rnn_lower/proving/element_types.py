@@ -25,7 +25,7 @@ WIDENINGS = {
 
 
 class ElementTypes:
-    """Follows element types through nodes in their order. Raises WrongError where an operator does not take one.
+    """Infers element types node by node. Raises WrongError if an operator does not accept a type.
 
     inputs: of what the replaced node reads.  dtype: of that node.
     """
@@ -35,7 +35,7 @@ class ElementTypes:
         self._dtype, self._opset = dtype, opset
 
     def dtype_of(self, value: ir.Value | None) -> DType:
-        """The element type of a value that was followed to, or of a constant."""
+        """The element type of a constant or of a value that was inferred before."""
         if value is None:
             return None
         if value not in self._types:
@@ -47,19 +47,19 @@ class ElementTypes:
         return self._types.get(value)
 
     def follow(self, nodes: Iterable[ir.Node]) -> None:
-        """Find the types of what nodes compute, and compare them with those that are declared."""
+        """Infer the element types of the outputs of nodes, and compare them with the declared ones."""
         for node in nodes:
             types = self._results(node)
             for value, dtype in zip(node.outputs, types, strict=False):
                 self.declare(value, dtype)
 
     def declare(self, value: ir.Value, dtype: DType) -> None:
-        """Set the type of a value; raises WrongError where the model declares another one."""
+        """Set the type of a value. Raises WrongError if the model declares another type."""
         _agree(dtype, value.dtype, f"'{value.name}' is {_name(dtype)}, and declared as {_name(value.dtype)}")
         self._types[value] = dtype
 
     def expect(self, value: ir.Value, dtype: DType) -> None:
-        """Compare the type of a value with that of the node's output; raises WrongError."""
+        """Compare the type of a value with that of the node's output. Raises WrongError if they differ."""
         _agree(
             self.dtype_of(value), dtype, f"'{value.name}' is {_name(self.dtype_of(value))} instead of {_name(dtype)}"
         )
@@ -119,7 +119,7 @@ class ElementTypes:
         return [then or orelse for then, orelse in pairs]
 
     def _carried(self, node: ir.Node, operands: Sequence[DType], states: int, first: int) -> Sequence[DType]:
-        """first: how many outputs of the body precede its states."""
+        """The types of the outputs of a loop. first: the number of body outputs before the states."""
         body = node.attributes["body"].as_graph()
         for value, dtype in zip(body.inputs, operands, strict=False):
             self.declare(value, dtype or value.dtype)
@@ -136,7 +136,7 @@ class ElementTypes:
 
 
 def _agree(first: DType, second: DType, text: str) -> None:
-    """Raise WrongError where two types that are known differ."""
+    """Raise WrongError if two known types differ."""
     if None not in (first, second) and first != second:
         raise WrongError(text)
 
@@ -151,7 +151,7 @@ def _formal_dtype(formal: onnx.defs.OpSchema.FormalParameter, variables: Mapping
 
 
 def _literal_dtype(node: ir.Node) -> DType:
-    """The element type of what a Constant node holds."""
+    """The element type of a Constant node."""
     attribute = next(iter(node.attributes.values()), None)
     if attribute is None:
         return None

@@ -23,7 +23,7 @@ COMPARE = ("Less", "Greater", "Max", "Min", "Add", "Sub")
 
 
 def _binary(call: Call) -> str:
-    """Two operands of one kind."""
+    """A binary operator on two floats or two integers."""
     if len(call.node.inputs) != 2:
         return f"{call.node.op_type} of {len(call.node.inputs)} values"
     a, b = call[0], call[1]
@@ -45,7 +45,7 @@ def _clip(call: Call) -> str:
 
 
 def _cast(call: Call) -> str:
-    """A narrow type wraps lengths that are larger."""
+    """A Cast; narrow integers are out of scope, because long sequences would wrap around."""
     to = call.attribute("to")
     dtype = ir.DataType[to] if isinstance(to, str) else ir.DataType(to)
     narrow = dtype.is_integer() and dtype.bitwidth < 32 and call[0].dtype == np.int64
@@ -53,7 +53,7 @@ def _cast(call: Call) -> str:
 
 
 def _conv(call: Call) -> str:
-    """A kernel of one point: at each position a product of the channels with it."""
+    """A Conv with a kernel of size 1: a product over the channels at each position."""
     unusual = call.node.attributes.keys() - {"kernel_shape", "group"} or call.attribute("group", 1) != 1
     plain = call[0].ndim == call[1].ndim == 4 and call[1].shape[2:] == (1, 1) and len(call.inputs) == 2
     return "" if plain and not unusual else "a Conv that is not 1 x 1"
@@ -66,7 +66,7 @@ def _matmul(call: Call) -> str:
 
 
 def _full_reduction(dtype: type) -> Callable[[Call], str]:
-    """A reduction along all axes."""
+    """A reduction over all axes."""
 
     def check(call: Call) -> str:
         along_some = len(call.node.inputs) > 1 or {"axes", "noop_with_empty_axes"} & call.node.attributes.keys()
@@ -78,7 +78,7 @@ def _full_reduction(dtype: type) -> Callable[[Call], str]:
 
 
 def _slice(call: Call) -> str:
-    """A part that ends beyond the end is another part of a longer sequence."""
+    """A Slice; one that ends beyond its input is out of scope, because a longer sequence would give other elements."""
     starts, ends, axes = (call.parameter(name, k) for k, name in enumerate(("starts", "ends", "axes"), 1))
     for index, axis in enumerate(range(len(starts or ())) if axes is None else axes):
         size, start, end = call[0].shape[axis], (starts or ())[index], (ends or ())[index]
@@ -104,7 +104,7 @@ EMITTED = {
 
 
 class EmittedInterpreter(Interpreter):
-    """Runs emitted nodes.
+    """Evaluates emitted nodes on field elements.
 
     longest: the largest length that is compared, where the model leaves the length open.
     recorded: when it is a list, every array of field elements that is computed is added to it.
@@ -133,7 +133,7 @@ class EmittedInterpreter(Interpreter):
         return results
 
     def _compare_shape(self, value: ir.Value, array: Array) -> None:
-        """Raise WrongError where a value is not of the shape that is declared of it.
+        """Raise WrongError if a value does not have its declared shape.
 
         What takes the place of the node's outputs is declared as before, which the model diff looks at.
         """
@@ -157,7 +157,7 @@ class EmittedInterpreter(Interpreter):
         return super()._compute(call)
 
     def _check_bound(self, call: Call, longest: int) -> None:
-        """Raise OutOfScopeError where floats that count something meet a number beyond the lengths compared."""
+        """Raise OutOfScopeError if floats that count are computed with a number beyond the compared lengths."""
         if call.node not in self._bounds:
             known = [known_tensor(value) is not None for value in call.node.inputs]
             numbers = [self.field.small(call[index]) if known[index] else None for index in (0, 1)]
@@ -167,7 +167,7 @@ class EmittedInterpreter(Interpreter):
                 raise OutOfScopeError(f"the model compares lengths with {most}")
 
     def _if(self, node: ir.Node) -> list[Array]:
-        """Where floats decide, both branches have to come to the same."""
+        """An If; if floats decide, both branches must return the same values."""
         condition = self._operands(node)[0]
         if condition is None or condition.dtype != np.uint64 or condition.size != 1:
             return super()._if(node)
@@ -177,7 +177,7 @@ class EmittedInterpreter(Interpreter):
         return then
 
     def _is_inside_group(self, node: ir.Node) -> bool:
-        """Whether a node's result goes into nothing but what is known as one function of one number."""
+        """Whether only nodes of one algebraic pattern read a node's result."""
         nodes, inside = list(self._graph.all_nodes), set[ir.Node]()
         for end in nodes:
             group = self._group(end) if end.inputs and end.op_type not in WITH_BODIES else None
@@ -193,7 +193,7 @@ class EmittedInterpreter(Interpreter):
 
 
 def _symbol_sizes(inputs: Mapping[ir.Value, Array]) -> dict[str, int]:
-    """Sizes by the names that inputs declare for them; none for a name that stands for several."""
+    """The sizes by symbolic name, without names that stand for several sizes."""
     sizes_of: dict[str, set[int]] = {}
     for value, array in inputs.items():
         for dim, size in zip(value.shape or (), array.shape, strict=False):

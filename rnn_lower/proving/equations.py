@@ -35,7 +35,7 @@ Function = tuple[str, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """What the equations are computed with: arrays of field elements, or of floats.
+    """The operations that the equations use, on arrays of field elements or of floats.
 
     clip: of x, to a limit and its negative.  activation: by name, of x, alpha and beta.
     """
@@ -52,7 +52,7 @@ class Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class TraceEntry:
-    """What a step computed for the rows that have it: when, in which direction, and the name of it."""
+    """One intermediate result: time, direction, name, and the values of the rows that run at this step."""
 
     step: int
     reverse: bool
@@ -62,7 +62,7 @@ class TraceEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Recurrence:
-    """One node as the ONNX text reads it.
+    """One recurrent node with all defaults filled in, as the ONNX text defines them.
 
     backwards: one entry per direction.  functions: f, g, h per direction.  limit: of clip, None when off.
     reset_after: linear_before_reset.  coupled: input_forget.
@@ -85,13 +85,13 @@ class Recurrence:
 
 
 def read(node: ir.Node, dtype: ir.DataType) -> Recurrence:
-    """A valid node as the text reads it. dtype: of X; 16-bit types are computed in float32."""
+    """The `Recurrence` of a valid node. dtype: the type of X; 16-bit types are computed in float32."""
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     return recurrence(node.op_type, attributes, np.dtype(np.float64 if dtype == ir.DataType.DOUBLE else np.float32))
 
 
 def recurrence(op: str, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> Recurrence:
-    """The same of an operator with its attributes."""
+    """The `Recurrence` of an operator with these attributes."""
     backwards = BACKWARDS.get(attributes.get("direction") or "", (False,))
     limit = attributes.get("clip")
     on = limit is not None and np.isfinite(limit) and (limit >= 0 if op == "RNN" else limit > 0)
@@ -105,7 +105,7 @@ def recurrence(op: str, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> 
 def _functions(
     op: str, directions: int, attributes: Mapping[str, Any], dtype: np.dtype[Any]
 ) -> tuple[tuple[Function, ...], ...]:
-    """alpha and beta are queues over the whole node; a default is the text's decimal in the type computed in."""
+    """The activation functions. The whole node consumes alpha and beta in order; defaults have the compute type."""
     per = len(DEFAULTS[op])
     names = [name.lower() for name in attributes.get("activations") or ()] or DEFAULTS[op] * directions
     queues = [iter(attributes.get(name) or ()) for name in ("activation_alpha", "activation_beta")]
@@ -121,7 +121,7 @@ def _functions(
 
 
 def bias(field: Field, B: Array, dtype: np.dtype[Any], folded: bool) -> tuple[Array, Array, Array]:
-    """Wb, Rb and their sum of known numbers B [num_directions, 2 * gates * hidden_size].
+    """Wb, Rb and their sum, for known B [num_directions, 2 * gates * hidden_size].
 
     folded: the sum is rounded to the nearest, as it is where it is a constant of the lowered graph.
     """
@@ -132,7 +132,7 @@ def bias(field: Field, B: Array, dtype: np.dtype[Any], folded: bool) -> tuple[Ar
 
 
 def halves(arithmetic: Arithmetic, B: Array) -> tuple[Array, Array, Array]:
-    """The same of elements of the arithmetic, which nothing has folded."""
+    """Wb, Rb and their sum, for elements of the arithmetic that no constant folding has rounded."""
     Wb, Rb = np.split(B, 2, axis=1)
     return Wb, Rb, arithmetic.add(Wb, Rb)
 
@@ -141,7 +141,7 @@ def evaluate(
     arithmetic: Arithmetic, node: Recurrence, arrays: Mapping[str, Any], lengths: Array | None,
     trace: list[TraceEntry] | None = None,
 ) -> dict[str, Array]:  # fmt: skip
-    """Y, Y_h and for LSTM Y_c of a node.
+    """The outputs of a node: Y, Y_h and, for LSTM, Y_c.
 
     arrays: elements by the names of the text, B as the three parts of `bias`.  lengths: sequence_lens.
     trace: filled with what every step computes, in order.
@@ -203,7 +203,7 @@ class _Step:
             self.trace.append(TraceEntry(self.t, self.reverse, name, values))
 
     def _columns(self, gate: str) -> slice:
-        """Where a gate lies in weights, biases, and what is projected."""
+        """The columns of a gate in weights, biases and projections."""
         start = self.node.gates.index(gate) * self.H
         return slice(start, start + self.H)
 
@@ -216,7 +216,7 @@ class _Step:
         return add(add(x[..., columns], self._recurrent(gate, h)), self.b[columns])
 
     def _active(self, gate: str, function: int, x: Array) -> Array:
-        """The gate's function of its pre-activation, after clip; of the cell state, without."""
+        """The activation of a gate's clipped pre-activation, or of the unclipped cell state."""
         if self.node.limit is not None and gate:
             x = self.arithmetic.clip(x, self.node.limit)
         name, alpha, beta = self.functions[function]

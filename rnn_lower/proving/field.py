@@ -25,7 +25,7 @@ _PIECE, _PIECES, _DEPTH = 11, 3, 512
 
 
 class Field:
-    """The integers modulo a prime between 2^30 and 2^31, chosen by `seed`, with functions keyed by it.
+    """The integers modulo a prime between 2^30 and 2^31; `seed` determines the prime and the random functions.
 
     symbols: NaN and the infinities that it has made elements of, for which no law of arithmetic holds.
     """
@@ -50,7 +50,7 @@ class Field:
         return self._rng.integers(0, self.prime, shape, np.uint64)
 
     def embed(self, numbers: object) -> Array:
-        """The image of floats of any type, exact; NaN and the infinities are symbols of their own."""
+        """The exact image of floats of any type; NaN and the infinities become opaque symbols."""
         array = np.asarray(numbers)
         result = np.empty(array.shape, np.uint64)
         source, target = array.reshape(-1), result.reshape(-1)
@@ -71,17 +71,17 @@ class Field:
         return result
 
     def number(self, number: float) -> Array:
-        """The image of one number, kept."""
+        """The cached image of one number."""
         if number not in self._numbers or not math.isfinite(number):
             self._numbers[number] = self.embed(np.float64(number))
         return self._numbers[number]
 
     def integers(self, numbers: Array) -> Array:
-        """The image of integers or truth values."""
+        """The image of integers or booleans."""
         return np.asarray(np.asarray(numbers).astype(np.int64) % self.prime, np.uint64)
 
     def small(self, x: Array) -> Array | None:
-        """The integers below SMALL that elements stand for; None when one of them is no such integer."""
+        """The integers below SMALL that the elements represent, or None if one represents no such integer."""
         signed = self.signed(x)
         return signed if bool(np.all(np.abs(signed) < SMALL)) else None
 
@@ -105,7 +105,7 @@ class Field:
         return np.asarray((a * b) % self._p)
 
     def inverse(self, a: Array) -> Array:
-        """1 / a by Fermat's little theorem; of 0 it is 0."""
+        """1 / a by Fermat's little theorem; 0 for a = 0."""
         result, power, rest = np.ones_like(a), a, self.prime - 2
         while rest:
             if rest & 1:
@@ -114,11 +114,11 @@ class Field:
         return result
 
     def total(self, a: Array, axes: tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
-        """The sum along axes, or of all."""
+        """The sum along axes, or of all elements."""
         return np.asarray(a.sum(axis=axes, dtype=np.uint64, keepdims=keepdims) % self._p)
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """The product of a [..., K] and b [K, M], by float64 products that are exact."""
+        """The product of a [..., K] and b [K, M], by exact float64 products."""
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         total: Array = np.zeros((len(rows), b.shape[1]), np.uint64)
         for start in range(0, rows.shape[1], _DEPTH):
@@ -126,7 +126,7 @@ class Field:
         return total.reshape(*a.shape[:-1], b.shape[1])
 
     def _product(self, a: Array, b: Array) -> Array:
-        """The smaller one is cut into pieces of a few bits, side by side, so that the larger one is read once."""
+        """The exact product; the smaller operand is split into pieces of a few bits, to read the larger one once."""
         if a.size <= b.size:
             product = np.concatenate(self._pieces(a)) @ b.astype(np.float64)
             parts = product.reshape(_PIECES, len(a), b.shape[1])
@@ -162,7 +162,7 @@ class Field:
         return np.asarray((mixed ^ (mixed >> np.uint64(31))) % self._p)
 
     def above_zero(self, x: Array) -> Array:
-        """0 < x: truth values where all x stand for small integers, else 0, 1 or a random element."""
+        """0 < x: booleans if all x represent small integers, else 0, 1 or a random element."""
         signed = self.signed(x)
         small = np.abs(signed) < SMALL
         if bool(small.all()):
@@ -170,13 +170,13 @@ class Field:
         return np.where(small, (signed > 0).astype(np.uint64), self.function("above zero", x))
 
     def sigmoid(self, x: Array) -> Array:
-        """A random function but for s(x) + s(-x) = 1."""
+        """A random function s with s(x) + s(-x) = 1."""
         signed = self.signed(x)
         share = self.function("sigmoid", np.abs(signed).astype(np.uint64))
         return np.where(signed < 0, self.subtract(np.uint64(1), share), share)  # type: ignore[arg-type]
 
     def relu(self, x: Array) -> Array:
-        """x s(x), where s is random but for s(x) + s(-x) = 1, so that relu(x) - relu(-x) = x holds for every x."""
+        """x s(x) for a random function s with s(x) + s(-x) = 1, so that relu(x) - relu(-x) = x."""
         signed = self.signed(x)
         switch = self.function("sign", np.abs(signed).astype(np.uint64))
         switch = np.where(signed > 0, switch, self.subtract(np.uint64(1), switch))  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ class Field:
 
 
 def is_prime(number: int) -> bool:
-    """Miller and Rabin's test, which is no guess below 3.2 * 10^9 with these bases (Jaeschke 1993)."""
+    """Whether a number is prime: the Miller-Rabin test, exact below 3.2 * 10^9 with these bases (Jaeschke 1993)."""
     if number < 11 or any(number % base == 0 for base in (2, 3, 5, 7)):
         return number in (2, 3, 5, 7)
     odd, twos = number - 1, 0

@@ -12,11 +12,11 @@ from rnn_lower.opset.convert import ir_version_of
 
 
 class CallError(RnnLowerError):
-    """A function that lowering has made was changed so that it is none that the model can call."""
+    """A function that lowering emitted was changed so that the model cannot call it."""
 
 
 def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.ModelProto:
-    """The lowered model without calls that lowering has made, and without what they needed: domain and IR version.
+    """The lowered model with emitted function calls inlined, and without the domain and IR version that they needed.
 
     before: the original. A model without such calls is answered as it is.
     """
@@ -61,7 +61,7 @@ def without_made_calls(after: onnx.ModelProto, before: onnx.ModelProto) -> onnx.
 
 
 def _marked(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Emitted nodes, wherever they are."""
+    """All emitted nodes, also those in bodies and functions."""
     holders = protobuf.holders(model)
     nodes = (node for holder in holders for node in holder.node)
     return [node for node in nodes if any(entry.key == NODE_MARK for entry in node.metadata_props)]

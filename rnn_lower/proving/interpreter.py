@@ -45,12 +45,12 @@ ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Where", "MatMul",
 
 
 class NoStepsError(Exception):
-    """A Scan of no steps, of which no shape is known and which onnxruntime refuses."""
+    """A Scan without steps: its output shapes are unknown, and onnxruntime refuses it."""
 
 
 @dataclasses.dataclass
 class Graph:
-    """What is run: nodes in order, and the values that are wanted of them."""
+    """The nodes to run, in order, and the values to return."""
 
     nodes: Sequence[ir.Node]
     wanted: Sequence[ir.Value]
@@ -58,20 +58,20 @@ class Graph:
 
     @property
     def all_nodes(self) -> Iterator[ir.Node]:
-        """The nodes, and those of their bodies."""
+        """The nodes, including those of their bodies."""
         return with_bodies(self.nodes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Nodes that are together one function of one number (`algebraic_patterns`)."""
+    """Nodes that together compute one function of one number (`algebraic_patterns`)."""
 
     function: Callable[[Array], Array]
     argument: ir.Value
 
 
 class Interpreter:
-    """Runs graphs over a field. Constants are turned into field elements once.
+    """Evaluates graphs over a field, and converts each constant to field elements once.
 
     limits: of the clips of recurrent nodes.  deadline: of this thread's CPU time; OutOfScopeError is raised then.
     """
@@ -88,20 +88,20 @@ class Interpreter:
         self._passes = 0
 
     def run(self, graph: Graph, inputs: Mapping[ir.Value, Array]) -> list[Array]:
-        """The wanted values. inputs: what is known at run time only."""
+        """The wanted values. inputs: the values that are only known at run time."""
         self._values, self._graph, self._passes, self._undefined = dict(inputs), graph, 0, {}
         for node in graph.nodes:
             self._execute(node)
         return self._defined([self._value(value) for value in graph.wanted])
 
     def _defined(self, arrays: list[T]) -> list[T]:
-        """The same arrays. Raises OutOfScopeError where a division by zero has made one of them."""
+        """The same arrays. Raises UndefinedError if one of them results from a division by zero."""
         if self._is_undefined(arrays):
             raise UndefinedError("a division by zero")
         return arrays
 
     def _is_undefined(self, arrays: Sequence[object]) -> bool:
-        """Whether a division by zero has made one of these."""
+        """Whether one of these arrays results from a division by zero."""
         return bool(self._undefined) and any(id(array) in self._undefined for array in arrays)
 
     def _value(self, value: ir.Value) -> Array:
@@ -159,7 +159,7 @@ class Interpreter:
         return [None if value is None else self._value(value) for value in node.inputs]
 
     def _compute(self, call: Call) -> Sequence[Array]:
-        """What one operator makes of its operands."""
+        """The results of one operator."""
         node = call.node
         if node.domain not in DEFAULT_DOMAINS or node.op_type not in ALL_OPERATORS:
             raise OutOfScopeError(f"operator {node.domain and node.domain + '.'}{node.op_type}")
@@ -168,7 +168,7 @@ class Interpreter:
         return result if isinstance(result, list) else [result]
 
     def _group(self, node: ir.Node) -> Group | None:
-        """What a node ends, if it ends one function of one number."""
+        """The group that a node completes, or None if it completes no algebraic pattern."""
         if node.domain not in DEFAULT_DOMAINS or node.op_type in algebraic_patterns.SHAPING:
             return None
         clipped = algebraic_patterns.clip_of(node.outputs[0], self._limits)
@@ -182,7 +182,7 @@ class Interpreter:
         return None if argument is None else Group(functools.partial(scalar_functions.tanh, self.field), argument)
 
     def _argument(self, value: ir.Value, operands: Sequence[Array | None]) -> Array:
-        """What a group of nodes is a function of, in the shape in which its last node works."""
+        """The argument of a group of nodes, in the shape of the operands of its last node."""
         shape = np.broadcast_shapes(*(np.shape(operand) for operand in operands if operand is not None))
         (argument,) = self._defined([self._value(value)])
         return argument.reshape(shape)
@@ -190,7 +190,7 @@ class Interpreter:
     # -- operators with bodies -------------------------------------------------------------------------------------
 
     def _body(self, body: ir.Graph, arguments: Sequence[Array]) -> list[Array]:
-        """One pass through a body."""
+        """The outputs of a body for these arguments."""
         if len(arguments) != len(body.inputs):
             raise WrongError(f"a body with {len(body.inputs)} inputs gets {len(arguments)} arguments")
         self._passes += 1
@@ -207,7 +207,7 @@ class Interpreter:
         return [self._body(node.attributes[name].as_graph(), []) for name in ("then_branch", "else_branch")]
 
     def _if(self, node: ir.Node) -> list[Array]:
-        """One branch; both, weighted, where floats decide."""
+        """The outputs of one branch, or a weighted mean of both if floats decide."""
         condition = self._operands(node)[0]
         if condition is None or condition.dtype == np.int64 or condition.size != 1:
             raise OutOfScopeError("If with a condition that is not a boolean")
@@ -223,7 +223,7 @@ class Interpreter:
         return array if array.dtype == np.uint64 else self.field.integers(array)
 
     def _loop(self, node: ir.Node) -> list[Array]:
-        """Without a limit it ends by its condition; without a condition that is true."""
+        """The results of a Loop; a missing condition counts as true."""
         trips, condition, *states = self._operands(node)
         trips = np.array(2**31) if trips is None else trips
         condition = np.array(True) if condition is None else condition
@@ -242,7 +242,7 @@ class Interpreter:
         return [*states, *_stacked(steps, body.outputs[1 + len(states) :])]  # type: ignore[list-item]
 
     def _scan(self, node: ir.Node) -> list[Array]:
-        """Scan from version 9 on; version 8, with its batch axis, is not emitted."""
+        """The results of a Scan of version 9 or newer; version 8, with its batch axis, is never emitted."""
         operands, body = (
             [array for array in self._operands(node) if array is not None],
             node.attributes["body"].as_graph(),
@@ -274,12 +274,12 @@ class Interpreter:
 
 
 def _axes(attributes: Mapping[str, Sequence[int]], name: str, count: int) -> list[Sequence[int]]:
-    """The axes and the directions of what a Scan cuts up or stacks."""
+    """The axes and directions of a Scan's inputs or outputs."""
     return [attributes.get(f"{name}_{what}", [0] * count) for what in ("axes", "directions")]
 
 
 def _stacked(steps: Sequence[Sequence[Array]], outputs: Sequence[ir.Value]) -> list[Array]:
-    """What the steps of a loop give; after no step every size that its body does not declare is 0."""
+    """The stacked results of the steps of a loop; without steps, sizes that the body does not declare are 0."""
     if steps:
         return [np.stack(rows) for rows in zip(*steps, strict=True)]
     shapes = [[size if isinstance(size, int) else 0 for size in value.shape or ()] for value in outputs]
@@ -288,7 +288,7 @@ def _stacked(steps: Sequence[Sequence[Array]], outputs: Sequence[ir.Value]) -> l
 
 
 def size_of_result(call: Call) -> int:
-    """How many elements an operator makes, or more."""
+    """An upper bound on the number of elements of an operator's result."""
     arrays = call.operands
     if call.node.op_type in ELEMENTWISE and all(array.size <= FEW for array in arrays):
         return FEW  # or the square of it, which is below the limit as well

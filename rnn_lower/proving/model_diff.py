@@ -32,7 +32,7 @@ Model = tuple[onnx.ModelProto, Path | None]
 
 
 def only_recurrent_nodes_changed(before: Model, after: Model) -> list[str]:
-    """What differs between a model and its lowered form beyond what lowering is for; empty when nothing does.
+    """The differences between a model and its lowered form, apart from the recurrent nodes.
 
     Emitted nodes are known by their metadata, new weights by being used by those alone. External data is compared by
     content, wherever it lies.
@@ -58,7 +58,7 @@ class _Diff:
         self._folders, self._before = folders, before
 
     def messages(self, path: str, old: Any, new: Any, skipped: Sequence[str] = ()) -> Iterator[str]:
-        """What differs between two messages of one type; unknown fields are compared as bytes."""
+        """The differences between two messages of one type; unknown fields are compared as bytes."""
         if isinstance(old, onnx.NodeProto) and all(map(_is_plain, old.attribute)) and _in_bytes(old) == _in_bytes(new):
             return
         if isinstance(old, onnx.TensorProto) and not skipped:
@@ -89,7 +89,7 @@ class _Diff:
                     yield from self.messages(f"{field_path}[{index}]", *pair)
 
     def graphs(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
-        """The same of two graphs or functions, but for what belongs to recurrent nodes."""
+        """The differences between two graphs or functions, apart from recurrent nodes and their weights."""
         yield from self.nodes(path, old, new)
         if isinstance(old, onnx.FunctionProto) or isinstance(new, onnx.FunctionProto):
             yield from self.messages(path, old, new, ["node"])
@@ -129,7 +129,7 @@ class _Diff:
     def _verified_info(
         self, old: onnx.ValueInfoProto, new: onnx.ValueInfoProto, near: Container[str]
     ) -> onnx.ValueInfoProto:
-        """What is declared of a value, without sizes that were rightly taken back.
+        """The declaration of a value, without sizes that lowering had reason to drop.
 
         Of those that emitted nodes take or give sizes may go that nothing confirms, and of others where one cannot be.
         """
@@ -152,7 +152,7 @@ class _Diff:
 
     @functools.cached_property
     def _inferred(self) -> dict[str, list[int | None]]:
-        """Shapes by name, as inference finds them without any annotation."""
+        """The inferred shapes by name, ignoring annotations."""
         try:
             graphs = protobuf.graphs_in(inferred(self._before, follow=True).graph)
         except RnnLowerError:  # then nothing was taken back for what it would have found
@@ -161,7 +161,7 @@ class _Diff:
         return {name: sizes for name, sizes in shapes.items() if sizes is not None}
 
     def weights(self, path: str, old: onnx.GraphProto, new: onnx.GraphProto) -> Iterator[str]:
-        """What differs of initializers; those that recurrent nodes alone have read may go, for others that do."""
+        """The differences between initializers; those that only recurrent nodes read may be replaced."""
         there, here = _initializers(old), _initializers(new)
         used = {*_used(new), *(_named_by_training(self._before) if old is self._before.graph else ())}
         inputs, replaceable = {value.name for value in new.input}, _read_by_recurrent(old)
@@ -183,7 +183,7 @@ class _Diff:
             yield f"{path}: the order of the initializers has changed"
 
     def nodes(self, path: str, old: protobuf.Holder, new: protobuf.Holder) -> Iterator[str]:
-        """What differs of nodes that are neither replaced nor emitted."""
+        """The differences between nodes that are neither replaced nor emitted."""
         by_outputs = {tuple(node.output): node for node in new.node}
         needed, weights = set(_used(new)), _read_by_recurrent(old)
         before = [node for node in old.node if not _replaced(node, by_outputs, needed, weights)]
@@ -213,7 +213,7 @@ class _Diff:
 def _replaced(
     node: onnx.NodeProto, after: Mapping[Any, onnx.NodeProto], needed: set[str], weights: set[str]
 ) -> bool:  # fmt: skip
-    """needed: names that are used afterwards.  weights: those that recurrent nodes read, or what moves them."""
+    """The nodes that lowering replaced. needed: names used afterwards.  weights: names that recurrent nodes read."""
     there = after.get(tuple(node.output))
     if is_recurrent(node):
         return there is None or there.op_type != node.op_type
@@ -223,13 +223,13 @@ def _replaced(
 
 
 def _initializers(graph: onnx.GraphProto) -> dict[tuple[str, str], Any]:
-    """By kind and name."""
+    """The initializers by kind and name."""
     dense = {("dense", tensor.name): tensor for tensor in graph.initializer}
     return {**dense, **{("sparse", sparse.values.name): sparse for sparse in graph.sparse_initializer}}
 
 
 def _pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
-    """The data of a tensor, a few megabytes at a time."""
+    """The data of a tensor, in pieces of a few megabytes."""
     size = 1 << 22
     if not protobuf.is_external(tensor):
         data = tensor.raw_data
@@ -245,12 +245,12 @@ def _pieces(tensor: onnx.TensorProto, folder: Path | None) -> Iterator[bytes]:
 
 
 def _unknown_fields(message: Any) -> list[tuple[int, int, str]]:
-    """Number, wire type and data of the fields that this version of onnx does not know."""
+    """The number, wire type and data of each field that the installed onnx does not know."""
     return [(field.field_number, field.wire_type, repr(field.data)) for field in UnknownFieldSet(message)]
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """As messages are, but NaN is NaN, and 0 is not -0."""
+    """Whether two messages are equal; NaN equals NaN, and 0 differs from -0."""
     if hasattr(a, "SerializeToString"):
         return bool(a == b or _in_bytes(a) == _in_bytes(b))
     if hasattr(a, "__len__") and not isinstance(a, (str, bytes)):
@@ -259,7 +259,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _is_plain(attribute: onnx.AttributeProto) -> bool:
-    """Whether it has neither bodies nor tensors, of which the same words may mean other data."""
+    """Whether an attribute contains neither bodies nor tensors, whose equal bytes may refer to different data."""
     return attribute.type in _PLAIN
 
 
@@ -268,7 +268,7 @@ def _in_bytes(message: Any) -> bytes:
 
 
 def _above(graph: protobuf.Holder) -> set[str]:
-    """What the emitted nodes of a graph and of its bodies are computed from, its nodes being in their order."""
+    """The values that the emitted nodes of a graph and its bodies are computed from."""
     sources: set[str] = set()
     for node in reversed(graph.node):
         inner = set().union(*map(_above, protobuf.graphs_of(node)))
@@ -278,7 +278,7 @@ def _above(graph: protobuf.Holder) -> set[str]:
 
 
 def _reshaped(graph: onnx.GraphProto, emitted: set[str]) -> set[str]:
-    """What the nodes of a graph, in their order, make of emitted values by changing the shape alone."""
+    """The values that the nodes of a graph derive from emitted values by reshaping only."""
     reshaped: set[str] = set()
     for node in graph.node:
         if node.op_type in RESHAPES and node.input and node.input[0] in emitted | reshaped:
@@ -287,7 +287,7 @@ def _reshaped(graph: onnx.GraphProto, emitted: set[str]) -> set[str]:
 
 
 def _repeats(info: onnx.ValueInfoProto, tensor: onnx.TensorProto | None) -> bool:
-    """Whether a declaration says of a weight what this says itself."""
+    """Whether a declaration repeats the type and shape of a weight."""
     kind = info.type.tensor_type
     return tensor is not None and kind.elem_type == tensor.data_type and sizes_of(info) == list(tensor.dims)
 
@@ -297,7 +297,7 @@ def _emitted(node: onnx.NodeProto) -> bool:
 
 
 def _used(graph: protobuf.Holder, emitted: bool = True) -> Iterator[str]:
-    """Names that nodes of a graph and its bodies take, or that it gives; emitted=False: those of other nodes only."""
+    """The names that a graph, its nodes and bodies use. emitted=False: without names that only emitted nodes use."""
     yield from (value if isinstance(value, str) else value.name for value in graph.output)
     for node in graph.node:
         if emitted or not _emitted(node):
@@ -307,7 +307,7 @@ def _used(graph: protobuf.Holder, emitted: bool = True) -> Iterator[str]:
 
 
 def _read_by_recurrent(graph: protobuf.Holder) -> set[str]:
-    """Names that recurrent nodes read, here and in bodies, and those of what moves them on the way."""
+    """The names that recurrent nodes read, also in bodies and through nodes that move data."""
     names: set[str] = set()
     for node in graph.node:
         if is_recurrent(node):
@@ -321,7 +321,7 @@ def _read_by_recurrent(graph: protobuf.Holder) -> set[str]:
 
 
 def is_recurrent(node: onnx.NodeProto) -> bool:
-    """Whether it is an RNN, GRU or LSTM of ONNX."""
+    """Whether a node is an RNN, GRU or LSTM of the default domain."""
     own = node.op_type in OP_TYPES and node.domain in DEFAULT_DOMAINS
     return own or is_quantized(node)
 
@@ -332,7 +332,7 @@ def _moves(node: onnx.NodeProto) -> bool:
 
 
 def _named_by_training(model: onnx.ModelProto) -> set[str]:
-    """What training_info names of the main graph: the weights that it sets, and what its own graphs read."""
+    """The names of the main graph that training_info uses: weights that it sets, and values that its graphs read."""
     names: set[str] = set()
     for info in model.training_info:
         for entry in (*info.initialization_binding, *info.update_binding):

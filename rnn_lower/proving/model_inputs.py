@@ -17,17 +17,17 @@ SMALL_INTEGERS = 4
 
 
 def required_inputs(model: ir.Model) -> list[ir.Value]:
-    """The inputs without a default."""
+    """The inputs without a default value."""
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
 def overridable_inputs(model: ir.Model) -> list[ir.Value]:
-    """The inputs with a default, for which a caller may give something else: before IR 4 these are constants."""
+    """The inputs whose default value a caller may override; before IR 4, defaults are constants."""
     return [value for value in model.graph.inputs if value.is_initializer() and (model.ir_version or 0) >= 4]
 
 
 def overrides(field: Field, model: ir.Model, rng: np.random.Generator) -> dict[str, Array]:
-    """Values for inputs that have defaults: any floats, and for some of the others small integers."""
+    """Random values for inputs with defaults: floats for all, small integers for a random choice of the others."""
     feeds: dict[str, Array] = {}
     for value in overridable_inputs(model):
         default = np.asarray(value.const_value.numpy())  # type: ignore[union-attr]
@@ -40,7 +40,7 @@ def overrides(field: Field, model: ir.Model, rng: np.random.Generator) -> dict[s
 
 
 def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str, int], int]:
-    """Sizes that are free in the inputs of the original and known in those of the lowered model, by input and axis."""
+    """The sizes that are free in the original's inputs and fixed in the lowered model's, by input and axis."""
     known = {value.name: value.type.tensor_type.shape.dim for value in lowered.graph.input}
     return {
         (str(value.name), axis): dim.dim_value
@@ -51,6 +51,6 @@ def fixed_sizes(original: ir.Model, lowered: onnx.ModelProto) -> dict[tuple[str,
 
 
 def symbol(value: ir.Value, axis: int) -> Symbol:
-    """A size, or what one that is not known goes by: its own name, or the place where it is."""
+    """The size of an axis, its symbolic name, or, if it has neither, its input and axis."""
     dim = None if value.shape is None else plain_dim(value.shape[axis])
     return f"{value.name}/{axis}" if dim is None or dim in NO_NAMES else dim

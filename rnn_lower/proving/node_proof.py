@@ -46,7 +46,7 @@ row has each length, or, for sequences that are not short, each length is in som
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Does `replaced`, in a graph of the lowered model at an opset, compute the used outputs of `node`?
+    """One question: do the values `replaced` of the lowered model equal the used outputs of `node`?
 
     counterparts: the node's inputs by their names in the text, as values of the lowered model, where they are there.
     visible: the names around the emitted nodes.  unread: what emitted nodes compute that nobody reads.
@@ -84,7 +84,7 @@ class Case:
 
 
 def prove_node(task: Task, points: int, seed: int) -> NodeProof:
-    """The verdict about one node. Raises nothing for a lowered graph, whatever it does."""
+    """The verdict about one node; never raises, whatever the lowered graph contains."""
     if is_quantized(task.node):
         reason = "its products are rounded to 8 bits, which exact arithmetic does not model; use --check"
         return NodeProof(task.name, task.node.op_type, task.path, OUT_OF_SCOPE, reason=reason)
@@ -147,13 +147,13 @@ class _Comparison:
         self.left_out: set[str] = set()
 
     def _constant(self, what: str) -> Array | None:
-        """What an input holds when that is known now."""
+        """The constant content of an input, or None."""
         return self._moved[what] if what in self._moved else constant(self._inputs.get(what))
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
     def _size(self, *input_axes: tuple[str, int]) -> int | None:
-        """The first of some axes of inputs whose size is known."""
+        """The first known size among these axes of inputs."""
         for name, axis in input_axes:
             shape = self._shapes.get(name)
             if shape is not None and isinstance(size := shape[axis], int):
@@ -165,7 +165,7 @@ class _Comparison:
         return self._folded.get("seq_length") if size is None else size
 
     def _cases(self) -> Iterator[Case]:
-        """What to compare, small sizes first, with each case once at some point and the last ones at every point."""
+        """The cases to compare, small sizes first; the last ones at every point, the others at one point each."""
         second = 0 if self._node.layout else 1
         states = ("initial_h", "initial_c")
         N = self._size(("X", second), ("sequence_lens", 0), *((name, 1 - self._node.layout) for name in states))
@@ -201,7 +201,7 @@ class _Comparison:
         yield from (Case(*sizes[-1], point=point) for point in remaining_points)
 
     def _inputs_at(self, field: Field, case: Case, folded: bool) -> tuple[dict[str, Any], dict[ir.Value, Array]]:
-        """The images of constants, and random elements for all that is known at run time only.
+        """The inputs at a point: images of constants, and random elements for run-time values.
 
         For the text by its names, and for the graph by value.
         """
@@ -235,7 +235,7 @@ class _Comparison:
         return text, values
 
     def _image(self, field: Field, name: str, known: Array) -> Array:
-        """The image of a weight, made once for each field."""
+        """The image of a weight, computed once for each field."""
         if name not in self._images:
             self._images[name] = field.embed(known)
         return self._images[name]
@@ -243,7 +243,7 @@ class _Comparison:
     # -- comparing -----------------------------------------------------------------------------------------------------
 
     def difference(self, folded: bool) -> str | None:
-        """Where the two sides part, or None."""
+        """The first difference between the two sides, or None."""
         cases: dict[int, list[Case]] = collections.defaultdict(list)
         for case in self._cases():
             cases[case.point].append(case)
@@ -289,7 +289,7 @@ class _Comparison:
     def _where(
         self, interpreter: EmittedInterpreter, values: Mapping[ir.Value, Array], trace: Sequence[equations.TraceEntry]
     ) -> str:  # fmt: skip
-        """The first thing that the node computes and the graph does not: values are as good as names."""
+        """The first intermediate result of the node that the graph does not compute, found by value."""
         interpreter.recorded = []
         interpreter.run(self._program, values)
         there = np.unique(np.concatenate([np.zeros(1, np.uint64), *(part.ravel() for part in interpreter.recorded)]))
@@ -302,20 +302,20 @@ class _Comparison:
 
 
 def _both_empty(expected: Array, actual: Array) -> bool:
-    """Whether both are, and sizes differ at most where one is 0: a Loop of no trips knows no sizes of its steps."""
+    """Whether both arrays are empty, and their sizes differ only if one is 0, as after a Loop without trips."""
     sizes = zip(expected.shape, actual.shape, strict=False)
     compatible = expected.ndim == actual.ndim and all(a == b or 0 in (a, b) for a, b in sizes)
     return compatible and expected.size == actual.size == 0
 
 
 def _all_in(values: Array, ordered: Array) -> bool:
-    """Whether all values are among others, which are in order; np.isin would put those in order each time."""
+    """Whether all values are in a sorted array; np.isin would sort it at each call."""
     indices = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return bool(np.all(ordered[indices] == values))
 
 
 def _vectors(T: int, N: int | None, all_up_to: int) -> list[tuple[int, ...]]:
-    """Vectors of sequence_lens, lengths below 0 and above T among them."""
+    """The vectors of sequence_lens to compare, also with lengths below 0 and above T."""
     lengths = list(range(-1, T + 2 if T else 1))
     rows = 2 if N is None else N
     if len(lengths) ** rows <= all_up_to:

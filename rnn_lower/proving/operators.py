@@ -27,7 +27,7 @@ from rnn_lower.transforms.evaluate import evaluate_node
 
 
 class OutOfScopeError(Exception):
-    """An operator, or a use of it, of which nothing is known here."""
+    """The proof does not support an operator or one of its uses."""
 
 
 class UndefinedError(OutOfScopeError):
@@ -35,7 +35,7 @@ class UndefinedError(OutOfScopeError):
 
 
 class DivisionByZeroError(OutOfScopeError):
-    """Elements were divided by zero. result: of the shape of the quotient, which is not to be used."""
+    """Elements were divided by zero. result: an unusable array with the shape of the quotient."""
 
     def __init__(self, result: Array) -> None:
         super().__init__("a division by zero")
@@ -43,12 +43,12 @@ class DivisionByZeroError(OutOfScopeError):
 
 
 class WrongError(Exception):
-    """The graph does something that no lowering of the node can do, or cannot run."""
+    """The graph cannot run, or does something that no lowering does."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One node with its operands; None for those that are left out."""
+    """One node with its operands; absent operands are None."""
 
     field: Field
     node: ir.Node
@@ -77,7 +77,7 @@ class Call:
         return default if attribute is None else attribute.value
 
     def parameter(self, name: str, index: int) -> list[int] | None:
-        """Integers that are an attribute at some versions and an input at others."""
+        """Integers that some versions read from an attribute and others from an input."""
         value = self.attribute(name)
         if value is not None:
             return list(value) if isinstance(value, Sequence) else [int(value)]
@@ -89,7 +89,7 @@ class Call:
         return {name: self.attribute(name) for name in self.node.attributes}
 
     def number(self, name: str, default: float) -> Array:
-        """A float attribute, exact."""
+        """The exact image of a float attribute."""
         return self.field.number(float(np.float32(self.attribute(name, default))))
 
     def real(self, index: int) -> Array:
@@ -122,7 +122,7 @@ NO_EFFECT = {"broadcast", "consumed_inputs", "momentum", "ratio", "round_mode", 
 
 
 def check_attributes(call: Call) -> None:
-    """Raise OutOfScopeError where an attribute was not read, which may mean something."""
+    """Raise OutOfScopeError if the equation did not read an attribute that may have an effect."""
     if unread := call.node.attributes.keys() - call.read - NO_EFFECT:
         raise OutOfScopeError(f"{call.node.op_type} with attribute '{min(unread)}'")
 
@@ -141,7 +141,7 @@ def pointwise(call: Call) -> Array:
 
 
 def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Callable[..., Any]) -> Operator:
-    """A function of two operands, which takes any number of them from the left.
+    """A binary operator, applied from the left to any number of operands.
 
     real: over the field; None for a random one.  whole: of integers and truth values.
     """
@@ -158,7 +158,7 @@ def _elementwise(real: Callable[[Field, Array, Array], Array] | None, whole: Cal
 
 
 def _check_broadcast(call: Call) -> None:
-    """Raise WrongError for shapes that this opset does not broadcast, at least not in this way."""
+    """Raise WrongError for shapes that this opset does not broadcast."""
     if call.opset >= (MAX_BROADCASTS if call.node.op_type in OF_ANY_NUMBER else BROADCASTS_BY_RULE):
         return
     shapes = [array.shape for array in call.operands]
@@ -170,7 +170,7 @@ def _check_broadcast(call: Call) -> None:
 
 
 def _unary(real: Callable[[Field, Array], Array], whole: Callable[..., Any]) -> Operator:
-    """A function of one operand: a field element, or an integer or truth value."""
+    """A unary operator on field elements, or on integers and booleans."""
     return lambda call: real(call.field, call[0]) if call[0].dtype == np.uint64 else np.asarray(whole(call[0]))
 
 
@@ -278,7 +278,7 @@ def _where(call: Call) -> Array:
 
 
 def between(field: Field, condition: Array, a: Array, b: Array) -> Array:
-    """a, b, or what lies between them, by a condition of 1, 0 or an element that is neither."""
+    """a if the condition is 1, b if it is 0, and a weighted mean for any other element."""
     return field.add(field.multiply(condition, a), field.multiply(_not(field, condition), b))
 
 
@@ -291,7 +291,7 @@ def bounds_of(call: Call) -> list[Array | None]:
 
 
 def _clip(call: Call) -> Array:
-    """With two bounds it is a random function of all three: max(x, low) and min(x, high) exchange where low > high."""
+    """The clipped elements; a random function of x and two bounds, because the order matters if low > high."""
     x, (low, high) = call[0], bounds_of(call)
     if x.dtype == np.int64:
         return np.asarray(np.clip(x, low, high))
@@ -305,7 +305,7 @@ def _clip(call: Call) -> Array:
 
 
 def _matmul(field: Field, a: Array, b: Array) -> Array:
-    """MatMul of any ranks."""
+    """A MatMul of any ranks."""
     rows, columns = a.ndim == 1, b.ndim == 1
     a, b = a[None] if rows else a, b[:, None] if columns else b
     if a.shape[-1] != b.shape[-2]:
@@ -456,7 +456,7 @@ def _pad(call: Call) -> Array:
 
 
 def _gather(call: Call) -> Array:
-    """Rows at integers; where these are computed from floats, a random function of the table and the index."""
+    """Rows of a table; a random function of table and index if the index is computed from floats."""
     table, indices, axis = call[0], call[1], call.attribute("axis", 0)
     if indices.dtype == np.int64:
         return np.asarray(np.take(table, indices, axis))
@@ -483,7 +483,7 @@ def _dropout(call: Call) -> Array:
 
 
 def _moved(call: Call) -> list[Array]:
-    """By onnx's evaluator, which moves elements of any type."""
+    """Results of operators that only move elements, by onnx's evaluator."""
     if len(call.inputs) > 1 and call[1].dtype == np.uint64:
         raise OutOfScopeError(f"{call.node.op_type} with sizes or indices that are computed from floats")
     if call.attribute("reduction", "none") != "none":
@@ -498,7 +498,7 @@ def _moved(call: Call) -> list[Array]:
 
 
 def known(field: Field, numbers: Any) -> Array:
-    """Numbers of a tensor as what computing goes on with."""
+    """The numbers of a tensor as field elements, integers or booleans."""
     array = np.asarray(numbers)
     if array.dtype == np.bool_:
         return array

@@ -21,7 +21,7 @@ MOST_FOLDED = 1 << 20
 
 
 class Program(Graph):
-    """The nodes that some values of a graph are computed by, in order, up to the inputs of the replaced node.
+    """The nodes that compute some values of a graph, in order, from the inputs of the replaced node.
 
     wanted: the values that take the place of the node's outputs.  unread: others, computed for what may be wrong in
     them.  inputs: the values that the replaced node reads and that are known at run time only, with their element type.
@@ -110,7 +110,7 @@ class Program(Graph):
             self._check(node, inside)
 
     def _check_constants(self) -> None:
-        """Raise WrongError where floats make NaN or an infinity of finite constants: no field element is either."""
+        """Raise WrongError if finite constants produce NaN or an infinity, which no field element represents."""
         known: dict[ir.Value | None, np.ndarray | None] = {}
         for node in self.all_nodes:
             if node.op_type not in ARITHMETIC or not all(value in known or _is_small(value) for value in node.inputs):
@@ -139,7 +139,7 @@ def _is_small(value: ir.Value | None) -> bool:
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, its bodies included, of what lies outside of it."""
+    """The outer values that a node and its bodies read."""
     yield from (value for value in node.inputs if value is not None)
     for _, body in subgraphs(node):
         inside = {*body.inputs, *body.initializers.values(), *(out for inner in body for out in inner.outputs)}

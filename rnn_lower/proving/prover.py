@@ -49,7 +49,7 @@ Graph = ir.Graph | ir.Function
 
 
 def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: float = math.inf) -> Proof:
-    """See `rnn_lower.prove`. seconds: after so many what is not proved is out of scope."""
+    """The proof for two models; see `rnn_lower.prove`. seconds: after this time, the rest is out of scope."""
     deadline = time.thread_time() + seconds
     check_numbers(points=points, seed=seed)
     (source, path), (after, _) = map(files.open_model, (original, lowered))
@@ -74,7 +74,7 @@ def prove_models(original: Any, lowered: Any, points: int, seed: int, seconds: f
 
 
 def _prove_nodes(before: Document, after: Document, points: int, seed: int, deadline: float) -> Proof:
-    """A proof of each node that was replaced, everything else being the same field by field."""
+    """The proof of each replaced node, and of everything else field by field."""
     changed = model_diff.only_recurrent_nodes_changed((before.proto, before.folder), (after.proto, after.folder))
     before = _with_inputs_of(after, before)
     proofs, tasks, graphs = _tasks(before, after, deadline)
@@ -84,7 +84,7 @@ def _prove_nodes(before: Document, after: Document, points: int, seed: int, dead
 
 
 def changes(original: Any, lowered: Any) -> list[str]:
-    """What differs between two models beyond their recurrent nodes and loops."""
+    """The differences between two models apart from their recurrent nodes and loops."""
     (source, path), (after, _) = map(files.open_model, (original, lowered))
     with _named(path):
         before, after = _comparable(source, after)
@@ -97,12 +97,12 @@ def changes(original: Any, lowered: Any) -> list[str]:
 
 
 def _is_legalized(document: Document) -> bool:
-    """Whether nodes that are no recurrent ones were replaced."""
+    """Whether lowering also replaced nodes that are not recurrent."""
     return any(LEGALIZED in node.metadata_props for node, _ in nodes(document.model))
 
 
 def _folded(original: Document, lowered: Document) -> Document:
-    """The original as lowering folds its constants, with the sizes and at the opset of the lowered model."""
+    """The original with folded constants, at the sizes and the opset of the lowered model."""
     options = Options(fold=True, dims=_sizes_of(lowered, original))
     with unlogged():  # lowering has logged it already
         return _at_opset_of(lowered, prepared(original.copied(), options)[0])
@@ -110,7 +110,7 @@ def _folded(original: Document, lowered: Document) -> Document:
 
 @contextlib.contextmanager
 def _named(path: str | None) -> Iterator[None]:
-    """Name the file of the original in what is raised."""
+    """Prefix errors with the file name of the original."""
     try:
         yield
     except RnnLowerError as error:
@@ -118,7 +118,7 @@ def _named(path: str | None) -> Iterator[None]:
 
 
 def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
-    """The original at the opset and with the sizes of the lowered model, and this without calls that lowering made."""
+    """Both models at the opset and sizes of the lowered one, with emitted function calls inlined."""
     for document in (before, after):
         document.check_data()
     read_nodes(before.model, before.shape_info)  # only to refuse what is no valid node
@@ -130,13 +130,13 @@ def _comparable(before: Document, after: Document) -> tuple[Document, Document]:
 
 
 def _sizes_of(lowered: Document, original: Document) -> Dims | None:
-    """The sizes of the original's inputs that are fixed in the lowered model."""
+    """The free sizes of the original's inputs that the lowered model fixes."""
     fixed = fixed_sizes(original.model, lowered.proto)
     return {axis_name(name, axis): size for (name, axis), size in fixed.items()} or None
 
 
 def _at_opset_of(lowered: Document, original: Document) -> Document:
-    """The original at another opset: what conversion makes of the other nodes is no change."""
+    """The original at the opset of the lowered model, so that conversion does not count as a change."""
     opset = opset_of(lowered.proto)
     return original if opset in (None, opset_of(original.proto)) else converted(original, opset)
 
@@ -152,7 +152,7 @@ def differing_nodes(original: Any, lowered: Any, seconds: float = 5.0) -> tuple[
 
 
 def without_unread_weights(lowered: Document, original: Document) -> Document:
-    """The lowered model without the weights that nothing reads and that the original does not have."""
+    """The lowered model without unread weights that the original lacks."""
     graphs = [holder for holder in protobuf.holders(lowered.proto) if isinstance(holder, onnx.GraphProto)]
     read = {name for holder in protobuf.holders(lowered.proto) for node in holder.node for name in node.input}
     read |= {value.name for graph in graphs for value in graph.output}
@@ -166,7 +166,7 @@ def without_unread_weights(lowered: Document, original: Document) -> Document:
 
 
 def _with_inputs_of(lowered: Document, original: Document) -> Document:
-    """The original without the weights among its inputs that conversion to another IR version has made constants."""
+    """The original without the weight inputs that a newer IR version turned into constants."""
     weights = {tensor.name for tensor in original.proto.graph.initializer}
     weights -= {value.name for value in lowered.proto.graph.input}
 
@@ -179,7 +179,7 @@ def _with_inputs_of(lowered: Document, original: Document) -> Document:
 
 
 def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[NodeProof], list[Task], list[Graph]]:
-    """Verdicts about nodes whose outputs nothing computes, tasks for the other replaced ones, and lowered graphs."""
+    """Verdicts for nodes whose outputs are missing, tasks for the other replaced nodes, and their graphs."""
     missing, tasks = list[NodeProof](), list[Task]()
     paired = {old.graph: new for old, new in _pairs(before.model, after.model)}
     outputs = {
@@ -206,7 +206,7 @@ def _tasks(before: Document, after: Document, deadline: float) -> tuple[list[Nod
 
 
 def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
-    """Add emitted nodes that nobody reads to the tasks that can compute them; describes the others."""
+    """Assign unread emitted nodes to tasks that can compute them, and describe the others."""
     read = {node for task in tasks for node in _needed(task.replaced, task)[0]}
     for graph in graphs:
         for node in graph:
@@ -222,7 +222,7 @@ def _assign_unread(graphs: Iterable[Graph], tasks: list[Task]) -> Iterator[str]:
 
 
 def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]:
-    """The emitted nodes that compute values from the inputs of a task, and whether they read anything else."""
+    """The emitted nodes that compute these values, and whether they read more than the inputs of the task."""
     nodes, reads_outside, inputs = set[ir.Node](), False, set(task.counterparts.values())
     waiting = list(values)
     while waiting:
@@ -239,7 +239,7 @@ def _needed(values: Iterable[ir.Value], task: Task) -> tuple[set[ir.Node], bool]
 
 
 def _is_unchanged(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
-    """Whether it is still there, as `model_diff` sees it: the same operator with the same outputs, not marked."""
+    """Whether the lowered graph still contains this node, unmarked and with the same outputs."""
     producers = {None if value is None else value.producer() for value in there}
     producer = next(iter(producers))
     if len(producers) > 1 or producer is None or NODE_MARK in producer.metadata_props:
@@ -251,7 +251,7 @@ def _is_unchanged(node: ir.Node, there: Sequence[ir.Value | None]) -> bool:
 def _counterparts(
     node: ir.Node, paired: Mapping[Graph, Scope], names: Mapping[Graph, Mapping[str, ir.Value]]
 ) -> dict[str, ir.Value]:  # fmt: skip
-    """The node's inputs as values of the lowered model, by their names in the text.
+    """The node's inputs as values of the lowered model, by their ONNX parameter names.
 
     A value is the one of its name in the graph that has become of its own graph, whatever bodies call theirs.
     """
@@ -273,7 +273,7 @@ def _by_name(graph: Graph) -> dict[str, ir.Value]:
 
 
 def _pairs(before: ir.Model, after: ir.Model) -> Iterator[tuple[Scope, Scope]]:
-    """Each scope of the original and what it has become; nodes with bodies are known by their outputs."""
+    """Each scope of the original with its counterpart; outputs identify nodes with bodies."""
     new_roots = {_identity(scope.root): scope for scope in roots(after)}
     waiting = [
         (scope, new_roots[_identity(scope.root)]) for scope in roots(before) if _identity(scope.root) in new_roots

@@ -26,7 +26,7 @@ def average(field: Field, x: Array, axes: tuple[int, ...], keepdims: bool) -> Ar
 
 
 def _along(function: Callable[[Field, Array, Array], Array]) -> Reduce:
-    """A reduction by a function of two elements, one after another."""
+    """A reduction that applies a binary function from element to element."""
 
     def reduce(field: Field, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
         rest = [axis for axis in range(x.ndim) if axis not in axes]
@@ -38,7 +38,7 @@ def _along(function: Callable[[Field, Array, Array], Array]) -> Reduce:
 
 
 def _larger(field: Field, a: Array, b: Array) -> Array:
-    """The larger one; what stands for minus infinity is none."""
+    """The larger element; the symbol for minus infinity never is."""
     nothing = field.embed(np.float32(-np.inf))
     return np.where(b == nothing, a, np.where(a == nothing, b, scalar_functions.maximum(field, a, b)))
 
@@ -84,7 +84,7 @@ def _reduction(call: Call) -> Array:
 
 
 def _normalized(call: Call, x: Array, axes: tuple[int, ...], centred: bool = True) -> Array:
-    """x of mean 0 and variance 1 along axes."""
+    """x normalized to mean 0 and variance 1 along axes."""
     field = call.field
     if centred:
         x = field.subtract(x, average(field, x, axes, True))
@@ -121,7 +121,7 @@ def _batch_norm(call: Call) -> Array:
 
 
 def _group_norm(call: Call) -> Array:
-    """In groups of channels; InstanceNormalization has one for each."""
+    """Normalization in groups of channels; InstanceNormalization has one group per channel."""
     x = call.real(0)
     groups = call.attribute("num_groups", x.shape[1])
     if call[1].shape != (x.shape[1],):
@@ -154,7 +154,7 @@ def _lp_norm(call: Call) -> Array:
 
 
 def _arg(call: Call) -> Array:
-    """The index of the largest element; of floats a random function of all of them."""
+    """The index of the largest element, or a random function of all elements for floats."""
     x, axis = call[0], call.attribute("axis", 0)
     if call.attribute("select_last_index", 0):
         raise OutOfScopeError(f"{call.node.op_type} with select_last_index")
@@ -166,7 +166,7 @@ def _arg(call: Call) -> Array:
 
 
 def _top(call: Call) -> list[Array]:
-    """Random functions of all the elements and of the place, for each order."""
+    """Random functions of all elements and of the rank, for each sort order."""
     if call[0].dtype != np.uint64:
         raise OutOfScopeError("TopK of integers")
     axis = call.attribute("axis", -1) % call[0].ndim

@@ -24,7 +24,7 @@ class OutputReport:
 
     @property
     def difference(self) -> str:
-        """The largest difference, beside the size of what was expected."""
+        """The largest difference, with the magnitude of the expected values."""
         return f"{self.max_abs_error:.2g} of outputs up to {self.max_abs_value:.2g}"
 
     def describe(self) -> str:
@@ -75,18 +75,18 @@ class CheckReport:
 
     @property
     def max_abs_error(self) -> float:
-        """The largest absolute difference of any output; inf where shapes, types or non-finite values differ."""
+        """The largest absolute difference of any output; inf if shapes, types or non-finite values differ."""
         return max((output.max_abs_error for output in self.outputs), default=0.0)
 
     kind: ClassVar[str] = "check"
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What stands first in JSON, beside the fields."""
+        """The entries that precede the dataclass fields in the JSON output."""
         return {"max_abs_error": self.max_abs_error}
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """What to read before the verdict: every difference; with verbose every output and how the nodes ran."""
+        """The lines before the verdict: all differences; if verbose, also each output and how the nodes ran."""
         lines = (
             [f"the original ran on {self.judge}, the lowered model on {self.runner}, {self.runs} run(s)"]
             if verbose
@@ -186,17 +186,17 @@ class Proof:
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """Which nodes are other functions, and where the values part."""
+        """The nodes that compute another function, and where the values first differ."""
         return tuple(f"{node.name}: {node.reason}" for node in self.nodes if node.verdict == DIFFERENT)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the models are not proved to be the same, each reason once."""
+        """The reasons why the models are not proved equal, each once."""
         return tuple(dict.fromkeys((*self.changed, *(node.reason for node in self.nodes if not node.ok))))
 
     @property
     def bound(self) -> float:
-        """The chance that a model with some other function in it would have passed."""
+        """The probability that a model with a different function would pass."""
         return min(1.0, sum(node.bound for node in self.nodes))
 
     kind: ClassVar[str] = "prove"
@@ -207,7 +207,7 @@ class Proof:
         return {"bound": self.bound}
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """What to read before the verdict: every node that is not proved; with verbose every node."""
+        """The lines before the verdict: each node that is not proved; if verbose, every node."""
         lines = [node.describe() for node in self.nodes if verbose or not node.ok or node.reason]
         shown = self.changed if verbose else self.changed[:MOST_CHANGES]
         lines += [f"changed beyond the recurrent nodes: {change}" for change in shown]

@@ -19,7 +19,7 @@ ONE = np.ones((), np.uint64)
 
 
 def arithmetic(field: Field) -> Arithmetic:
-    """What the equations of the recurrent operators are computed with over a field."""
+    """The arithmetic of the recurrent equations over a field."""
 
     def clipped(x: Array, limit: float) -> Array:
         high = field.number(limit)
@@ -44,7 +44,7 @@ def minimum(field: Field, a: Array, b: Array) -> Array:
 
 
 def clip(field: Field, x: Array, low: Array, high: Array) -> Array:
-    """For low <= high."""
+    """x clipped to [low, high], for low <= high."""
     above, below = field.relu(field.subtract(x, high)), field.relu(field.subtract(low, x))
     return field.add(field.subtract(x, above), below)
 

@@ -22,7 +22,7 @@ from rnn_lower.transforms.inline import inlined
 
 
 def inlined_document(document: Document) -> Document:
-    """The same without functions."""
+    """The document with all functions inlined."""
     return Document(inlined(document.proto), document.folder) if document.proto.functions else document
 
 
@@ -34,7 +34,7 @@ def limits_of(document: Document) -> set[float]:
 
 
 class ModelInterpreter(Interpreter):
-    """Runs a model over a field.
+    """Evaluates a model over a field.
 
     folded: whether the two halves of a constant B are added in floats, as where they are a constant of a lowered graph.
     limits: of the clips of all nodes, which stay clips where they are large.
@@ -52,7 +52,7 @@ class ModelInterpreter(Interpreter):
         self._graph = Graph(list(graph), graph.outputs, opset_of(document.proto) or 0)
 
     def outputs(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs of the model, in order. feeds: field elements, integers and truth values by input."""
+        """The outputs of the model, in order. feeds: field elements, integers and booleans by input."""
         inputs = {}
         for value in self._document.model.graph.inputs:
             if value.name in feeds:
@@ -70,7 +70,7 @@ class ModelInterpreter(Interpreter):
         return self._recurrent(node) if own else super()._results(node)
 
     def _content(self, value: ir.Value | None, array: Array) -> np.ndarray | None:
-        """The numbers of a value where they are known."""
+        """The numbers of a value, if they are known."""
         return content(value, self._graph.opset)
 
     def _recurrent(self, node: ir.Node) -> list[Array]:

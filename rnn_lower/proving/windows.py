@@ -20,7 +20,7 @@ ZERO = np.zeros((), np.uint64)
 
 
 class SmallInputError(WrongError):
-    """A window that is larger than its input."""
+    """A window is larger than its input."""
 
 
 EVERYTHING = (slice(None), slice(None))
@@ -90,7 +90,7 @@ def _convolved(field: Field, windows: Array, weights: Array, group: int) -> Arra
 
 
 def _conv_transpose(call: Call) -> Array:
-    """A convolution of x with zeros between its elements."""
+    """A transposed convolution: a convolution of x with zeros between its elements."""
     x, weights, group = call.real(0), _weights(call), call.attribute("group", 1)
     count = x.ndim - 2
     strides, dilations, extra = (
@@ -133,7 +133,7 @@ def _global(reduce: Callable[..., Array]) -> Operator:
 
 
 def _resize(call: Call) -> Array:
-    """Each axis is a product with a matrix of its own."""
+    """A Resize, as one matrix product per axis."""
     x, sizes, scales = call.real(0), call.optional(3), call.optional(2)
     attributes = call.all_attributes()  # which count in `_resized_units`
     axes = [axis % x.ndim for axis in attributes.get("axes") or range(x.ndim)]
@@ -159,7 +159,7 @@ def _resize(call: Call) -> Array:
 
 
 def _resized_units(call: Call, size: int, to: Array) -> Array:
-    """What a Resize makes of unit vectors. to: sizes where they are integers, else scales."""
+    """The Resize of unit vectors. to: sizes if integers, else scales."""
     inputs = ["x", "", "to"] if to.dtype == np.float32 else ["x", "", "", "to"]
     node = helper.make_node("Resize", inputs, ["y"])
     attributes = (each for key, each in call.node.attributes.items() if key not in ("axes", "extrapolation_value"))
